@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -66,11 +67,7 @@ def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> T
     return settled(load_task(entrypoint, json.loads(config), training), seed)
 
 
-@cache
-def model_costs(
-    entrypoint: str, config: str, seed: int, training: TrainingFacts, micro_batch_size: int
-) -> tuple[float, ...]:
-    return layer_costs(model(entrypoint, config, seed, training), micro_batch_size)
+_COSTS: dict[tuple[object, str], tuple[float, ...]] = {}  # by what makes a task, since to count them takes processes
 
 
 class Killed(Exception):
@@ -247,14 +244,12 @@ class Job:
         self.manifest, spec = manifest, parse_manifest(manifest)
         self.spec = replace(spec, worker=replace(spec.worker, devices=per_worker or spec.worker.devices))
         task, seed = self.spec.task, self.spec.training.seed
-        self._model: tuple[str, str, int, TrainingFacts] | None = None
         training = shown_to_build(self.spec.training)
         if task.entrypoint.startswith("bamboo_trainer.models."):
             told = ALONE if task.entrypoint in NOT_TOLD else training
-            self._model = (task.entrypoint, json.dumps(task.config), seed, told)
-        self.task = (
-            model(*self._model) if self._model else settled(load_task(task.entrypoint, task.config, training), seed)
-        )
+            self.task = model(task.entrypoint, json.dumps(task.config), seed, told)
+        else:
+            self.task = settled(load_task(task.entrypoint, task.config, training), seed)
         self.faults, self.decide, self.capacity = list(faults), decide, capacity
         self.now, self.turns = 0.0, 0
         self.network = MemoryNetwork()
@@ -361,8 +356,14 @@ class Job:
             self.kill(node.name)
 
     def _costs(self) -> tuple[float, ...]:
-        size = self.spec.training.micro_batch_size
-        return model_costs(*self._model, size) if self._model else layer_costs(self.task, size)
+        task, training = self.spec.task, self.spec.training
+        key = (
+            resolve_name(task.entrypoint),
+            json.dumps([task.config, shown_to_build(training), training.micro_batch_size], default=str),
+        )
+        if key not in _COSTS:
+            _COSTS[key] = layer_costs(self.task, training.micro_batch_size)
+        return _COSTS[key]
 
     def _coordinate(self, event: Any) -> None:
         self.state, commands = coordinator.step(self.state, event, self.now)
