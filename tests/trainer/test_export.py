@@ -45,7 +45,7 @@ class Mixed(nn.Linear):
 LAYERS = (lambda: nn.Linear(2, 3), Mixed, nn.Tanh, Mixed, lambda: nn.Linear(3, 2))
 
 
-PLAIN = [form for form in ExportForm if form is not ExportForm.HUGGINGFACE]  # its own tests are in test_huggingface.py
+PLAIN = [form for form in ExportForm if not form.of_model]  # the others are in test_published.py and test_peft_files.py
 
 
 TASK = small_task(layers=LAYERS, optimizer=lambda named: torch.optim.AdamW(named), tied=(("1.weight", "3.weight"),))

@@ -23,7 +23,6 @@ from manifest_kit import TEXT, bamboojob, training
 from stage_kit import CONFIG, SPLITS, chain, one_step, small_task, state_of
 from training_job import Fault, Job, check_same_bits, run_each
 
-EXAMPLES = ROOT / "examples"
 PATTERNS = ("*qkv", "projection", "head")
 
 
@@ -106,11 +105,10 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
     check_same_bits(*run_each(manifest, (1, 1), *lost))
 
 
-def test_the_example_trains_adapters_of_a_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_trains_adapters_of_a_transformers_model() -> None:
     """As plain PyTorch does, and with a worker lost on the way; nothing but adapters changes."""
     pytest.importorskip("transformers")
-    monkeypatch.syspath_prepend(EXAMPLES)
-    document = load_document(str(EXAMPLES / "lora.yaml"))
+    document = load_document(str(ROOT / "examples" / "lora.yaml"))
     document["spec"]["training"] |= {"steps": 2, "evaluation": {"everySteps": 2, "batches": 1}}
     config = document["spec"]["task"]["config"]
     calm = Job(document).run()
@@ -118,7 +116,11 @@ def test_the_example_trains_adapters_of_a_transformers_model(monkeypatch: pytest
     assert calm.finish.reason == "Complete", calm.finish
     fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
     assert Job(document, (fault,)).run().digests == calm.digests
-    task = load_task("lora:build", config, TrainingFacts(steps=2, global_batch_size=16, micro_batch_size=4))
+    task = load_task(
+        "bamboo_trainer.models.huggingface:build",
+        config,
+        TrainingFacts(steps=2, global_batch_size=16, micro_batch_size=4),
+    )
     plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=4)
     (first, _), (losses, after) = reference.train(task, plain, 0), reference.train(task, plain, 2)
     assert not first
@@ -128,8 +130,8 @@ def test_the_example_trains_adapters_of_a_transformers_model(monkeypatch: pytest
     assert changed
     assert all("_proj.lora_" in name for name in changed)
     assert calm.state.progress.evaluations[2]["accuracy"] is not None
-    with pytest.raises(TaskError, match="lora: unknown key 'size', expected some of rank, alpha"):
-        load_task("lora:build", {**config, "lora": {"size": 2}})
+    with pytest.raises(TaskError, match="lora: unknown key 'size', expected some of adapter, rank"):
+        load_task("bamboo_trainer.models.huggingface:build", {**config, "lora": {"size": 2}})
 
 
 @pytest.mark.parametrize("targets", [("*qkv",), ("*",)])

@@ -3,21 +3,27 @@
     def build(config):
         return with_lora(huggingface.build(config), rank=8, targets=("*q_proj", "*v_proj"))
 
-All else is frozen, so gradients, the optimizer's state and replicas of it are those of the adapters alone.
+All else is frozen, so gradients, the optimizer's state and replicas of it are those of the adapters alone. `with_peft`
+begins with adapters that PEFT has saved, and `bamboo export --format peft` writes its files.
 """
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bamboo_trainer.models.parts.peft_files import PeftAdapter
+from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.inspection.no_values import values_wanted
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +67,84 @@ def with_lora(
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     scale = 1.0 if alpha is None else alpha / rank
-    wanted = tuple(targets)
-    _check_targets(task, wanted)
-    adapted = partial(_adapted, rank=rank, scale=scale, dropout=dropout, targets=wanted, trained=tuple(trained))
-    layers = tuple(partial(adapted, factory) for factory in task.layers)
-    return replace(task, layers=layers, tied=_renamed(task, wanted))
+    chosen = Fitting(rank=rank, scale=scale, dropout=dropout, targets=tuple(targets), trained=tuple(trained))
+    return with_adapters(task, chosen)
+
+
+def with_peft(task: Task, folder: str | Path, *, dropout: float | None = None, trained: Collection[str] = ()) -> Task:
+    """The task, of a module that was split, with the adapters that PEFT has saved in the folder; all else is frozen but
+    what PEFT has saved as a whole (`modules_to_save`). dropout: None: as the folder says. trained: as for `with_lora`.
+    Raises ValueError.
+    """
+    return with_adapters(task, PeftAdapter.read(Path(folder), dropout, trained))
+
+
+class Adapters(Protocol):
+    """Which linear layers get an adapter, by their names in their layers, and what else is trained."""
+
+    @property
+    def dropout(self) -> float:
+        """Of the adapters' inputs."""
+        ...
+
+    def at(self, name: str) -> tuple[int, float] | None:
+        """The rank and the scale of the adapter of that linear layer; None if it has none."""
+        ...
+
+    def trains(self, name: str) -> bool:
+        """Is that parameter of a layer trained as it is?"""
+        ...
+
+    def value(self, name: str) -> Tensor | None:
+        """The first value of that parameter of a layer; None: the one that it has anyway."""
+        ...
+
+    def check(self, linears: Collection[str] | None) -> None:
+        """Raises ValueError if one should be where none of the task's linear layers is. linears: all names of them;
+        None if they cannot be known in advance.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """Equal adapters where a name fits a target. trained: patterns of parameters."""
+
+    rank: int
+    scale: float
+    dropout: float
+    targets: tuple[str, ...]
+    trained: tuple[str, ...]
+
+    def at(self, name: str) -> tuple[int, float] | None:
+        return (self.rank, self.scale) if any(fnmatchcase(name, pattern) for pattern in self.targets) else None
+
+    def trains(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.trained)
+
+    def value(self, name: str) -> Tensor | None:
+        return None
+
+    def check(self, linears: Collection[str] | None) -> None:
+        if linears is None or any(map(self.at, linears)):
+            return
+        there = ", ".join(map(repr, list(linears)[:8])) or "none"
+        raise ValueError(f"lora: no nn.Linear fits the targets {list(self.targets)}; there are {there}")
+
+
+def with_adapters(task: Task, adapters: Adapters) -> Task:
+    """The task with these adapters, and all else frozen. Raises ValueError if one is where no nn.Linear is."""
+    linears = [_Linears.of(factory) for factory in task.layers]
+    names = tuple(dict.fromkeys(name for one in linears for name in one.names))
+    adapters.check(names if all(one.known for one in linears) else None)
+    again = [_again(index, linears) for index in range(len(linears))]
+    layers = tuple(
+        partial(_adapted, factory, adapters, skipped) for factory, skipped in zip(task.layers, again, strict=True)
+    )
+    adapted = [
+        {name for name in one.names if adapters.at(name)} - skipped for one, skipped in zip(linears, again, strict=True)
+    ]
+    return replace(task, layers=layers, tied=_renamed(task, adapted))
 
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -86,58 +165,82 @@ def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _adapted(
-    factory: Callable[[], nn.Module],
-    *,
-    rank: int,
-    scale: float,
-    dropout: float,
-    targets: tuple[str, ...],
-    trained: tuple[str, ...],
-) -> nn.Module:
+def _adapted(factory: Callable[[], nn.Module], adapters: Adapters, skipped: Collection[str]) -> nn.Module:
     """A layer of the factory's, with adapters. Its first values are those that it has without them."""
     layer = factory()
     for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trained))
-    for name, linear in list(_linears(layer, targets)):
-        adapter = LoraLinear(linear, rank, scale, dropout)
-        if not name:
-            return adapter
-        parent, _, last = name.rpartition(".")
-        setattr(layer.get_submodule(parent), last, adapter)
+        parameter.requires_grad_(adapters.trains(name))
+    for name, linear in list(_linears(layer)):
+        if name not in skipped and (found := adapters.at(name)):
+            layer = _put(layer, name, LoraLinear(linear, *found, adapters.dropout))
+    if values_wanted():
+        for name, parameter in layer.named_parameters():
+            value = adapters.value(name) if parameter.requires_grad else None
+            if value is None:
+                continue
+            if value.shape != parameter.shape:
+                raise ValueError(f"adapter: {name} is {list(value.shape)} there, expected {list(parameter.shape)}")
+            parameter.data.copy_(value)
     return layer
 
 
-def _linears(layer: nn.Module, targets: Collection[str]) -> Iterator[tuple[str, nn.Linear]]:
+def _put(layer: nn.Module, name: str, adapter: LoraLinear) -> nn.Module:
+    """The layer with the adapter at that name; "" is the layer itself."""
+    if not name:
+        return adapter
+    parent, _, last = name.rpartition(".")
+    setattr(layer.get_submodule(parent), last, adapter)
+    return layer
+
+
+def _linears(layer: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """The linear layers whose weight is the layer's own. A layer of a split module has the others' modules, too, as
     mere shells.
     """
     own = dict(layer.named_parameters(remove_duplicate=False))
     for name, module in layer.named_modules():
-        if (
-            f"{name}.weight".lstrip(".") in own
-            and isinstance(module, nn.Linear)
-            and any(fnmatchcase(name, pattern) for pattern in targets)
-        ):
+        if f"{name}.weight".lstrip(".") in own and isinstance(module, nn.Linear):
             yield name, module
 
 
-def _renamed(task: Task, targets: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The task's tied parameters by their names with adapters: a head's weight is its adapter's base's."""
-    linears: dict[int, set[str]] = {}
+def _renamed(task: Task, adapted: Sequence[Collection[str]]) -> tuple[tuple[str, ...], ...]:
+    """The task's tied parameters by their names with adapters: a head's weight is its adapter's base's. adapted: names
+    of linear layers, by layer.
+    """
 
     def renamed(tied: str) -> str:
         index, _, name = tied.partition(".")
         at, _, last = name.rpartition(".")
         if not index.isdecimal() or int(index) >= len(task.layers):
             return tied  # refused where ties are checked
-        if int(index) not in linears:
-            layer = _without_values(task.layers[int(index)])
-            linears[int(index)] = {name for name, _ in _linears(layer, targets)} if layer else set()
         adapter = f"{at}." if at else ""
-        return f"{index}.{adapter}{_BASE}{last}" if at in linears[int(index)] else tied
+        return f"{index}.{adapter}{_BASE}{last}" if at in adapted[int(index)] else tied
 
     return tuple(tuple(map(renamed, group)) for group in task.tied)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Linears:
+    """The names of a layer's linear layers. known: can it be made without values? split: is it of a split module?"""
+
+    names: tuple[str, ...] = ()
+    known: bool = True
+    split: bool = False
+
+    @classmethod
+    def of(cls, factory: Callable[[], nn.Module]) -> "_Linears":
+        layer = _without_values(factory)
+        if layer is None:
+            return cls(known=False)
+        return cls(names=tuple(name for name, _ in _linears(layer)), split=isinstance(layer, SplitLayer))
+
+
+def _again(index: int, linears: Sequence[_Linears]) -> set[str]:
+    """The linear layers of a split module that come again in a later layer: a head whose weight is the embedding's is
+    in the embedding's layer, too, and runs in the last one.
+    """
+    later = {name for one in linears[index + 1 :] for name in one.names}
+    return {name for name in linears[index].names if linears[index].split and name in later}
 
 
 def _without_values(factory: Callable[[], nn.Module]) -> nn.Module | None:
@@ -148,19 +251,3 @@ def _without_values(factory: Callable[[], nn.Module]) -> nn.Module | None:
     except Exception as error:  # whatever a factory raises that needs values
         logger.info("lora: a layer's names are not looked at in advance: %s", error)
         return None
-
-
-def _check_targets(task: Task, targets: tuple[str, ...]) -> None:
-    """Raises ValueError if no layer has an nn.Linear that fits the targets. It looks at layers without values; if a
-    factory cannot make one that way, nothing is checked.
-    """
-    names = []
-    for factory in task.layers:
-        layer = _without_values(factory)
-        if layer is None:
-            return
-        if any(True for _ in _linears(layer, targets)):
-            return
-        names += [name for name, _ in _linears(layer, ("*",))]
-    there = ", ".join(map(repr, dict.fromkeys(names[:8]))) or "none"
-    raise ValueError(f"lora: no nn.Linear fits the targets {list(targets)}; there are {there}")

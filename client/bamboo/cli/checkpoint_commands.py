@@ -43,6 +43,7 @@ class ExportFormat(StrEnum):
     TORCH = "torch"
     DCP = "dcp"
     HUGGINGFACE = "huggingface"
+    PEFT = "peft"
 
 
 Url = Annotated[
@@ -160,7 +161,7 @@ def export(
             "--output",
             "-o",
             metavar="PATH",
-            help="File to write; a folder for dcp and huggingface.",
+            help="File to write; a folder for dcp, huggingface and peft.",
             show_default=False,
         ),
     ],
@@ -169,7 +170,8 @@ def export(
         typer.Option(
             "--format",
             help="safetensors: one file for any of its readers; torch: one file for torch.load; dcp: a folder for"
-            " torch.distributed.checkpoint; huggingface: a folder for transformers.",
+            " torch.distributed.checkpoint; huggingface: a folder for transformers; peft: its adapters alone, a"
+            " folder for PEFT.",
         ),
     ] = ExportFormat.SAFETENSORS,
     step: Annotated[
@@ -178,12 +180,16 @@ def export(
     job: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="For huggingface: the job's manifest, which names the model.", show_default=False
+            metavar="FILE",
+            help="For huggingface and peft: the job's manifest, which names the model.",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="For huggingface: where the model's folder is here.", show_default=False),
+        typer.Option(
+            metavar="FOLDER", help="For huggingface and peft: where the model's folder is here.", show_default=False
+        ),
     ] = None,
     ema: Annotated[bool, typer.Option("--ema", help="The averages of the weights, which training.ema keeps.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
@@ -195,13 +201,14 @@ def export(
     the disk space meanwhile.
 
     With --format huggingface it is the folder that transformers' from_pretrained loads, of a model that
-    bamboo_trainer.models.huggingface has trained.
+    bamboo_trainer.models.huggingface has trained; adapters are merged into it. With --format peft it is that of
+    PeftModel.from_pretrained, the adapters alone.
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """
     from bamboo.local.trainer_calls.trainer_process import run_trainer
 
-    folder = form in (ExportFormat.DCP, ExportFormat.HUGGINGFACE)
+    folder = form in (ExportFormat.DCP, ExportFormat.HUGGINGFACE, ExportFormat.PEFT)
     check_is_path("--output", output, "a folder" if folder else "a file")
     arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
     arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
-        config = task_config(given.job, given.model) if given.format is ExportForm.HUGGINGFACE else None
+        config = task_config(given.job, given.model) if given.format.of_model else None
         source, passed = open_source(given.url, given.step, averaged=given.ema)
         for note in passed:
             complain(note)

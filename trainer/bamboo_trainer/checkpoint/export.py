@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +24,13 @@ from torch import Tensor
 from bamboo_core.complaints import system_reason
 from bamboo_core.storage.durable import sync
 from bamboo_core.text import size as bytes_in_words
-from bamboo_trainer.checkpoint import published
+from bamboo_trainer.checkpoint import adapters, published
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import header_bytes
 from bamboo_trainer.checkpoint.sources import DTYPES, StateSource
 from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
 from bamboo_trainer.frames.tensors import byte_view
+from bamboo_trainer.models.parts import peft_files
 
 Progress = Callable[[int, int], None]  # files that are done, of so many
 _ALIGNMENT: Final = 64
@@ -36,22 +38,28 @@ _ALIGNMENT: Final = 64
 
 class ExportForm(StrEnum):
     """safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint.
-    huggingface: a folder for transformers' `from_pretrained`.
+    huggingface: a folder for transformers' `from_pretrained`. peft: the adapters alone, a folder for PEFT's.
     """
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"
     DCP = "dcp"
     HUGGINGFACE = "huggingface"
+    PEFT = "peft"
 
     @property
     def folder(self) -> bool:
-        return self in (ExportForm.DCP, ExportForm.HUGGINGFACE)
+        return self in (ExportForm.DCP, ExportForm.HUGGINGFACE, ExportForm.PEFT)
+
+    @property
+    def of_model(self) -> bool:
+        """Does it need to be known what the model is?"""
+        return self in (ExportForm.HUGGINGFACE, ExportForm.PEFT)
 
     @property
     def streamed(self) -> bool:
         """Is the file with the tensors written as it stays?"""
-        return self in (ExportForm.SAFETENSORS, ExportForm.HUGGINGFACE)
+        return self is ExportForm.SAFETENSORS or self.of_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,32 +80,63 @@ def export(
 ) -> Exported:
     """Raises StorageError, ExportError; then there is no output, or still the one before.
 
-    force: replace what is there. task_config: the job's, for the format huggingface.
+    force: replace what is there. task_config: the job's, for a form that needs the model.
     """
     _check_output(output, form, force)
-    entries = source.entries()
-    if form is ExportForm.HUGGINGFACE:
-        entries = published.published_entries(entries)
+    of_model = _OfModel.read(source, form, task_config or {}) if form.of_model else None
+    if of_model:
+        source, entries = of_model.source, of_model.entries
+    else:
+        entries = source.entries()
     layout = _Layout.of(entries, form)
     _check_space(output, layout.size * (1 if form.streamed else 2))
     try:
-        with _partial(output) as partial:
+        with _partial(output) as unfinished:
             if form is ExportForm.SAFETENSORS:
-                _write(source, layout, partial, progress)
-            elif form is ExportForm.HUGGINGFACE:
-                partial.mkdir()
-                published.describe(task_config or {}, partial)
-                _write(source, layout, partial / published.WEIGHTS, progress)
-                sync(partial / published.WEIGHTS)
+                _write(source, layout, unfinished, progress)
+            elif of_model:
+                unfinished.mkdir()
+                of_model.describe(unfinished)
+                _write(source, layout, unfinished / of_model.file, progress)
+                sync(unfinished / of_model.file)
             else:
                 with _partial(output) as raw:
                     _write(source, layout, raw, progress)
-                    _save_mapped(layout, raw, form, partial)
-            sync(partial)
-            _publish(partial, output, force)
+                    _save_mapped(layout, raw, form, unfinished)
+            sync(unfinished)
+            _publish(unfinished, output, force)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
     return Exported(step=source.step, tensors=len(entries), bytes=layout.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfModel:
+    """A folder for `from_pretrained`. file: with the tensors, the entries of the source; describe: writes the others
+    into a folder.
+    """
+
+    source: StateSource
+    entries: Sequence[StateEntry]
+    file: str
+    describe: Callable[[Path], None]
+
+    @classmethod
+    def read(cls, source: StateSource, form: ExportForm, task_config: Mapping[str, Any]) -> "_OfModel":
+        """Raises ExportError."""
+        model = published.ModelToExport.read(task_config)
+        if form is ExportForm.HUGGINGFACE:
+            merged = adapters.MergedSource(source)
+            entries = published.published_entries(merged.entries())
+            return cls(source=merged, entries=entries, file=published.WEIGHTS, describe=model.describe)
+        known = published.inner_entries(source.entries())
+        trained = model.trained(known)
+        return cls(
+            source=source,
+            entries=adapters.peft_entries(known, trained),
+            file=peft_files.WEIGHTS,
+            describe=partial(adapters.describe, source, known, trained, model.adapter_facts),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,32 @@
-"""`bamboo export --format huggingface`: the folder that transformers' `from_pretrained` loads.
+"""Exports in the forms of Hugging Face: the folder that transformers' `from_pretrained` loads, and that of PEFT's.
 
-config.json, model.safetensors, and what goes with the model (its tokenizer, settings for generation), which is copied.
+The first has config.json, model.safetensors, and what goes with the model (its tokenizer, settings for generation),
+which is copied; the second adapters alone.
 """
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.state_dict import StateEntry
-from bamboo_trainer.models.huggingface import AUTO, objective_of, published_config, read_settings, transformers
+from bamboo_trainer.models.huggingface import (
+    AUTO,
+    HuggingFaceSettings,
+    Objective,
+    lora_settings,
+    objective_of,
+    published_config,
+    read_settings,
+    trained_beside,
+    transformers,
+)
+from bamboo_trainer.models.parts.peft_files import MODULE, PeftAdapter
 
 WEIGHTS: Final = "model.safetensors"
-MODULE: Final = "module."  # before the model's own names in a split layer
 COMPANIONS: Final = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes"),
@@ -24,22 +36,27 @@ GENERATION: Final = "generation_config.json"
 TEMPLATES: Final = "additional_chat_templates"  # a folder
 
 
-def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Under the model's own names. Of a tensor with several names only the first one: transformers ties the others.
-
-    Raises ExportError.
-    """
-    found: dict[tuple[int, str], StateEntry] = {}
-    names: set[str] = set()
+def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
+    """Under the model's own names. Raises ExportError for a model that was not split."""
+    found = []
     for entry in entries:
         _, _, inner = entry.name.removeprefix("layers.").partition(".")
         name = inner.removeprefix(MODULE)
         if not entry.name.startswith("layers.") or name == inner:
             raise ExportError(f"{entry.name} is no tensor of a model that bamboo_trainer.models.huggingface has split")
+        found.append(replace(entry, name=name))
+    return tuple(found)
+
+
+def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
+    """Of a tensor with several names only the first one: transformers ties the others. Raises ExportError."""
+    found: dict[tuple[int, str], StateEntry] = {}
+    names: set[str] = set()
+    for entry in inner_entries(entries):
         place = entry.layer, entry.tensor
-        if place not in found and name not in names:
-            found[place] = replace(entry, name=name)
-            names.add(name)
+        if place not in found and entry.name not in names:
+            found[place] = entry
+            names.add(entry.name)
     return tuple(found.values())
 
 
@@ -48,7 +65,7 @@ def task_config(job: Path | None, model: Path | None) -> Mapping[str, Any]:
     from bamboo_core.job.manifest import load_manifest
 
     if job is None and model is None:
-        raise ExportError("the format huggingface needs --job, the job's manifest, or --model, the model's folder")
+        raise ExportError("this format needs --job, the job's manifest, or --model, the model's folder")
     try:
         config = dict(load_manifest(job).task.config) if job else {}
     except ValueError as error:
@@ -58,23 +75,51 @@ def task_config(job: Path | None, model: Path | None) -> Mapping[str, Any]:
     return config
 
 
-def describe(config: Mapping[str, Any], folder: Path) -> None:
-    """Everything of the folder but the weights. config: the job's task.config. Raises ExportError."""
-    try:
-        settings = read_settings(config)
-        published = published_config(settings)
-        objective = settings.objective or objective_of(published)
-    except ValueError as error:
-        raise ExportError(f"task.config: {error}") from None
-    classes = getattr(transformers(), AUTO[objective][1])
-    published.architectures = [classes[type(published)].__name__]
-    published.dtype = "float32"
-    published.save_pretrained(folder)
-    source = Path(settings.model) if settings.model else None
-    if source:
-        _copy_companions(source, folder)
-    if objective == "causal":
-        _write_generation(source, published, folder)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelToExport:
+    """What a job's task.config says of its model. config: that of transformers."""
+
+    settings: HuggingFaceSettings
+    config: Any
+    objective: Objective
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "ModelToExport":
+        """config: the job's task.config. Raises ExportError."""
+        try:
+            settings = read_settings(config)
+            published = published_config(settings)
+            objective = settings.objective or objective_of(published)
+        except ValueError as error:
+            raise ExportError(f"task.config: {error}") from None
+        return cls(settings=settings, config=published, objective=objective)
+
+    def describe(self, folder: Path) -> None:
+        """Writes everything of the folder but the weights."""
+        classes = getattr(transformers(), AUTO[self.objective][1])
+        self.config.architectures = [classes[type(self.config)].__name__]
+        self.config.dtype = "float32"
+        self.config.save_pretrained(folder)
+        source = Path(self.settings.model) if self.settings.model else None
+        if source:
+            _copy_companions(source, folder)
+        if self.objective == "causal":
+            _write_generation(source, self.config, folder)
+
+    def trained(self, entries: Sequence[StateEntry]) -> set[str]:
+        """The names of parameters that are trained beside adapters. entries: under the model's own names."""
+        names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
+        beside = trained_beside(self.settings, self.objective, self.config, names)
+        return {name.removeprefix(MODULE) for name in beside}
+
+    @property
+    def adapter_facts(self) -> Mapping[str, Any]:
+        """What `adapters.describe` writes of them beside their tensors."""
+        given = lora_settings(self.settings.lora or {})
+        dropout = given.dropout
+        if dropout is None and given.adapter:
+            dropout = PeftAdapter.read(Path(given.adapter)).dropout
+        return {"objective": self.objective, "base": self.settings.model, "dropout": dropout or 0.0}
 
 
 def _copy_companions(source: Path, folder: Path) -> None:

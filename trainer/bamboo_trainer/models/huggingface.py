@@ -10,9 +10,10 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,10 +29,12 @@ from bamboo_trainer import schedules
 from bamboo_trainer.data import by_source, source_names
 from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.from_module import example_of, task_of
+from bamboo_trainer.lora import with_lora, with_peft
 from bamboo_trainer.models.parts import chats
 from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.parts.labels import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
+from bamboo_trainer.models.parts.peft_files import MODULE, PeftAdapter
 from bamboo_trainer.models.parts.sequences import Objective as TokenObjective
 from bamboo_trainer.models.parts.sequences import Sequences, open_sequences, with_length
 from bamboo_trainer.models.parts.settings import decaying, evaluation
@@ -88,9 +91,33 @@ class HuggingFaceSettings:
     warmup_steps: int = 0
     weight_decay: float = 0.0
     checkpoint: bool = False
+    lora: Mapping[str, Any] | None = None  # as `adapters_of` reads it
     router_aux_loss_coef: float | None = None  # of the loss that balances experts; None: as the model's config says
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """task.config.lora. adapter: a folder of PEFT's, which says rank, alpha and targets. dropout: None: as that says.
+
+    trained: patterns of parameters that are trained as they are, beside those of a head for labels.
+    """
+
+    adapter: str | None = None
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float | None = None
+    targets: Sequence[str] = ("*q_proj", "*v_proj")
+    trained: Sequence[str] = ()
+
+
+_LORA_KEYS: Final[dict[str, tuple[str, Any]]] = {
+    "adapter": ("adapter", str),
+    "rank": ("rank", int),
+    "alpha": ("alpha", float),
+    "dropout": ("dropout", float),
+    "targets": ("targets", list),
+    "trained": ("trained", list),
+}
 _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "model": ("model", str),
     "architecture": ("architecture", (str, Mapping)),
@@ -105,6 +132,7 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "warmupSteps": ("warmup_steps", int),
     "weightDecay": ("weight_decay", float),
     "checkpoint": ("checkpoint", bool),
+    "lora": ("lora", Mapping),
     "routerAuxLossCoef": ("router_aux_loss_coef", float),
 }
 
@@ -140,7 +168,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
     if weights and (anew := weights.check(split.forms, partial(_is_head, objective, model_config))):
         logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
-    return task_of(
+    task = task_of(
         split,
         loss=loss,
         dataset=dataset,
@@ -151,6 +179,49 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
         checkpoint=settings.checkpoint,
     )
+    return with_lora_of(task, settings.lora, trained_beside(settings, objective, model_config, split.forms))
+
+
+def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collection[str]) -> Task:
+    """The task with the adapters that task.config.lora describes. trained: parameters that are trained beside them."""
+    if config is None:
+        return task
+    given = lora_settings(config)
+    if given.adapter is None:
+        dropout = given.dropout or 0.0
+        return with_lora(
+            task, rank=given.rank, alpha=given.alpha, dropout=dropout, targets=given.targets, trained=trained
+        )
+    said = sorted({"rank", "alpha", "targets"} & config.keys())
+    expect(not said, f"lora: {said[0] if said else ''}: not with adapter, which says it")
+    return with_peft(task, given.adapter, dropout=given.dropout, trained=trained)
+
+
+def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
+    """Raises ValueError, naming the key."""
+    try:
+        return LoraSettings(**typed_values(config, _LORA_KEYS))
+    except ValueError as error:
+        raise ValueError(f"lora: {error}") from None
+
+
+def trained_beside(
+    settings: HuggingFaceSettings, objective: Objective, config: Any, names: Iterable[str]
+) -> tuple[str, ...]:
+    """The parameters that are trained beside adapters, by their names in layers: of a head for labels all, those that
+    lora.trained names, and those that PEFT has saved as a whole.
+    """
+    lora = lora_settings(settings.lora or {})
+    saved = PeftAdapter.read(Path(lora.adapter)).keys if lora.adapter else {}
+
+    def wanted(name: str) -> bool:
+        return (
+            name in saved
+            or _is_head(objective, config, name)
+            or any(fnmatchcase(name, pattern) for pattern in lora.trained)
+        )
+
+    return tuple(f"{MODULE}{name}" for name in names if wanted(name))
 
 
 def _of_labels(measure: Callable[[Tensor, Tensor], Any], logits: Tensor, targets: Tensor | Parts) -> Any:
