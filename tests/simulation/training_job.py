@@ -8,7 +8,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -19,6 +19,7 @@ from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.digests import add_digests
+from bamboo_core.control.history_feed import HistoryFeed
 from bamboo_core.control.platform import Platform
 from bamboo_core.control.verification import LookAgain
 from bamboo_core.coordinator import coordinator
@@ -36,9 +37,10 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import VerifyMode
 from bamboo_core.job.spec import ReplicaPlacement
-from bamboo_core.planning.plan import Cell, CheckpointId, Plan
+from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.layer_file import decode, encode
+from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.divided_engine import make_engine
@@ -56,7 +58,11 @@ from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
+from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from memory_transport import MemoryNetwork
+from sim_history import URL, SimHistory
+
+HISTORY_TURNS = 3  # of the job, from one of a worker's history to the next
 
 NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # what a job trains with
 
@@ -70,8 +76,8 @@ def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> T
 _COSTS: dict[tuple[object, str], tuple[float, ...]] = {}  # by what makes a task, since to count them takes processes
 
 
-class Killed(Exception):
-    """The worker is gone in the middle of an instruction."""
+class Killed(BaseException):
+    """The worker is gone in the middle of an instruction, which nobody in it can prevent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +93,11 @@ class Fault:
 
 @dataclass
 class Node:
-    """inside: once it has a plan."""
+    """inside: once it has a plan. history: if the task has callbacks."""
 
     name: str
     engine: Engine
+    history: SimHistory | None = None
     events: deque[Any] = field(default_factory=deque)
     alive: bool = True
 
@@ -143,15 +150,20 @@ class MemoryStore:
         return read
 
 
-@dataclass(frozen=True)
+@dataclass
 class ToCoordinator:
-    """See `Coordinator`."""
+    """See `Coordinator`. history: is complete before the root's cell is."""
 
     inbox: "deque[Any]"
     worker: str
+    history: HistoryKeeper | None = None
 
     def tell(self, message: protocol.Message) -> None:
-        self.inbox.append(Received(self.worker, message))
+        said = partial(self.inbox.append, Received(self.worker, message))
+        if self.history and isinstance(message, protocol.CellFinished) and message.cell == ROOT:
+            self.history.complete(said)
+        else:
+            said()
 
 
 @dataclass(frozen=True)
@@ -202,15 +214,15 @@ class Watch:
         self.job, self.worker = job, worker
 
     def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        self._strike(Fault(name, cell, step, microbatch))
+        self.strike(Fault(name, cell, step, microbatch))
 
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        self._strike(Fault(name, cell, step, microbatch, after=True))
+        self.strike(Fault(name, cell, step, microbatch, after=True))
 
     def event(self, name: str, **facts: object) -> None:
         pass
 
-    def _strike(self, fault: Fault) -> None:
+    def strike(self, fault: Fault) -> None:
         self.job.executed.append(fault)
         self.job.executed_by[self.worker].append(fault)
         if self.job.strikes(fault):
@@ -264,7 +276,17 @@ class Job:
         self.executed_by: defaultdict[str, list[Fault]] = defaultdict(list)
         self.inbox: deque[Any] = deque()
         self.documented, self.spec = self.spec, with_steps(self.spec, self.task)
-        self.state = coordinator.initial(self.documented, manifest, secret="s", save_path=None, now=0.0)
+        self.history: dict[str, bytes] = {}  # its files, if the task has callbacks
+        self.writes = 0  # to these
+        self.feed = HistoryFeed("shell", lambda: self.now)
+        self.state = coordinator.initial(
+            self.documented,
+            manifest,
+            secret="s",
+            save_path=None,
+            now=0.0,
+            history=URL if self.task.callbacks else "",
+        )
 
     def run(self, limit: int = 200_000) -> "Job":
         while self.finish is None:
@@ -343,8 +365,14 @@ class Job:
                     node.engine.look_again(item)
                 elif isinstance(item, protocol.DropCopies):
                     node.engine.drop_copies(item.checkpoints)
+                elif isinstance(item, protocol.HistoryEvents) and node.history:
+                    node.history.keeper.happened(item)
                 elif isinstance(item, protocol.CommitCheckpoint):
-                    self.inbox.append(Received(node.name, self.store.commit(item)))
+                    commit = partial(self._commit, node, item)
+                    if node.history:
+                        node.history.keeper.when_written(commit)
+                    else:
+                        commit()
                 elif isinstance(item, protocol.FindCheckpoint):
                     self.inbox.append(Received(node.name, self.store.find(item)))
                 elif isinstance(item, protocol.ProfileRequest):
@@ -352,8 +380,18 @@ class Job:
                 elif not isinstance(item, protocol.Message):
                     node.engine.handle(item)
             node.engine.turn()
+            if node.history and self.turns % HISTORY_TURNS == 0:
+                node.history.turn()
         except Killed:
             self.kill(node.name)
+
+    def _commit(self, node: Node, request: protocol.CommitCheckpoint) -> None:
+        self.inbox.append(Received(node.name, self.store.commit(request)))
+
+    def _writes_history(self, worker: str, moment: str) -> None:
+        """Something is about to be written, or was. Raises Killed."""
+        self.writes += moment == "before"
+        Watch(self, worker).strike(Fault("WriteHistory", ROOT, self.writes, after=moment == "after"))
 
     def _costs(self) -> tuple[float, ...]:
         task, training = self.spec.task, self.spec.training
@@ -367,6 +405,10 @@ class Job:
 
     def _coordinate(self, event: Any) -> None:
         self.state, commands = coordinator.step(self.state, event, self.now)
+        told = [command for command in commands if isinstance(command, Emit)]
+        owed = self.feed.follow(event, told, self.state.plan if self.task.callbacks else None)
+        if owed and owed[0] in self.nodes:
+            self.nodes[owed[0]].events.append(owed[1])
         for command in commands:
             match command:
                 case Send(worker, message) if worker in self.nodes:
@@ -394,7 +436,12 @@ class Job:
         config = TrainingConfig.of(training)
         events: deque[Any] = deque()
 
-        coordinator = ToCoordinator(self.inbox, name)
+        coordinator, history = ToCoordinator(self.inbox, name), None
+        if self.task.callbacks:
+            strike = partial(self._writes_history, name)
+            batch = training.global_batch_size
+            history = SimHistory(self.history, self.task.callbacks, batch, coordinator.tell, strike)
+            coordinator.history = history.keeper
 
         def told(text: str) -> None:
             coordinator.tell(protocol.WorkerWarning(reason=protocol.INITIAL_WEIGHTS, message=text))
@@ -410,6 +457,7 @@ class Job:
                 transport=self.network.attach(name, events.append),
                 copies=self.copies() if on_cpu else together(self._by_device[name]),
                 coordinator=coordinator,
+                history=history.keeper if history else NoHistory(),
                 observer=Watch(self, name),
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,
@@ -423,7 +471,7 @@ class Job:
             ),
             self.spec.worker.devices,
         )
-        self.nodes[name] = Node(name, engine, events)
+        self.nodes[name] = Node(name, engine, history, events)
         platform = self.platforms[(self.started - 1) % len(self.platforms)]
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1, platform=platform)))
         self.inbox.append(Received(name, protocol.WorkerReady(samples=len(self.task.dataset), steps=training.steps)))

@@ -38,7 +38,7 @@ class Job:
 
     def join(self, *names: str) -> None:
         for name in names:
-            self.keepers[name] = HistoryKeeper(self.url, Rates(batch=4, tokens=8), self.told.append)
+            self.keepers[name] = HistoryKeeper(HistoryFiles(self.url), Rates(batch=4, tokens=8), self.told.append)
 
     def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
         """What the root tells who joins; without what is not written yet, if it is lost too early."""

@@ -67,7 +67,7 @@ class Store:
 
     def threads(self, *loggers, begun: bool = True) -> LoggingThreads:
         named = {f"l{number}": make for number, make in enumerate(loggers)}
-        threads = LoggingThreads(named, {}, facts_of("job", self.url), self.url, self.told.append)
+        threads = LoggingThreads(named, {}, facts_of("job", self.url), HistoryFiles(self.url), self.told.append)
         if begun:
             threads.begin()
         return threads

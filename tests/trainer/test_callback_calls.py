@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from bamboo_core.control.protocol import WorkerFailed, WorkerWarning
+from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import EventRecord
 from bamboo_trainer.callbacks import Callback
 from bamboo_trainer.worker.history.callback_calls import CallbackCalls, Called
@@ -77,7 +78,7 @@ def event(number: int, reason: str, message: str = "m") -> EventRecord:
 
 
 def threads(store: Store, make: Callable[..., Any] = Seen) -> LoggingThreads:
-    made = LoggingThreads({}, {"mine": make}, facts_of("job", store.url), store.url, store.told.append)
+    made = LoggingThreads({}, {"mine": make}, facts_of("job", store.url), HistoryFiles(store.url), store.told.append)
     made.begin()
     return made
 
@@ -218,7 +219,7 @@ def test_who_waits_for_the_end_does_not_wait_for_ever(store: Store) -> None:
     assert done.wait(PATIENCE)
     go_on.set()
     hanging.close(PATIENCE)
-    nobody = LoggingThreads({}, {}, facts_of("job", store.url), store.url, store.told.append)
+    nobody = LoggingThreads({}, {}, facts_of("job", store.url), HistoryFiles(store.url), store.told.append)
     nobody.begin()
     called: list[int] = []
     nobody.complete(lambda: called.append(1), PATIENCE)

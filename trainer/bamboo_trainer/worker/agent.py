@@ -44,6 +44,7 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.control.verification import LookAgain
 from bamboo_core.control.weights import CommitWeights, Save
+from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.place import profiler_url
 from bamboo_core.job.placement_spec import VerifyMode
 from bamboo_core.job.spec import ReplicaPlacement
@@ -301,8 +302,9 @@ class WorkerAgent:
     def _keep_history(self, job: LoadedJob, url: str) -> HistoryKeeper:
         rates = Rates(batch=job.spec.training.global_batch_size, tokens=tokens_of(job.task))
         facts = facts_of(job.spec.name, url)
-        loggers = LoggingThreads(job.loggers, job.task.callbacks, facts, url, self.control.send)
-        return HistoryKeeper(url, rates, self.control.send, loggers)
+        files = HistoryFiles(url)
+        loggers = LoggingThreads(job.loggers, job.task.callbacks, facts, files, self.control.send)
+        return HistoryKeeper(files, rates, self.control.send, loggers)
 
     def _profile(self, job: LoadedJob, device: torch.device, history: str) -> StepProfiler | None:
         """torch.profiler in the steps that the manifest chooses, if it does. history: its URL, "" if there is none."""

@@ -93,10 +93,10 @@ class LoggingThreads:
         loggers: Mapping[str, MakeLogger],
         callbacks: Mapping[str, MakeCallback],
         facts: LoggerFacts,
-        url: str,
+        files: HistoryFiles,
         tell: Callable[[Message], None],
     ) -> None:
-        self._loggers, self._callbacks, self._facts, self._url, self._tell = loggers, callbacks, facts, url, tell
+        self._loggers, self._callbacks, self._facts, self._files, self._tell = loggers, callbacks, facts, files, tell
         self._threads: list[_LoggingThread] = []  # while this worker is the root
         self._retired: dict[str, _LoggingThread] = {}  # by file: the last one that was told to leave
 
@@ -110,7 +110,7 @@ class LoggingThreads:
                 recipients.append(CallbackCalls(name, called, self._facts, self._tell))
             for recipient in recipients:
                 before = self._retired.get(recipient.file)
-                self._threads.append(_LoggingThread(recipient, self._url, self._tell, before))
+                self._threads.append(_LoggingThread(recipient, self._files, self._tell, before))
 
     def retire(self) -> None:
         """This worker is the root no longer: another one's loggers go on, and two must not write into the same run."""
@@ -158,23 +158,60 @@ class LoggingThreads:
                 self._tell(WorkerWarning(reason="LoggerIncomplete", message=text[:MOST_TEXT]))
 
 
+class Delivery:
+    """Gives one recipient the records of a history that it has not been given, each once and in order.
+
+    How far it has come is written after at most as many records as the recipient says.
+    """
+
+    def __init__(self, recipient: Recipient, files: HistoryFiles) -> None:
+        self.recipient, self._files = recipient, files
+        self._reached: Reached | None = None  # once that is read
+        self._unsaved = False  # what it has reached is not written
+        self.behind = True  # it has not been given what is in the history already
+
+    def write(self, given: Sequence[Record], *, complete: bool) -> None:
+        """Gives what is new of these, and of what is in the history if it is behind. complete: training is.
+
+        Raises what the recipient raises, and StorageError; it can be called again then.
+        """
+        if self._reached is None:
+            self._reached = reached(self._files.read_bytes(self.recipient.file), self.recipient.kind)
+        if self.behind:
+            given = merged([*self._files.read_all(), *given])
+        new = [record for record in given if not self._reached.has(record)]
+        for start in range(0, len(new), self.recipient.at_once):
+            self._save(self.recipient.write(new[start : start + self.recipient.at_once], self._reached))
+        if complete:
+            self._save(self.recipient.end(self._reached))
+        elif self._unsaved:
+            self._save(self._reached)
+        self.behind = False
+
+    def has(self, record: Record) -> bool:
+        return self._reached is not None and self._reached.has(record)
+
+    def _save(self, now: Reached) -> None:
+        """It has come so far, which is known here though it cannot be written."""
+        self._reached, self._unsaved = now, True
+        self._files.write_bytes(self.recipient.file, msgspec.json.encode(now))
+        self._unsaved = False
+
+
 class _LoggingThread:
     """before: the one that had that name, which has to be gone before this one reads how far it has come."""
 
     def __init__(
         self,
         recipient: Recipient,
-        url: str,
+        files: HistoryFiles,
         tell: Callable[[Message], None],
         before: "_LoggingThread | None",
     ) -> None:
         self.recipient, self._tell = recipient, tell
-        self._files = HistoryFiles(url)
+        self._delivery = Delivery(recipient, files)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque(maxlen=MOST_WAITING)
-        self._reached: Reached | None = None  # once that is read
-        self._behind = True  # it has not been given what is in the history already
-        self._unsaved = False  # what it has reached is not written
         self._completed: list[Callable[[], None]] = []  # who waits until it has heard that training is complete
         self._ended = self._retired = self._troubled = False
         self._whole = False  # it has ended, and its recipient has taken and closed everything
@@ -247,7 +284,7 @@ class _LoggingThread:
             finally:
                 watch.cancel()
             if ended:
-                self._whole = self._close() and not self._waiting and not self._behind
+                self._whole = self._close() and not self._waiting and not self._delivery.behind
                 return
             with self._changed:
                 self._completed = self._completed[len(completed) :]
@@ -255,7 +292,7 @@ class _LoggingThread:
                 done()
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._ended or self._behind or self._completed)
+        return bool(self._waiting or self._ended or self._delivery.behind or self._completed)
 
     def _outlive(self, before: "_LoggingThread") -> bool:
         """Waits until that one has gone; False if this one's own time is over first."""
@@ -269,27 +306,11 @@ class _LoggingThread:
         return True
 
     def _write(self, given: Sequence[Record], *, complete: bool) -> None:
-        if self._reached is None:
-            self._reached = reached(self._files.read_bytes(self.recipient.file), self.recipient.kind)
-        if self._behind:
-            given = merged([*self._files.read_all(), *given])
-        new = [record for record in given if not self._reached.has(record)]
-        for start in range(0, len(new), self.recipient.at_once):
-            self._save(self.recipient.write(new[start : start + self.recipient.at_once], self._reached))
-        if complete:
-            self._save(self.recipient.end(self._reached))
-        elif self._unsaved:
-            self._save(self._reached)
-        self._behind = self._troubled = False
+        self._delivery.write(given, complete=complete)
+        self._troubled = False
         with self._changed:
-            while self._waiting and self._reached.has(self._waiting[0]):
+            while self._waiting and self._delivery.has(self._waiting[0]):
                 self._waiting.popleft()
-
-    def _save(self, now: Reached) -> None:
-        """It has come so far, which is known here though it cannot be written."""
-        self._reached, self._unsaved = now, True
-        self._files.write_bytes(self.recipient.file, msgspec.json.encode(now))
-        self._unsaved = False
 
     def _close(self) -> bool:
         try:
