@@ -175,7 +175,7 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         ({"architecture": "t5"}, "t5 is no causal or masked language model of transformers; from_module splits others"),
         (
             config_of("gpt2", objective="both"),
-            "objective must be one of causal, masked, sequence, token, choice, got 'both'",
+            "objective must be one of causal, masked, sequence, token, choice, preference, got 'both'",
         ),
         (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
         (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),

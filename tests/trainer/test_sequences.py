@@ -84,7 +84,7 @@ def test_the_first_token_of_a_document_is_no_target(packed: dict[str, Any]) -> N
 
 
 def test_packed_documents_train_with_the_same_bits_on_any_grid(packed: dict[str, Any]) -> None:
-    disturbed_alike({"entrypoint": ENTRYPOINT, "config": config("gpt2", packed, learningRate=1e-3)})
+    disturbed_alike({"entrypoint": ENTRYPOINT, "config": config("gpt2", packed, learningRate=1e-3, warmupSteps=10)})
 
 
 def test_trimmed_batches_train_with_the_same_bits_on_any_grid(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_trimmed_batches_train_with_the_same_bits_on_any_grid(tmp_path: Path) ->
     ids = np.random.default_rng(1).integers(1, 64, mask.shape) * mask
     np.savez(tmp_path / "x.npz", ids=ids, mask=mask, labels=np.where(mask, ids, IGNORED))
     data = {"kind": "npz", "path": str(tmp_path / "x.npz"), "inputs": ["ids", "mask"], "targets": ["labels"]}
-    settings = config("gpt2", {**data, "shift": True, "trim": 4}, learningRate=1e-3)
+    settings = config("gpt2", {**data, "shift": True, "trim": 4}, learningRate=1e-3, warmupSteps=10)
     task, whole = load_task(ENTRYPOINT, settings), load_task(ENTRYPOINT, settings | {"data": {**data, "shift": True}})
     widths = [task.dataset.batch(pair)[0][0].shape[1] for pair in ([0, 1], [2, 3], [4, 5], [6, 7])]
     assert widths == [4, 12, 12, 8]
