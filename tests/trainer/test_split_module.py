@@ -1,5 +1,7 @@
 """A plain module becomes layers."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,21 @@ def test_a_layer_has_the_same_values_whoever_makes_it_and_another_one_has_others
     fourth = build_layer(other, 5, 4).state_dict()
     weight = "module.blocks.{}.linear.weight"
     assert not torch.equal(third[weight.format(2)], fourth[weight.format(3)])
+
+
+def test_a_copy_of_a_layer_has_tensors_of_its_own() -> None:
+    """As a stage makes it of a layer that is frozen in part. torch warns of copies of tensors without values."""
+    task = plain_models.build({"model": "dictionaries"})
+    inputs, _ = task.dataset.batch([0, 1])
+    for index in (0, len(task.layers) - 1):
+        layer = build_layer(task, 5, index)
+        copied = deepcopy(layer)
+        own, others = dict(layer.named_parameters()), dict(copied.named_parameters())
+        assert own.keys() == others.keys()
+        assert all(torch.equal(own[name], others[name]) and own[name] is not others[name] for name in own)
+    first = build_layer(task, 5, 0)
+    for one, other in zip(first(*inputs), deepcopy(first)(*inputs), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_whole_model_is_never_held() -> None:

@@ -7,12 +7,13 @@ real from there on.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -74,6 +75,15 @@ class SplitLayer(nn.Module):
     def __init__(self, module: nn.Module, position: int, route: Route) -> None:
         super().__init__()
         self.module, self._position, self._route = module, position, route
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SplitLayer":
+        """A copy that shares the route, and of the model's other modules what stands for their tensors."""
+        memo[id(self._route)] = self._route
+        for module in self.modules():
+            memo |= {id(value): value for value in vars(module).values() if isinstance(value, FakeTensor)}
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        copied.__dict__.update(deepcopy(self.__dict__, memo))
+        return copied
 
     def extra_repr(self) -> str:
         return self._name()
