@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from bamboo_trainer.data import Prefetched
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from reader_kit import Sleeping, Told, reading, until
 from stage_kit import CONFIG
@@ -91,6 +93,31 @@ def test_the_dataset_may_draw_from_a_generator_of_its_own(tmp_path):
         here = reader.batch(0, 1, 0)
         reader.expect(0, [(1, 0)])
         assert torch.equal(reader.batch(0, 1, 0)[0][0], here[0][0])
+
+
+def test_what_a_model_of_the_library_makes_of_its_data_is_read_by_their_readers(tmp_path, monkeypatch):
+    (tmp_path / "pid_tokens.py").write_text(
+        "import os, torch\n"
+        "class Tokens:\n"
+        "    def __len__(self): return 1000\n"
+        "    def batch(self, indices):\n"
+        "        ids = torch.full((len(indices), 8), os.getpid() % 97)\n"
+        "        return (ids,), (ids,)\n"
+        "def build(config): return Tokens()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    sizes = {"vocabulary": 97, "positions": 8, "width": 8, "heads": 2, "blocks": 1}
+    data = {"kind": "own", "entrypoint": "pid_tokens:build", "readers": 2}
+    task = load_task("bamboo_trainer.models.gpt2:build", {**sizes, "data": data})
+    reader = BatchReader(task, CONFIG.samples)
+    try:
+        makers = {int(reader.batch(0, 0, 0)[0][0][0, 0])}
+        for step in range(1, 9):
+            reader.expect(0, [(step, 0)])
+            makers.add(int(reader.batch(0, step, 0)[0][0][0, 0]))
+    finally:
+        reader.close()
+    assert len(makers) > 1, "the first batch is read here"
 
 
 @pytest.mark.parametrize(("options", "said"), [({"readers": 0}, "readers must be from 1"), ({"ahead": 0}, "readAhead")])

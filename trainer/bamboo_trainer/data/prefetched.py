@@ -8,6 +8,12 @@ MOST_READERS = 64
 MOST_AHEAD = 256
 
 
+def readers_of(dataset: object) -> "Prefetched | None":
+    """What the dataset says of several readers. One that is made of a `Prefetched` says it by `prefetched`."""
+    found = dataset if isinstance(dataset, Prefetched) else getattr(dataset, "prefetched", None)
+    return found if isinstance(found, Prefetched) else None
+
+
 class Prefetched:
     """A dataset that each worker reads with several readers at once, so many microbatches ahead.
 

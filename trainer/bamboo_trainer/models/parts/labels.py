@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bamboo_trainer.data import TensorDataset, dataset_from, source_names
+from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
 from bamboo_trainer.models.parts.sequences import IGNORED, INPUTS, Padding, trimmed_width, whole_number
 from bamboo_trainer.task import Dataset, Parts, Weighted
@@ -53,6 +54,7 @@ class Labelled:
         self._check(targets[0], given[0])
         self.names, self.masked = INPUTS[: len(given)], len(given) > 1
         self.order = self._padding.order(source, self.masked, where)
+        self.prefetched = readers_of(source)
         self.length = int(given[0].shape[-1])
         self.tokens_per_sample: int | None = None if self.masked else given[0][0].numel()
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.data import TensorDataset, by_source, dataset_from, source_names
 from bamboo_trainer.data.config import Opener
+from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
 from bamboo_trainer.models.parts.reference_model import with_reference
 from bamboo_trainer.models.parts.sequences import IGNORED, Padding, trimmed_width, whole_number
@@ -48,6 +49,7 @@ class Preferences:
             )
         self.length = int(given[0].shape[-1])
         self.order = padding.order(source, True, where)
+        self.prefetched = readers_of(source)
 
     def __len__(self) -> int:
         return len(self._source)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.data import ByLength, Documents, TensorDataset, by_source, dataset_from, pure_seed, source_names
 from bamboo_trainer.data.config import Opener
+from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
 from bamboo_trainer.task import Dataset, Order, Parts, Task, TrainingFacts, Weighted, own_order
 
@@ -105,6 +106,7 @@ class Sequences:
             )
         self.masked = len(given) == 2 and not packed
         self.order = self._padding.order(source, self.masked, where)
+        self.prefetched = readers_of(source)
         self.names = INPUTS[: len(given)] if not packed else PACKED_INPUTS
         self.length = int(given[0].shape[1])
         length = None if self.masked else self.length

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from bamboo_trainer.data.prefetched import Prefetched
+from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.task import Dataset, Task
 from bamboo_trainer.tasks.reading.reader_process import Batch
 from bamboo_trainer.tasks.reading.readers import Readers
@@ -36,7 +36,7 @@ class BatchReader:
         self._expected: dict[Key, Future[Batch]] = {}
         self._draws: bool | None = None  # from torch's generator; None until the first batch
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data-reader")  # starts with its first job
-        wanted = task.dataset if isinstance(task.dataset, Prefetched) else None
+        wanted = readers_of(task.dataset)
         self._ahead = wanted.ahead if wanted else 1
         self._at_once = 1
         self._readers = Readers(task, wanted) if wanted else None
