@@ -162,14 +162,14 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
     [
         ({}, "expected one of model and architecture"),
         ({"architecture": "gpt2", "model": "x"}, "expected one of model and architecture"),
-        ({"modell": "x"}, "unknown key 'modell', expected some of model, architecture"),
+        ({"modell": "x"}, "unknown key 'modell', expected some of model, revision, architecture"),
         ({"model": "/nowhere"}, "model: there is no folder /nowhere"),
         ({"model": "/tmp"}, "model: /tmp has no config.json, as save_pretrained writes it"),
+        ({"architecture": "gpt2", "revision": "0" * 40}, "revision: expected only with an id on the Hub as model"),
         (
-            {"model": "gpt2"},
-            "it looks like a name on the Hugging Face Hub, from which nothing is ever fetched: save it to",
+            {"model": "/tmp", "revision": "0" * 40},
+            "revision: expected only with an id on the Hub as model, got the folder",
         ),
-        ({"model": "a-b/c.d"}, "AutoModel.from_pretrained('a-b/c.d').save_pretrained('c.d')"),
         ({"architecture": {"n_layer": 2}}, "architecture must have a model_type, such as gpt2"),
         ({"architecture": "no-such"}, "architecture: "),
         ({"architecture": "t5"}, "t5 is no causal or masked language model of transformers; from_module splits others"),

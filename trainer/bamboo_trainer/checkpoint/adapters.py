@@ -105,7 +105,7 @@ def peft_entries(entries: Sequence[StateEntry], trained: Collection[str]) -> tup
 def describe(
     source: StateSource, entries: Sequence[StateEntry], trained: Collection[str], facts: Mapping[str, Any], folder: Path
 ) -> None:
-    """Writes adapter_config.json. entries: under the model's own names. facts: objective, base and dropout."""
+    """Writes adapter_config.json. entries: under the model's own names. facts: objective, base, revision, dropout."""
     adapters = adapters_in(entries)
     scales: dict[str, float] = {}
     for file, found in by_file([one.scale for one in adapters]).items():
@@ -118,6 +118,7 @@ def describe(
         "peft_type": "LORA",
         "task_type": _TASK_TYPES.get(facts["objective"]),
         "base_model_name_or_path": facts["base"],
+        "revision": facts["revision"],
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,

@@ -24,16 +24,10 @@ from bamboo_trainer.models.huggingface import (
     trained_beside,
     transformers,
 )
+from bamboo_trainer.models.parts.hub_models import COMPANIONS, GENERATION, TEMPLATES
 from bamboo_trainer.models.parts.peft_files import MODULE, PeftAdapter
 
 WEIGHTS: Final = "model.safetensors"
-COMPANIONS: Final = (
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes"),
-    *("chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json"),
-)
-GENERATION: Final = "generation_config.json"
-TEMPLATES: Final = "additional_chat_templates"  # a folder
 
 
 def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
@@ -113,13 +107,17 @@ class ModelToExport:
         return {name.removeprefix(MODULE) for name in beside}
 
     @property
+    def _base(self) -> Mapping[str, str | None]:
+        return {"base": self.settings.published_as, "revision": self.settings.revision}
+
+    @property
     def adapter_facts(self) -> Mapping[str, Any]:
         """What `adapters.describe` writes of them beside their tensors."""
         given = lora_settings(self.settings.lora or {})
         dropout = given.dropout
         if dropout is None and given.adapter:
             dropout = PeftAdapter.read(Path(given.adapter)).dropout
-        return {"objective": self.objective, "base": self.settings.model, "dropout": dropout or 0.0}
+        return {"objective": self.objective, "dropout": dropout or 0.0, **self._base}
 
 
 def _copy_companions(source: Path, folder: Path) -> None:

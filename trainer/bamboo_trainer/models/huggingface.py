@@ -3,34 +3,29 @@
 
 The model's blocks become layers. Their values are read from the folder's safetensors when a worker makes them, so no
 process holds the whole model; `bamboo export --format huggingface` writes what was trained in the same layout.
-Nothing is ever fetched from the Hub.
+A model of the Hub is fetched into its cache, by its commit; nothing else ever asks it.
 """
 
 import importlib
 import logging
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
-
-os.environ.setdefault(
-    "HF_HUB_OFFLINE", "1"
-)  # before the library is imported: it would look for files of a folder there
 
 import torch
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
 from bamboo_trainer.data import by_source, source_names
-from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.lora import with_lora, with_peft
 from bamboo_trainer.models.parts import chats
+from bamboo_trainer.models.parts.hub_models import model_folder, stay_offline
 from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.parts.labels import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
@@ -73,10 +68,6 @@ _PUBLISHED_FOR: Final[dict[str, Objective]] = {  # what the name of an architect
 PACKS: Final = frozenset(  # models of which it is tested that they keep documents of a sequence apart
     {"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma3_text", "jetmoe"}
 )
-_SAVE: Final = (
-    "transformers.AutoModel.from_pretrained(ID).save_pretrained(FOLDER) "
-    "(AutoModelForCausalLM or AutoModelForMaskedLM for its head, AutoTokenizer for its tokenizer)"
-)
 _POSITIONS: Final = re.compile(r"wpe|(?!.*relative).*position.*")  # what models call their table of positions
 _NO_TABLE: Final = {  # what it is called in configs of models that have no such table, and cannot go on after its end
     **dict.fromkeys(("codegen", "ctrl", "gptj"), "max_position_embeddings"),
@@ -86,9 +77,14 @@ _NO_TABLE: Final = {  # what it is called in configs of models that have no such
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceSettings:
-    """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone)."""
+    """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone).
+
+    revision: the commit, if the config's model is an id on the Hub. published_as: that id, or the folder.
+    """
 
     model: str | None = None
+    revision: str | None = None
+    published_as: str | None = None
     architecture: Mapping[str, Any] | str | None = None
     # data, evaluation: as `models.sequences` reads them
     data: Mapping[str, Any] | None = None
@@ -133,6 +129,7 @@ _LORA_KEYS: Final[dict[str, tuple[str, Any]]] = {
 }
 _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "model": ("model", str),
+    "revision": ("revision", str),
     "architecture": ("architecture", (str, Mapping)),
     "data": ("data", Mapping),
     "evaluation": ("evaluation", Mapping),
@@ -255,6 +252,7 @@ def _of_labels(measure: Callable[[Tensor, Tensor], Any], logits: Tensor, targets
 
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
+    """A model of the Hub is fetched, unless the cache has it. Raises ValueError."""
     settings = HuggingFaceSettings(**typed_values(config, _KEYS))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
     expect(
@@ -271,7 +269,12 @@ def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
     )
     check_preferences(settings)
     expect(settings.weight_decay >= 0, f"weightDecay must be at least 0, got {settings.weight_decay}")
-    return settings
+    if settings.model is None:
+        expect(settings.revision is None, "revision: expected only with an id on the Hub as model")
+        return settings
+    transformers()
+    folder = model_folder(settings.model, settings.revision, weights=not settings.random)
+    return replace(settings, model=folder, published_as=settings.model)
 
 
 def published_config(settings: HuggingFaceSettings) -> Any:
@@ -279,8 +282,7 @@ def published_config(settings: HuggingFaceSettings) -> Any:
     library = transformers()
     if settings.model is not None:
         folder = Path(settings.model)
-        if not folder.exists():
-            raise ValueError(f"model: {nothing_there(settings.model, _SAVE)}")
+        expect(folder.exists(), f"model: there is no folder {folder}")
         expect((folder / "config.json").is_file(), f"model: {folder} has no config.json, as save_pretrained writes it")
         found = _made("model", lambda: library.AutoConfig.from_pretrained(str(folder), local_files_only=True))
         return _with_labels(found, settings.labels)
@@ -449,11 +451,13 @@ def rate(settings: HuggingFaceSettings, steps: int | None) -> Callable[[int], fl
 def transformers() -> Any:
     try:
         import transformers as library
+        from huggingface_hub import constants
     except ImportError:
         raise ValueError(
             "the library transformers is not installed: pip install 'bamboo-trainer[huggingface]'"
         ) from None
     library.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    stay_offline(constants)
     return library
 
 

@@ -1,0 +1,169 @@
+"""A model by its id on the Hugging Face Hub, and the commit that it is pinned to: its folder in the Hub's cache.
+
+The workers of a node share the cache (HF_HOME), which a commit is looked up in without a network. What it lacks is
+fetched by a child process: one that holds no lock, has the environment's HF_HUB_OFFLINE and HF_TOKEN, and ends with the
+worker. A branch would be another model tomorrow, or for a worker that comes later.
+"""
+
+import os
+import re
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bamboo_core.complaints import said_by
+from bamboo_trainer.data.hub import looks_like_an_id
+from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE
+from bamboo_trainer.tasks.child import lines_of_child
+
+COMPANIONS: Final = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes"),
+    *("chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json"),
+)
+GENERATION: Final = "generation_config.json"
+TEMPLATES: Final = "additional_chat_templates"  # a folder
+_DESCRIPTION: Final = ("config.json", GENERATION, *COMPANIONS, f"{TEMPLATES}/*")
+_WEIGHTS: Final = (SINGLE, INDEX, "model-*-of-*.safetensors")
+_COMMIT: Final = re.compile("[0-9a-f]{40}")
+_FOUND, _FAILED = "found ", "failed "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubModel:
+    """weights: are they needed, and not only what describes the model?"""
+
+    id: str
+    commit: str
+    weights: bool
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The files that are fetched: no other formats of the weights, and nothing that runs."""
+        return (*_DESCRIPTION, *_WEIGHTS) if self.weights else _DESCRIPTION
+
+
+def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
+    """The folder itself, if it is one of this machine, else that of the model in the Hub's cache.
+
+    Raises ValueError, a sentence for the user, which says what to do where nothing can be fetched.
+    """
+    if Path(given).exists() or not looks_like_an_id(given):
+        if revision is not None:
+            raise ValueError(f"revision: expected only with an id on the Hub as model, got the folder {given}")
+        return given
+    if revision is None or not _COMMIT.fullmatch(revision):
+        raise ValueError(_not_pinned(given, revision))
+    model = HubModel(id=given, commit=revision, weights=weights)
+    return _in_cache(model) or _of_child(f"model: {given}", _fetched(model))
+
+
+def _not_pinned(given: str, revision: str | None) -> str:
+    said = f"model: there is no folder {given}; for the model of that name on the Hub"
+    if revision is None:
+        said = f"{said} revision must name a commit of it"
+    else:
+        said = f"{said} revision must be a commit of 40 hex digits, got {revision!r}"
+    try:
+        return f"{said}; {revision or 'main'} is {_of_child('', _commit_of(given, revision or 'main'))} now"
+    except ValueError as error:
+        return f"{said} ({error})"
+
+
+def _in_cache(model: HubModel) -> str | None:
+    """The folder, if it is there as a whole. There is no request."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return str(
+            snapshot_download(
+                model.id, revision=model.commit, allow_patterns=list(model.patterns), local_files_only=True
+            )
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError):
+        return None  # what the cache lacks, or has in part, is fetched
+
+
+def _of_child(subject: str, lines: Iterator[str]) -> str:
+    """What the child found. Raises ValueError with what went wrong."""
+    said, why = lines_of_child(lines)
+    last = said[-1] if said else f"{_FAILED}{why}"
+    if last.startswith(_FOUND):
+        return last.removeprefix(_FOUND)
+    problem = last.removeprefix(_FAILED)
+    raise ValueError(f"{subject}: {problem}" if subject else problem)
+
+
+def _fetched(model: HubModel) -> Iterator[str]:
+    """In a child process: the folder, once all files are there."""
+    from huggingface_hub import constants, snapshot_download
+
+    _as_the_environment_says()
+    try:
+        folder = snapshot_download(model.id, revision=model.commit, allow_patterns=list(model.patterns))
+    except Exception as error:  # the library raises what its own libraries raise
+        what = f"hf download {model.id} --revision {model.commit}"
+        instead = (
+            f"run `{what}` where there is a network, for the cache {constants.HF_HUB_CACHE}, or name a folder as model"
+        )
+        yield f"{_FAILED}{_problem(error, model.id, model.commit, instead)}"
+    else:
+        yield f"{_FOUND}{folder}"
+
+
+def _commit_of(model: str, revision: str) -> Iterator[str]:
+    """In a child process: the commit that a branch or a tag is."""
+    from huggingface_hub import HfApi
+
+    _as_the_environment_says()
+    try:
+        found = HfApi().model_info(model, revision=revision).sha
+    except Exception as error:  # as above
+        yield f"{_FAILED}{_problem(error, model, revision, 'name a folder as model')}"
+    else:
+        yield f"{_FOUND}{found}"
+
+
+def _as_the_environment_says() -> None:
+    """In a child process: it may use the network, unless the user forbids it, and shows nothing."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    said = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    constants.HF_HUB_OFFLINE = any(value.upper() in constants.ENV_VARS_TRUE_VALUES for value in said)
+    disable_progress_bars()
+
+
+def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
+    """A sentence. What the library says is left out where it might hold an address with a password, or a token."""
+    from huggingface_hub import constants, errors
+
+    where = _without_password(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE:
+        return f"it is not in the cache as a whole, and HF_HUB_OFFLINE forbids to fetch it: {instead}"
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # why it could not be fetched
+    if isinstance(error, errors.GatedRepoError):
+        return f"{where} gives it only to who has accepted its terms: set HF_TOKEN to a token of theirs, or {instead}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{where} has no model {model} that HF_TOKEN may read, or none without HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{where} has no revision {revision} of {model}"
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"{where} answered {getattr(error.response, 'status_code', 'with an error')}: {instead}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"it cannot be kept in the cache {constants.HF_HUB_CACHE}: {said_by(error)}"
+    return f"{where} cannot be reached ({type(error).__name__}): {instead}"
+
+
+def _without_password(address: str) -> str:
+    parts = urllib.parse.urlsplit(address)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def stay_offline(library: Any) -> None:
+    """transformers would look on the Hub for files that a folder lacks. library: `huggingface_hub.constants`."""
+    library.HF_HUB_OFFLINE = True
