@@ -14,22 +14,47 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import pytest
 import torch
 
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig
-from training_job import Fault, Job
+from training_job import Fault, Job, one_of_each_kind
 
 Judge = Callable[[Job], Any]
 
 
-def kill_at_each(manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Judge) -> dict[Fault, Any]:
+Kind = Callable[[Fault], Hashable]
+
+
+def of_name(fault: Fault) -> Hashable:
+    return fault.name, fault.step, fault.after
+
+
+def of_cell(fault: Fault) -> Hashable:
+    return fault.name, fault.step, fault.after, fault.cell
+
+
+def sweep(kind: Kind) -> pytest.MarkDecorator:
+    """Kills at one instruction of each kind, or at every one in a test that is slow."""
+    every = pytest.param(None, marks=pytest.mark.slow, id="every")
+    return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.__name__), every])
+
+
+def kill_at_each(
+    manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Judge, kind: Kind | None = None
+) -> dict[Fault, Any]:
     """What `judge` answers of the job in which a worker dies at that instruction, for each one that `kill` picks.
 
     judge: it raises what is wrong, which comes from here as an AssertionError; its answer must be one that can be
-    pickled.
+    pickled. kind: if it is given, one instruction of each kind is enough.
     """
+    if kind is not None:
+        chosen = one_of_each_kind(filter(kill, Job(manifest).run().executed), kind)
+        killed = kill_at_each(manifest, chosen.__contains__, judge)
+        assert killed.keys() == chosen
+        return killed
 
     class Killed(BranchingJob):
         def strikes(self, fault: Fault) -> bool:

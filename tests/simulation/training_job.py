@@ -505,9 +505,11 @@ def check_same_bits(first: Job, *others: Job) -> None:
         assert add_digests(job.digests) == add_digests(first.digests)
 
 
-def one_of_each_kind(executed: Iterable[Fault]) -> set[Fault]:
-    """For each instruction one of its places, now an early and now a late one."""
-    by_kind: dict[str, list[Fault]] = {}
+def one_of_each_kind(
+    executed: Iterable[Fault], kind: Callable[[Fault], object] = lambda fault: fault.name
+) -> set[Fault]:
+    """For each kind of instruction one of its places, now an early and now a late one."""
+    by_kind: dict[object, list[Fault]] = {}
     for fault in dict.fromkeys(executed):
-        by_kind.setdefault(fault.name, []).append(fault)
+        by_kind.setdefault(kind(fault), []).append(fault)
     return {faults[number * 5 % len(faults)] for number, faults in enumerate(by_kind.values())}

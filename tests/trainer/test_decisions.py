@@ -20,7 +20,7 @@ from bamboo_trainer import reference
 from bamboo_trainer.decisions import Committed, Decision, Memory, frozen_for, reduce_on_plateau, stop_when
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
-from branching_job import kill_at_each
+from branching_job import Kind, kill_at_each, of_name, sweep
 from manifest_kit import bamboojob, gpt_task, training
 from stage_kit import small_task
 from training_job import Fault, Job
@@ -104,15 +104,19 @@ def test_shards_of_the_optimizers_state_obey_them() -> None:
     assert ended(Job(document, (Fault("ReportReady", Cell(0, 0), 4, after=True),)).run()) == calm()
 
 
+@sweep(of_name)
 @pytest.mark.parametrize(("grid", "mode"), [((2, 2), "LazyForward"), ((4, 1), "EagerForward")])
-def test_a_kill_at_each_instruction_around_a_decision_changes_nothing(grid: tuple[int, int], mode: str) -> None:
+def test_a_kill_at_an_instruction_around_a_decision_changes_nothing(grid: Any, mode: str, kind: Kind | None) -> None:
     expected = calm()
     names = {"ReportReady", "OptimizerStep", "ReplicaUpdate"}
 
     def judge(job: Job) -> None:
         assert ended(job) == expected
 
-    struck = kill_at_each(manifest(*grid, mode), lambda fault: fault.step in (2, 6, 7) and fault.name in names, judge)
+    def is_near(fault: Fault) -> bool:
+        return fault.step in (2, 6, 7) and fault.name in names
+
+    struck = kill_at_each(manifest(*grid, mode), is_near, judge, kind)
     assert {fault.name for fault in struck} == names
 
 

@@ -17,7 +17,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
-from branching_job import BranchingJob, each_way, kill_at_each
+from branching_job import BranchingJob, Kind, each_way, kill_at_each, of_cell, of_name, sweep
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from training_job import Fault, Job
@@ -93,11 +93,12 @@ def test_the_grid_does_not_change_the_bits(tied: bool) -> None:
 
 
 def killed_in_step(
-    document: dict[str, Any], step: int, like: tuple[int, int], cell: Cell | None = None
+    document: dict[str, Any], step: int, like: tuple[int, int], cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
     """Kill whoever executes it at every instruction of that step (and cell), one job each: the same bits in the end.
 
-    like: stages and pipelines of the undisturbed run. Returns how many passes on a replica were reused after each kill.
+    kind: see kill_at_each. like: stages and pipelines of the undisturbed run. Returns how many passes on a replica were
+    reused after each kill.
     """
     undisturbed(*like)
 
@@ -105,7 +106,7 @@ def killed_in_step(
         assert_same(job, *like)
         return sum(t.reused for t in job.state.moves.takeovers)
 
-    return kill_at_each(document, lambda f: f.step == step and cell in (None, f.cell), judge)
+    return kill_at_each(document, lambda f: f.step == step and cell in (None, f.cell), judge, kind)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +125,12 @@ def test_a_kill_between_stages_of_the_second_of_two_pipelines_leaves_the_bits() 
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
+@sweep(of_cell)
 @pytest.mark.parametrize(
     "pipelines", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 )
-def test_kill_at_every_instruction_of_pipelines_of_one_stage(pipelines: int) -> None:
-    killed = killed_in_step(manifest(1, pipelines), 2, (1, pipelines))
+def test_a_kill_at_an_instruction_of_pipelines_of_one_stage(pipelines: int, kind: Kind | None) -> None:
+    killed = killed_in_step(manifest(1, pipelines), 2, (1, pipelines), kind=kind)
     assert {f.cell for f in killed} == {Cell(p, 0) for p in range(pipelines)}
 
 
@@ -197,6 +199,7 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
     assert set(killed.values()) == {2}
 
 
+@sweep(of_cell)
 @pytest.mark.parametrize(
     ("mode", "done"),
     [
@@ -204,17 +207,18 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
         ("EagerBackward", "RedundantBackward"),  # does all that the other does
     ],
 )
-def test_kill_at_every_instruction_with_redundant_work(mode: str, done: str) -> None:
+def test_a_kill_at_an_instruction_with_redundant_work(mode: str, done: str, kind: Kind | None) -> None:
     """In step 3, the first one in which there is redundant work: the two before it measure the bubbles."""
-    killed = killed_in_step(manifest(4, 1, mode=mode), 3, (4, 1))
+    killed = killed_in_step(manifest(4, 1, mode=mode), 3, (4, 1), kind=kind)
     assert done in {f.name for f in killed}
     assert sum(killed.values()) > 0
 
 
-def test_replicas_in_host_memory_take_over_with_the_same_bits() -> None:
+@sweep(of_name)
+def test_replicas_in_host_memory_take_over_with_the_same_bits(kind: Kind | None) -> None:
     document = manifest(4, 1, mode="EagerForward", standby=1)
     document["spec"]["redundancy"]["placement"] = "Host"
-    killed = killed_in_step(document, 3, (4, 1), Cell(0, 2))
+    killed = killed_in_step(document, 3, (4, 1), Cell(0, 2), kind)
     assert sum(killed.values()) > 0
 
 
@@ -414,10 +418,11 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
     assert job.plan.target.pipelines == 2
 
 
+@pytest.mark.parametrize("turns", [14, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", ["Growing", "Shrinking"])
-def test_a_loss_while_the_grid_changes(change: str) -> None:
+def test_a_loss_while_the_grid_changes(change: str, turns: int) -> None:
     """Whoever dies, and whenever: between the plan and the first step under the new layout."""
-    ways = set(product(range(6), range(0, 40, 7)))  # who, and how many turns after the plan
+    ways = set(product(range(6), range(0, 40, turns)))  # who, and how many turns after the plan
     undisturbed(3, 1, 8)
     judged = each_way(lambda: _resized(change, ways), lambda job: assert_close(job, 3, 8))
     assert judged.keys() == ways

@@ -21,7 +21,7 @@ from bamboo_trainer.task import Evaluation, Parts, Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
-from branching_job import kill_at_each
+from branching_job import Kind, kill_at_each, of_cell, of_name, sweep
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, begin, small_task
 from training_job import Fault, Job, check_same_bits
@@ -128,6 +128,7 @@ def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None
     assert shorter.state.progress.evaluations == {3: longer.state.progress.evaluations[3]}
 
 
+@sweep(of_cell)
 @pytest.mark.parametrize(
     ("grid", "mode", "step", "names"),
     [
@@ -136,7 +137,9 @@ def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None
         ((2, 2), "LazyForward", STEPS, {"Evaluate", "ReportReady"}),
     ],
 )
-def test_a_kill_in_an_evaluation_changes_nothing(grid: tuple[int, int], mode: str, step: int, names: set[str]) -> None:
+def test_a_kill_in_an_evaluation_changes_nothing(
+    grid: tuple[int, int], mode: str, step: int, names: set[str], kind: Kind | None
+) -> None:
     document = manifest(*grid, mode=mode)
     undisturbed = Job(document).run()
 
@@ -147,7 +150,7 @@ def test_a_kill_in_an_evaluation_changes_nothing(grid: tuple[int, int], mode: st
         assert job.state.progress.losses == undisturbed.state.progress.losses
         assert job.state.progress.evaluations == undisturbed.state.progress.evaluations
 
-    struck = kill_at_each(document, lambda fault: fault.step == step and fault.name in names, judge)
+    struck = kill_at_each(document, lambda fault: fault.step == step and fault.name in names, judge, kind)
     assert {fault.name for fault in struck} == names
 
 
@@ -295,15 +298,16 @@ def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last(grid: t
     check_stopped(Job(stopping(*grid)).run(), six_steps())
 
 
+@sweep(of_cell)
 @pytest.mark.parametrize(("grid", "mode"), [((2, 2), "LazyForward"), ((3, 1), "EagerForward")])
-def test_a_kill_at_an_early_stop_changes_nothing(grid: tuple[int, int], mode: str) -> None:
+def test_a_kill_at_an_early_stop_changes_nothing(grid: tuple[int, int], mode: str, kind: Kind | None) -> None:
     expected = six_steps()
     names = {"Evaluate", "ReportReady", "OptimizerStep"}
 
     def is_near(fault: Fault) -> bool:
         return fault.name in names and (fault.step, fault.name == "OptimizerStep") in {(5, True), (6, False)}
 
-    struck = kill_at_each(stopping(*grid, mode=mode), is_near, lambda job: check_stopped(job, expected))
+    struck = kill_at_each(stopping(*grid, mode=mode), is_near, lambda job: check_stopped(job, expected), kind)
     assert {fault.name for fault in struck} == names
 
 
@@ -317,7 +321,7 @@ def test_a_kill_at_an_early_stop_of_a_job_that_compares_its_results_is_no_differ
         assert (job.state.verification.found, job.state.verification.corrupt) == ({}, ())
 
     check(Job(document).run())
-    kill_at_each(document, lambda fault: fault.step == 6 and fault.name in ("Evaluate", "ReportReady"), check)
+    kill_at_each(document, lambda fault: fault.step == 6 and fault.name in ("Evaluate", "ReportReady"), check, of_name)
 
 
 def test_two_losses_at_an_early_stop_change_nothing() -> None:

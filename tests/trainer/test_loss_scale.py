@@ -22,7 +22,7 @@ from bamboo_trainer.stage.state.loss_scale import LARGEST, LossScale
 from bamboo_trainer.task import Parts, Task, Weighted, add_loss
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-from branching_job import kill_at_each
+from branching_job import Kind, kill_at_each, of_cell, sweep
 from manifest_kit import bamboojob, training
 from stage_kit import at, chain, one_step, small_task
 from training_job import Fault, Job, check_same_bits
@@ -157,8 +157,9 @@ def test_a_sum_needs_the_scales_of_its_mean() -> None:
     torch.testing.assert_close(weights(total), weights(mean), rtol=1e-6, atol=1e-7)
 
 
+@sweep(of_cell)
 @pytest.mark.parametrize("grid", [(2, 2), pytest.param((3, 1), marks=pytest.mark.slow)])
-def test_a_kill_at_every_instruction_of_a_step_that_overflows_changes_nothing(grid: tuple[int, int]) -> None:
+def test_a_kill_in_a_step_that_overflows_changes_nothing(grid: tuple[int, int], kind: Kind | None) -> None:
     document = manifest(*grid)
     undisturbed = Job(document).run()
     step = undisturbed.state.progress.skips[1]
@@ -173,7 +174,7 @@ def test_a_kill_at_every_instruction_of_a_step_that_overflows_changes_nothing(gr
         )
 
     last = {"Backward", "SyncReplicas", "ReportReady", "OptimizerStep", "ReplicaUpdate"}
-    struck = kill_at_each(document, lambda f: (f.step, f.cell.pipeline) == (step, 0) and f.name in last, judge)
+    struck = kill_at_each(document, lambda f: (f.step, f.cell.pipeline) == (step, 0) and f.name in last, judge, kind)
     assert {"Backward", "OptimizerStep", "ReplicaUpdate"} <= {fault.name for fault in struck}
 
 

@@ -21,7 +21,7 @@ from bamboo_trainer.stage.whole_model import WholeModel
 from bamboo_trainer.task import Evaluation, Task
 from bamboo_trainer.tasks.inspection.costs import trained_sizes
 from bamboo_trainer.training import TrainingConfig
-from branching_job import kill_at_each
+from branching_job import Kind, kill_at_each, of_cell, sweep
 from manifest_kit import bamboojob, gpt_task, training
 from stage_kit import small_task
 from training_job import Fault, Job, MemoryStore
@@ -115,17 +115,20 @@ def test_what_else_belongs_to_a_step_stays_the_same(more: dict[str, Any]) -> Non
     assert bool(plain.state.progress.skips) == ("lossScale" in more.get("training", {}))
 
 
-def kills(job: dict[str, Any], step: int, reference: Job, names: set[str] | None = None) -> dict[Fault, Any]:
+def kills(
+    job: dict[str, Any], step: int, reference: Job, names: set[str] | None = None, kind: Kind | None = None
+) -> dict[Fault, Any]:
     def judge(killed: Job) -> list[str]:
         check(killed, reference)
         return [e.reason for e in killed.emitted]
 
-    return kill_at_each(job, lambda f: f.step == step and (names is None or f.name in names), judge)
+    return kill_at_each(job, lambda f: f.step == step and (names is None or f.name in names), judge, kind)
 
 
-def test_a_kill_at_every_instruction_leaves_the_bits() -> None:
+@sweep(of_cell)
+def test_a_kill_at_an_instruction_leaves_the_bits(kind: Kind | None) -> None:
     """Between reduction, update and distribution, too; the other holder of the shard goes on with it."""
-    killed = kills(manifest(3, shards=True), 2, whole())
+    killed = kills(manifest(3, shards=True), 2, whole(), kind=kind)
     assert {f.cell for f in killed} == {Cell(d, 0) for d in range(3)}
     assert {"GatherGradients", "OptimizerStep", "ReplicaUpdate", "TakeParameters"} <= {f.name for f in killed}
     assert not any("Restoring" in reasons for reasons in killed.values())

@@ -15,7 +15,7 @@ from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-from branching_job import kill_at_each
+from branching_job import Kind, kill_at_each, of_name, sweep
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, small_task
 from training_job import Fault, Job, check_same_bits
@@ -105,8 +105,9 @@ def test_skipped_steps_are_as_in_plain_pytorch_on_any_grid(kind: str) -> None:
         torch.testing.assert_close(weights(job), expected, rtol=1e-5, atol=1e-6)
 
 
+@sweep(of_name)
 @pytest.mark.parametrize("grid", [pytest.param((3, 1), marks=pytest.mark.slow), (2, 2)])
-def test_a_kill_at_every_instruction_of_a_skipped_step_changes_nothing(grid: tuple[int, int]) -> None:
+def test_a_kill_in_a_skipped_step_changes_nothing(grid: tuple[int, int], kind: Kind | None) -> None:
     document = manifest(*grid, "gradient")
     undisturbed = Job(document).run()
     step = undisturbed.state.progress.skips[0]
@@ -121,7 +122,7 @@ def test_a_kill_at_every_instruction_of_a_skipped_step_changes_nothing(grid: tup
         )
         assert job.state.progress.skipped_steps == undisturbed.state.progress.skipped_steps, "each is counted once"
 
-    struck = kill_at_each(document, lambda fault: fault.step == step, judge)
+    struck = kill_at_each(document, lambda fault: fault.step == step, judge, kind)
     assert {"OptimizerStep", "ReplicaUpdate"} <= {fault.name for fault in struck}
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer import reference
 from bamboo_trainer.lora import with_lora
-from branching_job import kill_at_each
+from branching_job import kill_at_each, of_name, sweep
 from manifest_kit import bamboojob, gpt_task, training
 from stage_kit import small_task
 from training_job import Fault, Job
@@ -113,6 +113,7 @@ def test_buffers_and_frozen_parameters_are_no_difference(build, stages, monkeypa
     check_calm(manifest(stages, 1, "LazyForward", task=task))
 
 
+@sweep(of_name)
 @pytest.mark.parametrize(
     ("grid", "mode", "schedule"),
     [
@@ -123,7 +124,7 @@ def test_buffers_and_frozen_parameters_are_no_difference(build, stages, monkeypa
         pytest.param((2, 2), "LazyForward", "1F1B", marks=pytest.mark.slow),
     ],
 )
-def test_a_kill_at_each_place_of_a_checked_step_changes_no_bit(grid, mode, schedule) -> None:
+def test_a_kill_at_each_place_of_a_checked_step_changes_no_bit(grid, mode, schedule, kind) -> None:
     document = manifest(*grid, mode, topology={"schedule": schedule})
     calm = Job(document).run()
 
@@ -131,5 +132,5 @@ def test_a_kill_at_each_place_of_a_checked_step_changes_no_bit(grid, mode, sched
         assert job.outcome is Outcome.COMPLETE, job.emitted
         assert job.digests == calm.digests
 
-    killed = kill_at_each(document, lambda fault: fault.step == CHECKED, judge)
+    killed = kill_at_each(document, lambda fault: fault.step == CHECKED, judge, kind)
     assert "SpotCheck" in {fault.name for fault in killed}

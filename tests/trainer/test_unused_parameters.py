@@ -23,7 +23,7 @@ from branching_job import kill_at_each
 from manifest_kit import bamboojob, training
 from processes import run_with_faults
 from stage_kit import chain, one_step, state_of
-from training_job import Fault, Job, check_same_bits, one_of_each_kind
+from training_job import Fault, Job, check_same_bits
 
 WIDTH = 4
 KINDS = (0, 0, 1, 0, 2, 0, 0, 3, 0, 1, 0, 0)  # of the samples; most experts have nothing to do in most microbatches
@@ -200,8 +200,13 @@ def undisturbed(stages: int, pipelines: int, optimizer: str = "AdamW", mode: str
     return Job(manifest(stages, pipelines, optimizer, mode)).run()
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "momentum", "NAdam"])
-@pytest.mark.parametrize(("stages", "pipelines"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (2, 4)])
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "optimizer"),
+    [
+        *((*grid, "NAdam") for grid in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (2, 4))),
+        *((*grid, optimizer) for grid in ((4, 1), (2, 2)) for optimizer in ("AdamW", "momentum")),
+    ],
+)
 def test_jobs_train_what_plain_pytorch_trains(stages: int, pipelines: int, optimizer: str) -> None:
     """In one pipeline the gradients are those of plain training; of several, the sums have another order."""
     expected, _ = plainly(optimizer, replace(CONFIG, max_gradient_norm=1.0))
@@ -221,11 +226,10 @@ def test_a_kill_at_an_instruction_of_any_kind_leaves_the_unused_alone(
     stages: int, pipelines: int, optimizer: str, mode: str
 ) -> None:
     reference = undisturbed(stages, pipelines, optimizer, mode)
-    chosen = one_of_each_kind(fault for fault in reference.executed if fault.step == 3 and fault.after)
-    assert len(chosen) >= 6
     judge = functools.partial(check_same_bits, reference)
-    killed = kill_at_each(manifest(stages, pipelines, optimizer, mode), chosen.__contains__, judge)
-    assert killed.keys() == chosen
+    document = manifest(stages, pipelines, optimizer, mode)
+    killed = kill_at_each(document, lambda fault: fault.step == 3 and fault.after, judge, lambda fault: fault.name)
+    assert len(killed) >= 6
 
 
 def test_a_standby_is_filled_with_a_state_that_lacks_what_was_never_used() -> None:
