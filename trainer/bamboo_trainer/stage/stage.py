@@ -38,9 +38,8 @@ class Stage:
     that the loss does not depend on, has NO_GRADIENT: zeros would reach the parameters behind it. Saved contexts keep
     the inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
 
-    bring: takes what was received to the device. context: the size of what a backward needs, once a forward has been
-    run. as_built: what its modules have noted since they were built; None of compiled ones, whose code is for their
-    attributes.
+    bring: takes what was received to the device. as_built: what its modules have noted since they were built; None of
+    compiled ones, whose code is for their attributes.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Stage:
         )
         self._first_look = FirstLook(first or (lambda: task), config, layers, parameters, values.shared, values.last)
         self._evaluator = Evaluator(task, config, layers, device, values.last)
-        self.context: ContextSize | None = None
+        self._contexts: dict[str, ContextSize] = {}  # by phase
         self.as_built = None if config.compile else AsBuilt(layers)
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
@@ -84,12 +83,14 @@ class Stage:
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
-        if self.context is None and self.values.version == 0:
+        if self.context is None and self.values.version == self.values.phase.first:
             self.look(step, microbatch, inputs)
         return self._forward(work, step, microbatch, inputs)
 
     def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
-        """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
+        """Before the first forward of all, and of each phase: is what the task does deterministic? Raises
+        NotDeterministic.
+        """
         if not self._config.deterministic:
             return
         given, place = None if inputs is None else split_needs(inputs)[0], (self.values.index, step, microbatch)
@@ -99,8 +100,13 @@ class Stage:
         place = (step, microbatch, inputs, microbatch == work.bucketwise)
         if self.context:
             return self.complete(work, self._run(*place))
-        found, self.context = self._first_look.during(partial(self._run, *place))
+        found, self._contexts[self.values.phase.name] = self._first_look.during(partial(self._run, *place))
         return self.complete(work, found)
+
+    @property
+    def context(self) -> ContextSize | None:
+        """The size of what a backward needs in the values' phase; None before a forward was run in it."""
+        return self._contexts.get(self.values.phase.name)
 
     def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
         forwarding = self._forwards.start(step, microbatch, inputs)

@@ -59,7 +59,8 @@ class RedundantWork:
         self.budget = BubbleBudget()
         self._idle_since: float | None = None
         self._disturbed: int | None = None  # the step in which roles have changed
-        self._next_rehearsal: tuple[int, Parts | None] = (0, None)  # of a worker on standby: a stage and its inputs
+        # of a worker on standby: a stage, its inputs and in which of the task's phases they were made
+        self._next_rehearsal: tuple[int, Parts | None, str] = (0, None, "")
 
     # what happens elsewhere
 
@@ -218,14 +219,14 @@ class RedundantWork:
 
     def rehearse_on_standby(self) -> bool:
         """Rehearse the next of the stages that a worker that runs no cell keeps, from the first one on, with what the
-        stage before gave. It runs one stage; False if the next one is not here.
+        stage before gave. It runs one stage; False if the next one is not here, or not in the phase of its inputs.
         """
-        index, inputs = self._next_rehearsal
+        index, inputs, phase = self._next_rehearsal
         stage = self._states.stage(index) if index < self._plan.stages else None
-        if stage is None or self._plan.stages == 1:
+        if stage is None or self._plan.stages == 1 or (index and stage.values.phase.name != phase):
             return False
         outputs = self._run_rehearsal(stage, (Cell(0, index), stage.values.version, 0), inputs)
-        self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs))
+        self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs), stage.values.phase.name)
         return True
 
     def _run_rehearsal(self, stage: Stage, place: tuple[Cell, int, int], inputs: Parts | None) -> Parts:

@@ -1,11 +1,11 @@
-"""What a stage's optimizer remembers, by name; and, where it can be told, before the first step.
+"""What a stage's optimizers remember, by name; and, where it can be told, before the first step.
 
 So is what belongs to a step and to no parameter: the scale of losses in fp16, the course of evaluations, what the
 task's decisions said last.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,31 +16,21 @@ from bamboo_trainer.decisions import Committed
 from bamboo_trainer.frames.payloads import Decided
 from bamboo_trainer.memory.placement import to_host
 from bamboo_trainer.stage.state import decided, early_stop
-from bamboo_trainer.stage.state.group_numbers import MARK, GroupNumbers, Scalar
+from bamboo_trainer.stage.state.group_numbers import Scalar
 from bamboo_trainer.stage.state.loss_scale import LossScale
-from bamboo_trainer.stage.state.optimizer_trial import OptimizerTrial, tried
+from bamboo_trainer.stage.state.optimizer_trial import OptimizerTrial
 from bamboo_trainer.stage.state.parameters import FlatParameters, Slot
+from bamboo_trainer.stage.state.remembered import Remembered, parted, state_of
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided
-from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
 from bamboo_trainer.tasks.task_errors import TaskError
-
-# Optimizers whose state starts as all zeros, so that it can be created before the first step.
-_ZERO_STATE = (
-    torch.optim.AdamW,
-    torch.optim.Adam,
-    torch.optim.Adamax,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Adadelta,
-)
-
 
 AVERAGE: Final = "weights_ema"
 
 
 class OptimizerState:
-    """Names are "state:0.weight:exp_avg".
+    """Names are "state:0.weight:exp_avg", or, of a phase's optimizer, "state:0.weight:critic/exp_avg".
 
     ema: the decay of the averages of the parameters that are kept beside it, in fp32, under the key AVERAGE; None: none
     are.
@@ -55,7 +45,7 @@ class OptimizerState:
     def __init__(
         self,
         parameters: FlatParameters,
-        scheduled: ScheduledOptimizer,
+        optimizers: PhaseOptimizers,
         ema: float | None = None,
         scaling: LossScaleSpec | None = None,
         layers: Sequence[int] = (),
@@ -63,21 +53,16 @@ class OptimizerState:
         task: Task | None = None,
     ) -> None:
         """task: with the decisions, if it has any."""
-        optimizer = scheduled.inner
         self._averages: dict[str, Tensor] = {}  # by slot
-        self._slots, self._optimizer = parameters.slots, optimizer
-        self._groups = GroupNumbers(parameters.slots, optimizer, scheduled.scheduled)
+        self._slots = parameters.slots
         self._names = {slot.name for slot in parameters.slots}
         self._using = {slot.name: _layers_using(slot, parameters) for slot in parameters.slots}
-        self._task, self._scheduled = task, scheduled
+        self._task, self._optimizers = task, optimizers
         self.decided: Decided | None = None
         self.frozen = frozenset[str]()
         self.obey(first_decided(task, 0) if task else None)
-        starts_at_zero = optimizer is not None and scheduled.keeps_its_names and _starts_at_zero(optimizer)
-        # Adagrad creates its state itself when it is built.
-        self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
-        if optimizer is not None and starts_at_zero:
-            self._create(parameters, optimizer)
+        self._parts = [Remembered(parameters, one) for one in optimizers.all]
+        self.fixed = all(part.fixed for part in self._parts)
         self._scaling, self._layers = scaling, tuple(layers)
         self.loss_scale = None if scaling is None else LossScale(2.0**scaling.initial_power)
         self._early, self.course = early, Course()
@@ -87,46 +72,38 @@ class OptimizerState:
                 slot.name: slot.parameter.detach().to(torch.float32, copy=True) for slot in parameters.slots
             }
 
-    def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
-        """By a step that is then undone."""
-        saved = [slot.parameter.detach().clone() for slot in parameters.slots]
-        parameters.bind_final(torch.zeros_like(parameters.flat))
-        optimizer.step()
-        parameters.unbind()
-        with torch.no_grad():
-            for slot, before in zip(parameters.slots, saved, strict=True):
-                slot.parameter.copy_(before)
-            for _, tensor in self.named():
-                tensor.zero_()
-
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """The state's tensors in fixed order; the tensors themselves."""
-        for name, value in self._values():
-            if isinstance(value, Tensor):
-                yield name, value
+        for part in self._parts:
+            for name, value in part.values():
+                if isinstance(value, Tensor):
+                    yield name, value
         for slot, average in self._averages.items():
-            yield f"{_prefix(slot)}{AVERAGE}", average
+            yield f"{state_of(slot)}{AVERAGE}", average
 
-    def average(self) -> None:
-        """After an optimizer's step: the averages move a little towards the parameters, used in the step or not."""
+    def average(self, trained: Collection[str]) -> None:
+        """After an optimizer's step: the averages of the parameters of these names, used in the step or not, move a
+        little towards them.
+        """
         if self._decay is None:
             return
         with torch.no_grad():
-            for slot in self._slots:  # one by one: the bits of an operation may depend on a tensor's size
+            for slot in (slot for slot in self._slots if slot.name in trained):
+                # one by one: the bits of an operation may depend on a tensor's size
                 self._averages[slot.name].lerp_(slot.parameter.float(), 1 - self._decay)
 
     def scalars(self) -> dict[str, Scalar]:
         """The state's plain numbers, and those of parameter groups that change from step to step."""
         scalars: dict[str, Scalar] = {}
-        for name, value in self._values():
+        for name, value in (one for part in self._parts for one in part.values()):
             if isinstance(value, Tensor):
                 continue
             if value is not None and not isinstance(value, int | float):
                 key = name.rpartition(":")[2]
                 raise TaskError(f"the optimizer's state {key} is {type(value).__name__}, expected tensors and numbers")
             scalars[name] = value
-        for slot in self._slots:
-            scalars |= {f"{_prefix(slot.name)}{key}": value for key, value in self._groups.of(slot.name).items()}
+        for part in self._parts:
+            scalars |= part.of_groups()
         scalars |= self.loss_scale.numbers(self._layers) if self.loss_scale else {}
         scalars |= early_stop.numbers(self.course, self._early, self._layers) if self._early else {}
         if self.decided:
@@ -134,10 +111,9 @@ class OptimizerState:
             scalars |= decided.numbers(self.decided, using, self._layers)
         return scalars
 
-    def trial(self, task: Task, scheduled: ScheduledOptimizer, version: int) -> OptimizerTrial | None:
+    def trial(self, version: int) -> OptimizerTrial | None:
         """An optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
-        slots = tried(self._slots, version) if self._slots else []
-        return OptimizerTrial.begun(task, slots, scheduled, self._groups) if slots else None
+        return self._parts[self._optimizers.all.index(self._optimizers.at(version))].trial(version)
 
     @property
     def unscale(self) -> float:
@@ -152,7 +128,8 @@ class OptimizerState:
     def obey(self, said: Decided | None) -> None:
         """The task's decisions say that of the step that comes next."""
         self.decided, self.frozen = said, frozen_among(self._using, said)
-        self._scheduled.factor = said.learning_rate if said else 1.0
+        for one in self._optimizers.all:
+            one.factor = said.learning_rate if said else 1.0
 
     def decide(self, done: Committed) -> Decided | None:
         """What the task's decisions say after that step, which begins at this version; None if it has none."""
@@ -179,8 +156,8 @@ class OptimizerState:
         """Is it of a kind that may be there or not, as it comes with a step, or with this job?"""
         if early_stop.is_of(name) or decided.is_of(name):
             return True
-        slot, key = _parted(name)
-        return slot in self._names and key != AVERAGE and (not self.fixed or key.startswith(MARK))
+        slot, key = parted(name)
+        return key != AVERAGE and any(part.may_have(slot, key) for part in self._parts)
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
         """ValueError if they cannot be set."""
@@ -190,32 +167,18 @@ class OptimizerState:
             early_stop.of_numbers(scalars, self._early, self._layers)
         if self.decided:
             decided.of_numbers(scalars, self._layers)
-        self._groups.checked(self._of_groups(scalars))
+        for part in self._parts:
+            part.check(scalars)
 
     def prefixes(self) -> tuple[str, ...]:
         """What the name of any value that this optimizer could ever have starts with."""
-        return tuple(_prefix(slot.name) for slot in self._slots)
+        return tuple(state_of(slot.name) for slot in self._slots)
 
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
         """Forgets everything and takes copies of these; for a state that is not fixed."""
-        on_device = self._counts_on_device()
-        for slot in self._slots:
-            prefix = _prefix(slot.name)
-            device = slot.parameter.device
-            state = {
-                n.removeprefix(prefix): t.detach().to(device if t.dim() or slot.name in on_device else "cpu", copy=True)
-                for n, t in given.items()
-                if n.startswith(prefix) and n != f"{prefix}{AVERAGE}"
-            }
-            self._state.pop(slot.parameter, None)
-            if state:
-                self._state[slot.parameter] = state
-
-    def _counts_on_device(self) -> set[str]:
-        """The slots whose steps are counted where the parameter is: a fused or capturable optimizer's."""
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        there = {id(p) for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
-        return {slot.name for slot in self._slots if id(slot.parameter) in there}
+        averages = {f"{state_of(slot.name)}{AVERAGE}" for slot in self._slots}
+        for part in self._parts:
+            part.replace(given, averages)
 
     def park(self) -> None:
         """Move what is as large as the parameters to host memory."""
@@ -226,21 +189,14 @@ class OptimizerState:
         self._move(lambda tensor: tensor.to(device))
 
     def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
-        for slot in self._slots:
-            state = self._state.get(slot.parameter, {})
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim():  # counters are where the optimizer wants them
-                    state[key] = moved(value)
+        for part in self._parts:
+            part.move(moved)
         self._averages = {slot: moved(average) for slot, average in self._averages.items()}
 
     def set_scalars(self, scalars: Mapping[str, Scalar], version: int) -> None:
         """version: of the state that they belong to."""
-        for slot in self._slots:
-            prefix = _prefix(slot.name)
-            for name, value in scalars.items():
-                if name.startswith(prefix) and not name.startswith(f"{prefix}{MARK}"):
-                    self._state.setdefault(slot.parameter, {})[name.removeprefix(prefix)] = value
-        self._groups.set(self._groups.checked(self._of_groups(scalars)))
+        for part in self._parts:
+            part.set(scalars)
         if self.loss_scale:
             self.loss_scale = LossScale.of_numbers(scalars, self._layers)
         if self._early:
@@ -248,46 +204,9 @@ class OptimizerState:
         if self.decided and self._task:
             self.obey(decided.of_numbers(scalars, self._layers) or first_decided(self._task, version))
 
-    def _of_groups(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
-        """By slot and key."""
-        found: dict[str, dict[str, Scalar]] = {}
-        for name, value in scalars.items():
-            slot, key = _parted(name)
-            if slot in self._names and key.startswith(MARK):
-                found.setdefault(slot, {})[key] = value
-        return found
-
-    @property
-    def _state(self) -> MutableMapping[Any, Any]:
-        return {} if self._optimizer is None else self._optimizer.state
-
-    def _values(self) -> Iterator[tuple[str, Any]]:
-        for slot in self._slots:
-            # Get, as an entry that reading leaves behind would look like a state to some optimizers.
-            state = self._state.get(slot.parameter, {})
-            for key in sorted(state):
-                yield f"{_prefix(slot.name)}{key}", state[key]
-
-
-def _starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
-    if type(optimizer) is torch.optim.SGD:
-        return not any(group["dampening"] for group in optimizer.param_groups)
-    return type(optimizer) in _ZERO_STATE
-
 
 def _layers_using(slot: Slot, parameters: FlatParameters) -> frozenset[int]:
     """The stage's layers that use a parameter: one, if it is not tied."""
     if slot.group is None:
         return frozenset({int(slot.name.partition(".")[0])})
     return frozenset(layer for group, layer in parameters.uses if group == slot.group)
-
-
-def _prefix(slot: str) -> str:
-    return f"state:{slot}:"
-
-
-def _parted(name: str) -> tuple[str, str]:
-    """The slot and the key; two empty texts if it is not of an optimizer's state."""
-    kind, _, place = name.partition(":")
-    slot, _, key = place.rpartition(":")
-    return (slot, key) if kind == "state" else ("", "")

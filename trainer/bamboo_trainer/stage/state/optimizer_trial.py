@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from bamboo_trainer.stage.state.group_numbers import GroupNumbers
 from bamboo_trainer.stage.state.parameters import Slot
-from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -43,13 +42,13 @@ def _layer(slot: Slot) -> str:
 class OptimizerTrial:
     """Made when the gradients are set, and before the real optimizer's step."""
 
-    def __init__(self, task: Task, slots: Sequence[Slot], real: ScheduledOptimizer, groups: GroupNumbers) -> None:
+    def __init__(self, slots: Sequence[Slot], real: ScheduledOptimizer, groups: GroupNumbers) -> None:
         """Raises TaskError or ValueError if there is no such optimizer."""
         assert real.inner is not None
         self._state = real.inner.state
         twins = [Slot(s.name, nn.Parameter(s.parameter.detach().clone()), 0, None) for s in slots]
         self._pairs = list(zip(slots, twins, strict=True))
-        self._optimizer = ScheduledOptimizer(task, [(twin.name, twin.parameter) for twin in twins])
+        self._optimizer = ScheduledOptimizer(real.phase, [(twin.name, twin.parameter) for twin in twins])
         assert self._optimizer.inner is not None
         self._optimizer.factor = real.factor
         self._groups, self._real = GroupNumbers(twins, self._optimizer.inner, self._optimizer.scheduled), groups

@@ -29,7 +29,8 @@ from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters, tied_segments
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.mixed_precision import forget_casts
-from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.tasks.phases import phase_at, phases_of
+from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
@@ -39,9 +40,10 @@ class StageValues:
     """The parameters, buffers and optimizer state of a stage's layers.
 
     index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
-    version: the step that the values are ready for. layers: the modules, by number. parameters, running, optimizer:
-    what they hold, which buffers forwards contribute to, and what the optimizer remembers. shared: ids of tied
-    parameters. final: the form of the final gradients that `apply` takes.
+    version: the step that the values are ready for. phases: the task's; phase: the one of that step.
+    layers: the modules, by number. parameters, running, optimizer: what they hold, which buffers forwards contribute
+    to, and what the optimizers remember. shared: ids of tied parameters. final: the form of the final gradients that
+    `apply` takes.
     """
 
     def __init__(
@@ -74,14 +76,15 @@ class StageValues:
         tied = tied_segments(self.parameters, groups, stages)
         self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # told by another stage
         named = [(slot.name, slot.parameter) for slot in self.parameters.slots] if remembers else []
-        self._scheduled, ema = ScheduledOptimizer(task, named), config.ema if remembers else None
+        self.phases = phases_of(task)
+        self._optimizers, ema = PhaseOptimizers(self.phases, named), config.ema if remembers else None
         self.optimizer = OptimizerState(
-            self.parameters, self._scheduled, ema, config.loss_scale, tuple(self.layers), config.early, task
+            self.parameters, self._optimizers, ema, config.loss_scale, tuple(self.layers), config.early, task
         )
-        self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
+        self._finite = FiniteState(self.layers, self.parameters, self._optimizers, self.optimizer, copies)
         snapshot.check(self.parameters, self.optimizer)
         self.running = RunningBuffers(self.layers)
-        self._constants = Constants(self.layers, self.running.places())
+        self._constants = Constants(self.layers, self.parameters, self.running.places())
         self.final = FinalGradients(
             self.parameters,
             self.running,
@@ -94,6 +97,10 @@ class StageValues:
         self._parked, self._in_others_memory = False, frozenset[str]()
         self._bytes: tuple[int, int] | None = None
         self._digest: str | None = None
+        names = [slot.name for slot in self.parameters.slots]
+        self._trained = {one.name: frozenset(filter(one.trains, names)) for one in self.phases}
+        self.phase = self.phases[0]
+        self.parameters.train(self._trained[self.phase.name])
 
     # from version to version
 
@@ -104,8 +111,8 @@ class StageValues:
 
         running: the bytes of the running buffers after the step, as `FinalGradients.folded` has made them. tries: an
         optimizer that is built anew has to come to the same bits; raises NotDeterministic if it does not.
-        A parameter that no microbatch has used, or that a decision has frozen, stays as it is, and so does what the
-        optimizer remembers of it.
+        A parameter that no microbatch has used, that the phase does not train or that a decision has frozen stays as it
+        is, and so does what the optimizer remembers of it.
         """
         self._constants.check()
         self._finite.confirm()
@@ -114,16 +121,17 @@ class StageValues:
         ready = self._bring([gradient])[0].to(torch.float32)
         limit = self.config.max_gradient_norm
         scale *= self.optimizer.unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
-        if scale != 1.0 or (ready is gradient and not self._scheduled.only_reads):
+        optimizer = self._optimizers.at(self.version)
+        if scale != 1.0 or (ready is gradient and not optimizer.only_reads):
             ready = ready * scale  # a copy: an optimizer may write to its gradients
         self.parameters.bind_final(ready, used)
         if self._parked:
             self.optimizer.fetch(self.device)
-        trial = self.optimizer.trial(self.task, self._scheduled, self.version) if tries else None
-        self._scheduled.step(self.version)
+        trial = self.optimizer.trial(self.version) if tries else None
+        optimizer.step(self.version)
         if trial:
             trial.compare(self.version)
-        self.optimizer.average()
+        self.optimizer.average(self._trained[self.phase.name])
         self.optimizer.scaled(finite=True)
         if not math.isfinite(norm):
             self._finite.gradient_was_not()
@@ -140,13 +148,20 @@ class StageValues:
             snapshot.check(self.parameters, self.optimizer)
             self._bytes = None
         self._digest = None
-        self.version += 1
+        self._come_to(self.version + 1)
+
+    def _come_to(self, version: int) -> None:
+        """The values are at that version: have the next step's backwards reach what its phase trains."""
+        self.version, before = version, self.phase
+        self.phase = phase_at(self.phases, version)
+        if self.phase is not before:
+            self.parameters.train(self._trained[self.phase.name])
 
     def allow_commit(self) -> None:
         """To be asked before the step that begins at this version may be committed: are its rates such as an optimizer
         can use, and did the step before leave finite parameters? Raises TaskError.
         """
-        self._scheduled.settings(self.version)
+        self._optimizers.at(self.version).settings(self.version)
         self._finite.confirm()
 
     def skip(self, *, finite: bool) -> None:
@@ -157,11 +172,11 @@ class StageValues:
         forget_casts()
         self.optimizer.scaled(finite=finite)
         self._digest = None
-        self.version += 1
+        self._come_to(self.version + 1)
 
     def learning_rate(self, step: int) -> float:
         """The task's, which is the same on every stage, as its decisions have it in the step that comes next."""
-        return self._scheduled.learning_rate(step)
+        return self._optimizers.at(step).learning_rate(step)
 
     def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
         """If this state, evaluated so, is the last one as of an early stop: what evaluations have come to."""
@@ -207,7 +222,7 @@ class StageValues:
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
-        self.version = snapshot.restore(self.parameters, self.optimizer, parts, meta)
+        self._come_to(snapshot.restore(self.parameters, self.optimizer, parts, meta))
         self._bytes = self._digest = None
         self._finite.forget()
         self._constants.renew()
@@ -342,4 +357,5 @@ class StageValues:
         self.parameters.unbind()
         forget_casts()
         self.optimizer.take_of_step(like.optimizer)
-        self._digest, self.version = None, like.version
+        self._digest = None
+        self._come_to(like.version)

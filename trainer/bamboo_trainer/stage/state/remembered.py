@@ -1,0 +1,163 @@
+"""What the optimizer of one phase remembers of a stage's parameters, by name.
+
+Each phase has an optimizer of its own, and a parameter may be trained in several phases. So the name of a phase begins
+the keys of what its optimizer remembers: "state:0.weight:critic/exp_avg". Without phases nothing does.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from bamboo_trainer.stage.state.group_numbers import MARK, GroupNumbers, Scalar
+from bamboo_trainer.stage.state.optimizer_trial import OptimizerTrial, tried
+from bamboo_trainer.stage.state.parameters import FlatParameters
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+
+# Optimizers whose state starts as all zeros, so that it can be created before the first step.
+_ZERO_STATE: Final = (
+    torch.optim.AdamW,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+)
+
+
+class Remembered:
+    """fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
+    comes with the first step.
+    """
+
+    def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
+        phase, optimizer = scheduled.phase, scheduled.inner
+        self._mark = f"{phase.name}/" if phase.name else ""
+        self._slots = [slot for slot in parameters.slots if phase.trains(slot.name)]
+        self._by_name = {slot.name: slot for slot in self._slots}
+        self._scheduled, self._optimizer = scheduled, optimizer
+        self._groups = GroupNumbers(self._slots, optimizer, scheduled.scheduled)
+        starts_at_zero = optimizer is not None and scheduled.keeps_its_names and _starts_at_zero(optimizer)
+        # Adagrad creates its state itself when it is built.
+        self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
+        if optimizer is not None and starts_at_zero:
+            self._create(parameters, optimizer)
+
+    def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
+        """By a step that is then undone."""
+        saved = [slot.parameter.detach().clone() for slot in self._slots]
+        parameters.bind_final(torch.zeros_like(parameters.flat))
+        optimizer.step()
+        parameters.unbind()
+        with torch.no_grad():
+            for slot, before in zip(self._slots, saved, strict=True):
+                slot.parameter.copy_(before)
+            for _, value in self.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Tensors and numbers, in fixed order; the tensors themselves."""
+        for slot in self._slots:
+            # Get, as an entry that reading leaves behind would look like a state to some optimizers.
+            state = self._state.get(slot.parameter, {})
+            for key in sorted(state):
+                yield f"{self._prefix(slot.name)}{key}", state[key]
+
+    def of_groups(self) -> dict[str, Scalar]:
+        """Numbers of parameter groups that change from step to step, with those of its group for each parameter."""
+        return {
+            f"{self._prefix(slot.name)}{key}": value
+            for slot in self._slots
+            for key, value in self._groups.of(slot.name).items()
+        }
+
+    def trial(self, version: int) -> OptimizerTrial | None:
+        """An optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
+        slots = tried(self._slots, self._scheduled.phase.own(version)) if self._slots else []
+        return OptimizerTrial.begun(slots, self._scheduled, self._groups) if slots else None
+
+    def may_have(self, slot: str, key: str) -> bool:
+        """May there be such a key of that parameter, or not, as it comes with a step?"""
+        own = slot in self._by_name and key.startswith(self._mark)
+        return own and (not self.fixed or key.startswith(f"{self._mark}{MARK}"))
+
+    def check(self, scalars: Mapping[str, Scalar]) -> None:
+        """ValueError if these numbers of groups, among others, cannot be set."""
+        self._groups.checked(self._group_numbers(scalars))
+
+    def replace(self, given: Mapping[str, Tensor], without: Collection[str]) -> None:
+        """Forgets everything and takes copies of these; for a state that is not fixed. without: names to leave out."""
+        on_device = self._counts_on_device()
+        for slot in self._slots:
+            prefix, device = self._prefix(slot.name), slot.parameter.device
+            state = {
+                n.removeprefix(prefix): t.detach().to(device if t.dim() or slot.name in on_device else "cpu", copy=True)
+                for n, t in given.items()
+                if n.startswith(prefix) and n not in without
+            }
+            self._state.pop(slot.parameter, None)
+            if state:
+                self._state[slot.parameter] = state
+
+    def _counts_on_device(self) -> set[str]:
+        """The slots whose steps are counted where the parameter is: a fused or capturable optimizer's."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        there = {id(p) for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
+        return {slot.name for slot in self._slots if id(slot.parameter) in there}
+
+    def move(self, moved: Callable[[Tensor], Tensor]) -> None:
+        """Have what is as large as the parameters elsewhere."""
+        for slot in self._slots:
+            state = self._state.get(slot.parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim():  # counters are where the optimizer wants them
+                    state[key] = moved(value)
+
+    def set(self, scalars: Mapping[str, Scalar]) -> None:
+        """Have those of these numbers that are its own."""
+        for slot, key, value in self._own(scalars):
+            if not key.startswith(MARK):
+                self._state.setdefault(self._by_name[slot].parameter, {})[key] = value
+        self._groups.set(self._groups.checked(self._group_numbers(scalars)))
+
+    def _group_numbers(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
+        """By slot and key."""
+        found: dict[str, dict[str, Scalar]] = {}
+        for slot, key, value in self._own(scalars):
+            if key.startswith(MARK):
+                found.setdefault(slot, {})[key] = value
+        return found
+
+    def _own(self, scalars: Mapping[str, Scalar]) -> Iterator[tuple[str, str, Scalar]]:
+        """Slot, key and value of those that are its own."""
+        for name, value in scalars.items():
+            slot, key = parted(name)
+            if slot in self._by_name and key.startswith(self._mark):
+                yield slot, key.removeprefix(self._mark), value
+
+    @property
+    def _state(self) -> MutableMapping[Any, Any]:
+        return {} if self._optimizer is None else self._optimizer.state
+
+    def _prefix(self, slot: str) -> str:
+        return f"{state_of(slot)}{self._mark}"
+
+
+def state_of(slot: str) -> str:
+    """What begins the name of all that is remembered of a parameter."""
+    return f"state:{slot}:"
+
+
+def parted(name: str) -> tuple[str, str]:
+    """The slot and the key; two empty texts if it is not of an optimizer's state."""
+    kind, _, place = name.partition(":")
+    slot, _, key = place.rpartition(":")
+    return (slot, key) if kind == "state" else ("", "")
+
+
+def _starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
+    if type(optimizer) is torch.optim.SGD:
+        return not any(group["dampening"] for group in optimizer.param_groups)
+    return type(optimizer) in _ZERO_STATE
