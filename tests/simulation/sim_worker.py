@@ -35,6 +35,7 @@ from sim_store import SimStore, SimWeights
 
 SECONDS = {
     "Evaluate": 1e-3,
+    "Generate": 1e-3,
     "Forward": 1e-3,
     "Backward": 2e-3,
     "BackwardInput": 1e-3,
@@ -340,6 +341,7 @@ class Node:
                 policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
+                generations=around.oracle.arithmetic.generations,
                 verifies=around.verifies,
                 spots=SpotSchedule(early=range(1, 200)),
                 copies=SimCopies(self) if around.copy_seconds else AtOnce(),

@@ -20,6 +20,7 @@ from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.measurements import try_measurements
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
+from bamboo_trainer.tasks.generation import generation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
 from bamboo_trainer.transport.choice import body_channel
 
@@ -63,6 +64,7 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     task, spec = settled_task(spec)
     initial = begin_with(spec.task.initial_from, task)[1] if spec.task.initial_from else []
     evaluation_schedule(task, spec.training)
+    generation_schedule(task, spec.training)
     loggers_of(task, spec.training)
     costs = profile(task, spec)
     if spec.topology.chooses_stages:

@@ -56,6 +56,13 @@ class EvaluationFields(TypedDict, total=False):
     """By how much at least the metric must be better to count as better."""
 
 
+class GenerationFields(TypedDict, total=False):
+    """Has a language model continue the task's prompts from time to time."""
+
+    everySteps: Required[int]
+    """Steps from one round of texts to the next. The last state writes some, too."""
+
+
 class LoggerFields(TypedDict, total=False):
     """A logger."""
 
@@ -156,6 +163,8 @@ class TrainingFields(TypedDict, total=False):
     """More skipped steps in a row end the job, also with precision fp16."""
     evaluation: EvaluationFields
     """Measures the model on other data from time to time."""
+    generation: GenerationFields
+    """Has a language model continue the task's prompts from time to time."""
     loggers: Sequence[LoggerFields]
     """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
     profiler: ProfilerFields

@@ -14,11 +14,13 @@ from bamboo_core.coordinator.state import Turn
 from bamboo_core.coordinator.verification import verification
 from bamboo_core.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo_core.coordinator.workers.platforms import refuse_other_data
+from bamboo_core.history.records import Texts
 from bamboo_core.planning.grid import layer_ranges
 from bamboo_core.planning.plan import ROOT, WorkerId
 from bamboo_core.text import count, metrics, one_line
 
 REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
+TOLD_PROMPT, TOLD_TEXT = 40, 160  # characters of an event
 
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
@@ -145,12 +147,25 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
         return
     if message.early_stop is not None and state.plan is not None:
         _stop_early(turn, step, message.early_stop)
+    _wrote(turn, step, message.texts)
     if spec is None or not message.metrics or step in state.progress.evaluations:
         return
-    turn.put(state.progress.evaluated(step, message.metrics, turn.now))
+    turn.put(turn.state.progress.evaluated(step, message.metrics, turn.now))
     best = evaluations.best(spec, turn.state.progress.evaluations)
     turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}{' (the best so far)' * (best == step)}"))
     checkpoints.evaluated(turn)
+
+
+def _wrote(turn: Turn, step: int, texts: Texts) -> None:
+    """The state after that step has continued the task's prompts."""
+    known = turn.state.progress.texts
+    if not texts or (known is not None and known[0] >= step):
+        return
+    turn.put(turn.state.progress.wrote(step, texts, turn.now))
+    first, others = texts[0], len(texts) - 1
+    more = f"; and {count(others, 'other')}" if others else ""
+    told = f'after step {step}: "{one_line(first.prompt, TOLD_PROMPT)}" goes on "{one_line(first.text, TOLD_TEXT)}"'
+    turn.do(Emit("Generated", f"{told}{more}"))
 
 
 def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:

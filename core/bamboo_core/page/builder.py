@@ -119,6 +119,7 @@ def _from_coordinator(
         most_memory=account(*live.most_memory, names) if live.most_memory else None,
         traffic=tuple(account(worker, sent, names) for worker, sent in live.traffic),
         evaluation=evaluation(live, view.spec),
+        texts=d.PageTexts(step=live.texts[0], texts=live.texts[1]) if live.texts else None,
         checkpoint=checkpoint(live.checkpoint, now) if live.checkpoint else None,
         **history_fields(record, names),
     )

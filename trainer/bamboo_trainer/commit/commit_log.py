@@ -71,6 +71,7 @@ class CommitLog:
             scale=result.scale,
             metrics=result.metrics,
             evaluation=result.evaluation,
+            texts=result.texts,
             microbatches=result.microbatches,
             generation=generation,
             epoch=epoch,

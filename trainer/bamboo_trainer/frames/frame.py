@@ -15,7 +15,10 @@ class FrameKind(IntEnum):
     and COMPUTE_AGAIN carry no tensors.
     """
 
-    ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
+    # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch, GENERATED + n
+    # of a batch of prompts that have got n tokens: then the tokens come before the outputs, and go on from the last
+    # stage to the first
+    ACTIVATION = 1
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
     CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline; payload: to its buffers
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
@@ -42,7 +45,7 @@ class FrameKind(IntEnum):
     COMPUTE_AGAIN = 25  # to a cell's owner, by its shadow, which came to another result; payload: of what
 
 
-EVALUATED = 1  # the part of an activation
+EVALUATED, GENERATED = 1, 2  # the part of an activation
 FIXED = 1  # the microbatch of parameters
 
 BOUNDARY = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})  # what crosses the boundaries of stages

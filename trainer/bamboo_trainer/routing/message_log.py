@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.frames.frame import Address, Frame
+from bamboo_trainer.frames.frame import GENERATED, Address, Frame, FrameKind
 
 
 class MessageLog:
@@ -15,8 +15,12 @@ class MessageLog:
         self._frames: dict[Cell, dict[Address, Frame]] = {}
 
     def add(self, frame: Frame) -> None:
-        """The newest copy counts, and comes last."""
+        """The newest copy counts, and comes last. Of prompts that get a token after the other so does what has the
+        most: it has all the others, too.
+        """
         frames = self._frames.setdefault(frame.address.cell, {})
+        if frame.address.kind is FrameKind.ACTIVATION and frame.address.part > GENERATED:
+            frames.pop(frame.address._replace(part=frame.address.part - 1), None)
         frames.pop(frame.address, None)
         frames[frame.address] = frame
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bamboo_core.history.records import Continuation
 from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
@@ -68,6 +69,8 @@ class Work:
     added_values: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
     contributions: dict[int, Recorded] = field(default_factory=dict)  # to running buffers
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
+    continued: dict[int, Tensor] = field(default_factory=dict)  # of a last stage: by batch of prompts, its tokens
+    texts: dict[int, Continuation] = field(default_factory=dict)  # of a last stage: by prompt
     watched: bool = False
     answers: dict[int, Parts] = field(default_factory=dict)  # by microbatch, with their graphs
     sent_back: dict[int, dict[int, int]] = field(default_factory=dict)  # by microbatch and tensor

@@ -2,7 +2,7 @@
 
 from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.coordinator.state import Turn
+from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.verification.settled import is_settled
 from bamboo_core.planning.plan import Cell, Layout
 from bamboo_core.text import count
@@ -21,8 +21,7 @@ def finish_if_done(turn: Turn) -> None:
         return  # a state is still being kept
     if state.step < state.spec.training.steps:
         return  # a decision has ended training, and the root has yet to say so
-    evaluated = state.terms.early_stop is not None or state.spec.training.steps in state.progress.evaluations
-    if state.spec.training.evaluation and not evaluated:
+    if state.terms.early_stop is None and _awaits_the_last_round(state):
         return  # all have done their part in it, and the root has yet to say what it came to
     finished, stages = dict(state.ending.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
@@ -41,6 +40,14 @@ def finish_if_done(turn: Turn) -> None:
         complete(turn)
     else:
         turn.enter("Saving")
+
+
+def _awaits_the_last_round(state: CoordinatorState) -> bool:
+    """Is the last state to be evaluated or to write texts, and has nobody said what that came to?"""
+    training, progress = state.spec.training, state.progress
+    evaluated = training.evaluation is None or training.steps in progress.evaluations
+    wrote = training.generation is None or (progress.texts is not None and progress.texts[0] == training.steps)
+    return not (evaluated and wrote)
 
 
 def complete(turn: Turn) -> None:

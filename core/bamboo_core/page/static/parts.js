@@ -13,6 +13,7 @@ export function drawParts(page) {
   others(page);
   timeline(page);
   checkpoint(page);
+  texts(page);
   accounts("memory", page.memory, "Memory use of each worker, the larger of two measurements in a step");
   accounts("traffic", page.traffic, "What each worker sends to the others in a step, by kind: the mean of its steps so far");
   cost(page);
@@ -144,6 +145,12 @@ function checkpoint({ checkpoint: kept, now, state }) {
   if (kept.restores || kept.repeated) facts.push(["Gone back to one", plural(kept.restores, "time")], ["Repeated steps", repeated(kept)]);
   if (!changed("checkpoint", facts.map(([name, value]) => [name, typeof value === "string" ? value : value.textContent]))) return;
   byId("checkpoint-facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function texts({ texts: written }) {
+  if (!changed("texts", written) || !show(byId("texts"), written !== null)) return;
+  byId("texts-note").textContent = `How the state after step ${number(written.step, 0)} goes on with the prompts.`;
+  byId("texts-list").replaceChildren(...written.texts.map(({ prompt, text }) => el("li", {}, el("strong", {}, prompt), text)));
 }
 
 function repeated({ repeated: steps, repeatedSeconds: seconds, repeatedCost: price }) {

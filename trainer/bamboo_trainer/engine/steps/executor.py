@@ -25,7 +25,7 @@ from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import REDUCED, Frame
+from bamboo_trainer.frames.frame import GENERATED, REDUCED, Frame, FrameKind
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -52,7 +52,8 @@ class Executor:
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
         self._observer, self._clock, self._timer = ports.observer, ports.clock, timer
         self._coordinator = ports.coordinator
-        self._wanted, self._lookahead, self._evaluations = ports.steps, ports.lookahead, ports.evaluations
+        self._wanted, self._lookahead = ports.steps, ports.lookahead
+        self._evaluations, self._generations = ports.evaluations, ports.generations
         self._instructions = Instructions(
             plan, outbox, states, replicator, sums, spots, ports.copies, steps=ports.steps, clock=ports.clock
         )
@@ -71,8 +72,12 @@ class Executor:
 
     @property
     def _last(self) -> int:
-        """After the last step the final state is evaluated."""
-        return self.steps if self._evaluations else self.steps - 1
+        """After the last step the final state is evaluated, and writes texts."""
+        return self.steps if self._ends_with_a_round else self.steps - 1
+
+    @property
+    def _ends_with_a_round(self) -> bool:
+        return self._evaluations is not None or self._generations is not None
 
     # roles
 
@@ -167,18 +172,21 @@ class Executor:
         cell_step.start(stage, self._plan.stages, layout, tied_to, self._lookahead, evaluating)
 
     def _evaluating(self, step: int) -> Evaluating:
-        """What of an evaluation the step begins with. Of one that is committed nobody has to know it any more."""
-        if self._evaluations is None:
-            return Evaluating()
-        over = step in self._committer.log.commits
-        return Evaluating(0 if over else self._evaluations.batches_of(step), only=step >= self.steps)
+        """What of an evaluation the step begins with, and of texts. Of a step that is committed nobody has to know it
+        any more.
+        """
+        if not self._ends_with_a_round or step in self._committer.log.commits:
+            return Evaluating(only=self._ends_with_a_round and step >= self.steps)
+        batches = self._evaluations.batches_of(step) if self._evaluations else 0
+        prompts, tokens = self._generations.round_of(step) if self._generations else (0, 0)
+        return Evaluating(batches, prompts, tokens, only=step >= self.steps)
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
         """Nothing is left to do for the cell, but what others may ask."""
         held, step = self._states.of(cell_step.cell), cell_step.step
         if cell_step.finished or cell_step.work is None or held is None or step < self.steps:
             return
-        if self._evaluations is None or step in self._committer.log.commits:
+        if not self._ends_with_a_round or step in self._committer.log.commits:
             cell_step.finished = True
             self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
@@ -378,7 +386,9 @@ class Executor:
                 return f"the commit of step {cell_step.step + 1}" if waits else "the others to finish"
             missing = cell_step.lacking(cell_step.done + 1)
             if missing:
-                kind, d, s, step, m, _ = missing[0]
+                kind, d, s, step, m, part = missing[0]
+                if kind is FrameKind.ACTIVATION and part >= GENERATED:
+                    return f"token {part - GENERATED + 1} of texts for stage {s} of pipeline {d}, after step {step}"
                 which = "bucket" if kind in REDUCED else "microbatch"
                 return f"{kind.name} for stage {s} of pipeline {d}, step {step + 1}, {which} {m}"
             if isinstance(cell_step.next, ReportReady):
