@@ -10,6 +10,7 @@ from bamboo_core.coordinator.events import Outcome, Takeover
 from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from bamboo_trainer.commit.commit_log import KEPT_STEPS
 from sim_arithmetic import Oracle
+from sim_history import kept_by
 from sim_holders import holders, usable
 from sim_stage import Violation
 
@@ -206,6 +207,11 @@ def _wrong_result(job: "Simulation") -> str | None:
         begun = [job.state.plan.restore.step] if job.state.plan and job.state.plan.restore else []
         if job.scenario.arithmetic.steps not in [*(one.step for one in job.store.committed), *begun]:
             return f"the last state is in none of the checkpoints {job.store.committed}"
+    if job.history is not None:
+        skipped, steps = job.oracle.arithmetic.skipped, job.scenario.arithmetic.steps
+        due = [[n + 1, None if n in skipped else job.oracle.losses[n]] for n in range(steps)]
+        if (told := kept_by(job.history, "steps").state) != [*due, steps]:
+            return f"the callback was told {told}, not {due} and the end"
     if job.scenario.saving and job.weights.folder != dict(enumerate(digests)):
         return f"saved were {job.weights.folder}, not {digests}"
     return None

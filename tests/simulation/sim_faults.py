@@ -116,6 +116,7 @@ class Scenario:
     per_node: int = 1  # workers
     standby_stages: int = 0  # of which a worker on standby keeps replicas
     per_worker: int = 1  # devices; each runs a part of its stage
+    tells: bool = False  # a callback, from a history
     copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: workers have none
 
     def manifest(self) -> dict[str, Any]:
@@ -225,7 +226,21 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     made = _with_value(made, random.Random(f"{seed} dates")) if Kind.VALUE in has else made
     if Kind.DEVICES in has:
         made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2))
+    made = _with_callbacks(made, random.Random(f"{seed} callbacks")) if Kind.CALLBACKS in has else made
     return _with_early_stop(made, random.Random(f"{seed} stops")) if Kind.STOPS in has else made
+
+
+def _with_callbacks(job: Scenario, rng: random.Random) -> Scenario:
+    """Half of the single workers that would be killed die before or after they write the history, or what a callback
+    keeps.
+    """
+    faults = []
+    for fault in job.faults:
+        if fault.what in SINGLE_KILLS and rng.random() < 0.5:
+            name = rng.choice(("before WriteHistory", "after WriteHistory"))
+            fault = replace(fault, what=FaultKind.KILL_AT, name=name, count=rng.randint(0, 3))
+        faults.append(fault)
+    return replace(job, tells=True, faults=tuple(faults))
 
 
 def _with_value(job: Scenario, rng: random.Random) -> Scenario:

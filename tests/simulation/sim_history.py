@@ -5,11 +5,12 @@ and what it had written stays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from bamboo_core.control.protocol import Message
 from bamboo_core.history.files import HistoryFile, HistoryFiles
-from bamboo_core.history.records import Record, from_lines
-from bamboo_trainer.callbacks import MakeCallback
+from bamboo_core.history.records import Record, StepRecord, from_lines
+from bamboo_trainer.callbacks import Callback, MakeCallback
 from bamboo_trainer.loggers.interface import LoggerFacts
 from bamboo_trainer.worker.history.callback_calls import CallbackCalls, Called
 from bamboo_trainer.worker.history.history_buffer import Rates
@@ -20,6 +21,26 @@ from bamboo_trainer.worker.history.reached import reached
 URL = "memory://simulated/history/job"
 FACTS = LoggerFacts(job="job", run="r")
 Strike = Callable[[str], None]
+
+
+class Steps(Callback):
+    """Keeps the number and the loss of each step that it was told of, and then that it was told of the end."""
+
+    def __init__(self, facts: LoggerFacts) -> None:
+        super().__init__(facts)
+        self.told: list[Any] = []
+
+    def on_step(self, step: StepRecord) -> None:
+        self.told.append([step.step, step.loss])
+
+    def on_end(self, steps: int) -> None:
+        self.told.append(steps)
+
+    def state_dict(self) -> Any:
+        return self.told
+
+    def load_state_dict(self, state: Any) -> None:
+        self.told = list(state)
 
 
 class SimHistoryFiles(HistoryFiles):

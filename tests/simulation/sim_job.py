@@ -13,6 +13,7 @@ from typing import Any
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.history_feed import HistoryFeed
 from bamboo_core.control.plan_change import PlanChanges
 from bamboo_core.control.protocol import Message
 from bamboo_core.coordinator import coordinator
@@ -40,6 +41,7 @@ from sim_checks import Checks, RunResult, judge, waiting
 from sim_clock import Clock
 from sim_control import Channel
 from sim_faults import BEGINNING, ZONES, Scenario
+from sim_history import URL
 from sim_holders import newest_commit
 from sim_injector import FaultInjector
 from sim_network import Network
@@ -72,6 +74,8 @@ class Simulation:
         chance = random.Random(f"{scenario.seed} store")
         self.store = SimStore(self.clock, self.oracle, chance, scenario.trouble, scenario.store_seconds)
         self.weights = SimWeights()
+        self.history: dict[str, bytes] | None = {} if scenario.tells else None  # its files
+        self.feed, self.feeds = HistoryFeed("shell-0", lambda: self.clock.now), 1
         self.nodes: dict[str, Node] = {}
         self.changes = PlanChanges()
         self.wanted, self.capacity = 0, scenario.capacity
@@ -93,6 +97,7 @@ class Simulation:
             now=self.clock.now,
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
             save_path="memory" if self.scenario.saving else None,
+            history=URL if self.scenario.tells else "",
             resumed=resumed,
         )
 
@@ -182,6 +187,10 @@ class Simulation:
         except Exception as error:
             self.broken(None, error)
             return
+        told = [command for command in commands if isinstance(command, Emit)]
+        owed = self.feed.follow(event, told, self.state.plan) if self.scenario.tells else None
+        if owed and owed[0] in self.nodes:
+            self.nodes[owed[0]].channel.send(owed[1])
         for taken in self.state.moves.takeovers[known:]:
             self.checked(self.checks.taken_over, taken)
         if self.state.plans.steady and self.state.moves.recoveries:
@@ -259,6 +268,7 @@ class Simulation:
     def _restarted(self) -> None:
         self.log("another coordinator starts")
         self.checks.forget_plans()
+        self.feed, self.feeds = HistoryFeed(f"shell-{self.feeds}", lambda: self.clock.now), self.feeds + 1
         self.state, self.coordinating, self.wanted = self._initial(self.state.plan is not None), True, 0
         self.missed.clear()
         self.active()

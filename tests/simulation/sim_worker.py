@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,8 +18,9 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import Message
 from bamboo_core.control.verification import LookAgain
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import ROOT, Cell, CheckpointId
 from bamboo_core.planning.spot_checks import SpotSchedule
+from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
@@ -29,6 +31,7 @@ from bamboo_trainer.stage.state.layer_state import LayerState
 from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_control import Channel
+from sim_history import SimHistory, Steps
 from sim_network import End, Network
 from sim_stage import StandIn, StandInValues, WholeStandInValues
 from sim_store import SimStore, SimWeights
@@ -49,6 +52,7 @@ SECONDS = {
 OTHER_SECONDS = 2e-4
 LOAD_SECONDS = 0.3
 LAYER_SECONDS = 5e-3  # for a layer's forward, where times are measured
+HISTORY_SECONDS = (0.005, 0.3)  # from one turn of a worker's history to the next
 NOTICE = protocol.NoticeReceived(seconds=30.0)
 
 
@@ -66,8 +70,8 @@ class Name(str):
         return self.number
 
 
-class Killed(Exception):
-    """The worker is gone in the middle of what it was doing."""
+class Killed(BaseException):
+    """The worker is gone in the middle of what it was doing, which nobody in it can prevent."""
 
 
 class Surroundings(Protocol):
@@ -79,6 +83,7 @@ class Surroundings(Protocol):
     oracle: Oracle
     store: SimStore
     weights: SimWeights
+    history: dict[str, bytes] | None  # the files of one, if a callback is told from it
 
     lookahead: int
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
@@ -154,6 +159,11 @@ class Node:
         self.hangs = 0.0  # seconds that the next instruction takes longer
         self.stuck_at: float | None = None  # since when it is inside one that hangs
         self.channel = channel(self)
+        self.history: SimHistory | None = None
+        if around.history is not None:
+            batch = around.oracle.arithmetic.microbatches
+            self.history = SimHistory(around.history, {"steps": Steps}, batch, self._say, self._writes_history)
+            around.clock.after(around.rng.uniform(*HISTORY_SECONDS), self._keep_history)
 
     # the surroundings' side
 
@@ -198,6 +208,30 @@ class Node:
         if self.engine:
             step, times = self.engine.step, self.engine.times_due(self.around.clock.now)
         return protocol.Heartbeat(step=step, doing=f"inside {self.last}", busy=busy, times=times)
+
+    # the history, which another thread keeps
+
+    def _keep_history(self) -> None:
+        if not self.alive:
+            return
+        try:
+            if self.history and not self.frozen:
+                self.history.turn()
+        except Killed:
+            self.end(-9)
+            return
+        self.around.clock.after(self.around.rng.uniform(*HISTORY_SECONDS), self._keep_history)
+
+    def _writes_history(self, moment: str) -> None:
+        if self.around.struck(self, f"{moment} WriteHistory", ROOT, self.engine.step if self.engine else 0, 0):
+            raise Killed
+
+    def _say(self, message: Message) -> None:
+        """To the coordinator. The root's cell has finished once its history is complete."""
+        if self.history and isinstance(message, protocol.CellFinished) and message.cell == ROOT:
+            self.history.keeper.complete(partial(self.channel.tell, message))
+        else:
+            self.channel.tell(message)
 
     # the worker's loop
 
@@ -257,6 +291,10 @@ class Node:
             case LookAgain():
                 if self.engine:
                     self.engine.look_again(item)
+            case protocol.HistoryEvents() if self.history:
+                self.history.keeper.happened(item)
+            case protocol.CommitCheckpoint() if self.history:
+                self.history.keeper.when_written(partial(self.around.store.commit, self, item))
             case protocol.CommitCheckpoint():
                 self.around.store.commit(self, item)
             case protocol.DropCopies(checkpoints=checkpoints):
@@ -333,7 +371,8 @@ class Node:
                 files=self,  # type: ignore[arg-type]
                 new_id=around.store.new_id,
                 transport=self.transport,
-                coordinator=self.channel,
+                coordinator=SimpleNamespace(tell=self._say),
+                history=self.history.keeper if self.history else NoHistory(),
                 observer=self,
                 clock=lambda: around.clock.now + self.spent,
                 work_clock=lambda: around.clock.now + self.spent,

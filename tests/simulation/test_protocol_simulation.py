@@ -149,6 +149,24 @@ def test_random_faults_of_jobs_that_an_evaluation_or_a_decision_ends(kinds: tupl
     assert {job.scenario.arithmetic.by_decision for job in stopped} == {True, False}
 
 
+@pytest.mark.parametrize(
+    ("kinds", "first"),
+    [
+        ((), 34),  # 39: a root that takes over when all steps are done
+        ((Kind.RESTARTS, Kind.STOPS), 4),
+        pytest.param((Kind.CHECKPOINTS, Kind.ELASTIC), 0, marks=pytest.mark.slow),
+    ],
+)
+def test_random_faults_of_jobs_whose_callback_is_told_of_each_step_once(kinds: tuple[Kind, ...], first: int) -> None:
+    """Whoever leads, and though it dies while it writes; at the end it is told of that, once."""
+    kinds = (*kinds, Kind.CALLBACKS)
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 6)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
+    struck = [fault.name for job in jobs for fault, _ in job.injector.struck]
+    assert any(name.endswith("WriteHistory") for name in struck)
+
+
 @pytest.mark.parametrize(("kinds", "first"), [((Kind.SHARDED,), 0), ((Kind.SHARDED, Kind.CHECKPOINTS), 200)])
 def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(kinds: tuple[Kind, ...], first: int) -> None:
     """Half of the kills befall who updates a shard, or sends its parameters to the others."""

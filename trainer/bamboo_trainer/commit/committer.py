@@ -185,7 +185,6 @@ class Committer:
     def meet_root(self, old: Plan | None) -> None:
         """A new root decides nothing before it has heard which commits the others know from the root before it."""
         others = self._plan.others()
-        self._history.take_role(self._plan.current, self.is_root)
         if not self.is_root:
             self.awaited_reports, self._wanted, self.pauses = set(), None, False
             self._introduce()

@@ -129,6 +129,7 @@ class Components:
         self.outbox.finish()  # under the plan that it was made under
         self._look_again()
         self.plan.activate(plan)
+        self._history.take_role(plan, self.committer.is_root)  # before it is told that the root's cell has finished
         self.outbox.connect()
         self.states.take_roles(plan, self.plan.worker)
         self.comparison.take_roles()
