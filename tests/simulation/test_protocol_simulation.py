@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,20 @@ from sim_job import Simulation, describe
 from sim_kinds import Kind
 from simulate import command, run_seed
 
-QUIET, BATCHES, BATCH, LONG = 25, 10, 20, 30
+BATCH = 20
 
 
-@pytest.mark.parametrize("seed", range(QUIET))
+def seeds(few: int, many: int) -> pytest.MarkDecorator:
+    """How many seeds a test tries from its first one on: a few, or many in one that is slow."""
+    return pytest.mark.parametrize("seeds", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+def each(few: int, many: int) -> list[Any]:
+    """The seeds of tests that try one each, of which only a few are not slow."""
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, many))]
+
+
+@pytest.mark.parametrize("seed", each(10, 25))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
     """The jobs of seeds that are not used below; one of them with another number of pipelines."""
     job = Simulation(scenario(10_000 + seed, Kind.ELASTIC))
@@ -25,12 +36,13 @@ def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
     assert verdict.kind == "Complete"
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", each(5, 10))
 def test_no_seed_of_random_faults_breaks_the_protocol(batch: int) -> None:
     failed = [v for v in map(run_seed, range(batch * BATCH, (batch + 1) * BATCH)) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed)}" for v in failed)
 
 
+@seeds(6, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
@@ -40,13 +52,14 @@ def test_no_seed_of_random_faults_breaks_the_protocol(batch: int) -> None:
         ((Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
 )
-def test_random_faults_of_jobs_with_checkpoints(kinds: tuple[Kind, ...], first: int) -> None:
+def test_random_faults_of_jobs_with_checkpoints(kinds: tuple[Kind, ...], first: int, seeds: int) -> None:
     """The store is slow, fails, and damages what it has; a whole stage and all workers are lost, too."""
-    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + 12)]
+    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + seeds)]
     failed = [v for v in verdicts if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
+@seeds(5, 20)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
@@ -56,9 +69,9 @@ def test_random_faults_of_jobs_with_checkpoints(kinds: tuple[Kind, ...], first: 
         ((Kind.RESPLIT, Kind.CHECKPOINTS, Kind.ELASTIC), 0),
     ],
 )
-def test_random_faults_while_layers_are_split_anew(kinds: tuple[Kind, ...], first: int) -> None:
+def test_random_faults_while_layers_are_split_anew(kinds: tuple[Kind, ...], first: int, seeds: int) -> None:
     """Workers are lost, and for a while there are no others; some of the kills wait until layers travel."""
-    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + 10)]
+    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + seeds)]
     failed = [v for v in verdicts if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
@@ -176,20 +189,21 @@ def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(kinds: tuple[
     assert sum(any(plan.shards for plan in job.checks.plans.values()) for job in jobs) > 2
 
 
+@seeds(6, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((Kind.REPLICAS,), 80),  # 90: one after the other, and with them what they had sent to each other
+        ((Kind.REPLICAS,), 86),  # 90: one after the other, and with them what they had sent to each other
         ((Kind.REPLICAS,), 170),
-        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESPLIT), 7060),  # 7068: back to the last step
+        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESPLIT), 7064),  # 7068: back to the last step
         ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS, Kind.ELASTIC), 7045),
         ((Kind.REPLICAS, Kind.ELASTIC), 1000),
         ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
 )
-def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: int) -> None:
+def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: int, seeds: int) -> None:
     """The jobs have two or three replicas. Where faults leave copies of all they take, no job goes back or ends."""
-    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + 12)]
+    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + seeds)]
     failed = [v for v in verdicts if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
@@ -252,7 +266,7 @@ def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: in
     assert heirs_may_differ(first)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", each(6, 12))
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
     """Inside an instruction, for longer than the others wait for it: the job ends before it would go on."""
     stages = 2 + seed % 3
@@ -289,7 +303,7 @@ HARMLESS_IN_TIME = (
 )
 
 
-@pytest.mark.parametrize("seed", range(LONG))
+@pytest.mark.parametrize("seed", each(12, 30))
 def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
     """Faults early in a long job, whose steps take less time than a frame's way there and back, or more."""
     job = Simulation(long_run(scenario(20_000 + seed)))
