@@ -29,6 +29,7 @@ class Kind(StrEnum):
     SHARDED = "sharded", "as with siblings, and each has but a shard of the optimizer's state"
     ZBH1 = "zbh1", "weight gradients are postponed"
     SCHEDULES = "schedules", "the schedule changes again and again while the job runs"
+    PHASES = "phases", "the steps take turns between phases"
     STOPS = "stops", "an evaluation or a decision ends the job early"
     VERIFY = "verify", "results that are there twice are compared; none of them differ"
     DEVICES = "devices", "what is sent has to be copied from a device, which takes a while"

@@ -377,7 +377,10 @@ class Node:
                 clock=lambda: around.clock.now + self.spent,
                 work_clock=lambda: around.clock.now + self.spent,
                 lookahead=around.lookahead,
-                policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
+                policy=StepPolicy(
+                    skips=bool(around.oracle.arithmetic.skipped),
+                    loss_names=tuple(f"{phase}_loss" for phase in around.oracle.arithmetic.phases),
+                ),
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
                 generations=around.oracle.arithmetic.generations,

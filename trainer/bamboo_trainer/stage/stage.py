@@ -102,13 +102,18 @@ class Stage:
         place = (step, microbatch, inputs, microbatch == work.bucketwise)
         if self.context:
             return self.complete(work, self._run(*place))
-        found, self._contexts[self.values.phase.name] = self._first_look.during(partial(self._run, *place))
+        found, self._contexts[self.phase] = self._first_look.during(partial(self._run, *place))
         return self.complete(work, found)
 
     @property
+    def phase(self) -> str:
+        """The name of the task's phase that the values are in; "" without phases."""
+        return self.values.phase.name
+
+    @property
     def context(self) -> ContextSize | None:
-        """The size of what a backward needs in the values' phase; None before a forward was run in it."""
-        return self._contexts.get(self.values.phase.name)
+        """The size of what a backward needs in that phase; None before a forward was run in it."""
+        return self._contexts.get(self.phase)
 
     def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
         forwarding = self._forwards.start(step, microbatch, inputs)

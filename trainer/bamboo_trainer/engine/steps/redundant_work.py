@@ -223,10 +223,10 @@ class RedundantWork:
         """
         index, inputs, phase = self._next_rehearsal
         stage = self._states.stage(index) if index < self._plan.stages else None
-        if stage is None or self._plan.stages == 1 or (index and stage.values.phase.name != phase):
+        if stage is None or self._plan.stages == 1 or (index and stage.phase != phase):
             return False
         outputs = self._run_rehearsal(stage, (Cell(0, index), stage.values.version, 0), inputs)
-        self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs), stage.values.phase.name)
+        self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs), stage.phase)
         return True
 
     def _run_rehearsal(self, stage: Stage, place: tuple[Cell, int, int], inputs: Parts | None) -> Parts:
