@@ -519,6 +519,24 @@ def test_patterns_and_numbers_of_layers_say_what_is_trained() -> None:
     assert [one.trains(name) for name in names] == [True, False, True, True, False]
 
 
+@pytest.mark.parametrize("split", [[(0, 3)], [(0, 1), (1, 3)]], ids=len)
+def test_a_tied_parameter_is_trained_by_any_of_its_names(split: list[tuple[int, int]]) -> None:
+    task = small_task(
+        layers=(lambda: nn.Linear(2, 3), nn.Tanh, lambda: nn.Linear(3, 3)),
+        loss=lambda outputs, targets: outputs[0].square().mean(),
+        tied=(("0.bias", "2.bias"),),
+        phases=(Phase(name="last", trains=(2,)),),
+    )
+    losses, expected = reference.train(task, CONFIG, 2)
+    stages = chain(task, split, CONFIG)
+    before = state_of(stages)
+    assert [one_step(stages, step) for step in range(2)] == pytest.approx(losses, rel=1e-6)
+    found = state_of(stages)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    still = {name for name in before if torch.equal(before[name], found[name])}
+    assert still == {"layers.0.weight"}
+
+
 def test_costs_are_the_mean_over_the_steps() -> None:
     task = gan()
     mixed, of_judge, of_maker = (layer_costs(replace(task, phases=p), 4) for p in (task.phases, *zip(task.phases)))

@@ -127,8 +127,8 @@ class Phase:
 
     name: letters, digits and underscores. `phase()` says it in a layer's forward, and the metric NAME_loss is the loss
       of its steps.
-    trains: parameters as "<layer index>.<parameter name>", patterns such as "*.head.*", or numbers of layers. The
-      others stay as they are in its steps, and gradients flow through them to those that it trains.
+    trains: parameters as "<layer index>.<parameter name>", patterns such as "*.head.*", or numbers of layers; a tied
+      one by any of its names. The others stay as they are in its steps, and gradients flow through them.
     steps: so many follow each other before the next phase's.
     loss, metrics, optimizer, learning_rate, schedules: as the task's, which hold where a phase says None. Each phase
       has an optimizer that remembers by itself, and rates and schedules are functions of the number of the phase's own

@@ -1,8 +1,8 @@
 """The phases of a task: whose turn a step is, and what holds in it. Pure functions of the step's number."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from bamboo_trainer.task import Phase, Task
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.losses import checked_name
 from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import check_metrics
 
 MOST_PHASES: Final = 16
@@ -24,7 +25,7 @@ class TaskInPhase:
 
     task: with the loss, metrics, optimizer and schedules that hold in these steps. name: "" without phases.
     first, steps, cycle: its first step, how many follow each other, and after how many the first one comes again.
-    patterns: of the parameters that are trained; None: all are.
+    patterns: of the parameters that are trained; None: all are. tied: all names of each tied one, by the first.
     """
 
     task: Task
@@ -33,6 +34,7 @@ class TaskInPhase:
     steps: int = 1
     cycle: int = 1
     patterns: tuple[str, ...] | None = None
+    tied: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def said(self) -> str:
@@ -54,8 +56,12 @@ class TaskInPhase:
         return cycles * self.steps + min(max(within - self.first, 0), self.steps)
 
     def trains(self, name: str) -> bool:
-        """Is the parameter of that name, "<layer>.<name in the layer>", trained in its steps?"""
-        return self.patterns is None or fits(name, self.patterns)
+        """Is the parameter of that name, "<layer>.<name in the layer>", trained in its steps? A tied one has its first
+        name, and is trained if any of its names fits.
+        """
+        if self.patterns is None:
+            return True
+        return any(fits(one, self.patterns) for one in self.tied.get(name, (name,)))
 
     def rest(self, layer: nn.Module, index: int) -> None:
         """Have no backward of a layer reach the parameters that it does not train; of one that is only looked at."""
@@ -78,6 +84,8 @@ def phases_of(task: Task) -> tuple[TaskInPhase, ...]:
     """In the order of their first steps; one that has all steps if the task has no phases."""
     if not task.phases:
         return (TaskInPhase(task),)
+    tied_groups(task)  # raises what is wrong with them
+    tied = {names[0]: names for names in task.tied}
     cycle, first, found = sum(one.steps for one in task.phases), 0, list[TaskInPhase]()
     for one in task.phases:
         inside = replace(
@@ -88,7 +96,7 @@ def phases_of(task: Task) -> tuple[TaskInPhase, ...]:
             learning_rate=one.learning_rate or task.learning_rate,
             schedules=task.schedules if one.schedules is None else one.schedules,
         )
-        found.append(TaskInPhase(inside, one.name, first, one.steps, cycle, _patterns(one)))
+        found.append(TaskInPhase(inside, one.name, first, one.steps, cycle, _patterns(one), tied))
         first += one.steps
     return tuple(found)
 
