@@ -1,5 +1,6 @@
 """What workers report, message by message."""
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from bamboo_core.coordinator.workers.platforms import refuse_other_data
 from bamboo_core.history.records import Texts
 from bamboo_core.planning.grid import layer_ranges
 from bamboo_core.planning.plan import ROOT, WorkerId
-from bamboo_core.text import count, metrics, one_line
+from bamboo_core.text import count, metrics, one_line, printable, shortened
 
 REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
 TOLD_PROMPT, TOLD_TEXT = 40, 160  # characters of an event
@@ -158,14 +159,19 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
 
 def _wrote(turn: Turn, step: int, texts: Texts) -> None:
     """The state after that step has continued the task's prompts."""
-    known = turn.state.progress.texts
-    if not texts or (known is not None and known[0] >= step):
+    known, wanted = turn.state.progress.texts, turn.state.spec.training.generation
+    if wanted is None or not texts or (known is not None and known[0] >= step):
         return
     turn.put(turn.state.progress.wrote(step, texts, turn.now))
     first, others = texts[0], len(texts) - 1
     more = f"; and {count(others, 'other')}" if others else ""
-    told = f'after step {step}: "{one_line(first.prompt, TOLD_PROMPT)}" goes on "{one_line(first.text, TOLD_TEXT)}"'
-    turn.do(Emit("Generated", f"{told}{more}"))
+    prompt, text = _quoted(first.prompt, TOLD_PROMPT), _quoted(first.text, TOLD_TEXT)
+    turn.do(Emit("Generated", f"after step {step}: {prompt} goes on {text}{more}"))
+
+
+def _quoted(text: str, most: int) -> str:
+    """The text in one line, with its spaces."""
+    return printable(json.dumps(shortened(text, most), ensure_ascii=False))
 
 
 def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:
