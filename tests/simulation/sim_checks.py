@@ -10,7 +10,7 @@ from bamboo_core.coordinator.events import Outcome, Takeover
 from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from bamboo_trainer.commit.commit_log import KEPT_STEPS
 from sim_arithmetic import Oracle
-from sim_history import kept_by
+from sim_history import gaps_of, kept_by
 from sim_holders import holders, usable
 from sim_stage import Violation
 
@@ -210,7 +210,11 @@ def _wrong_result(job: "Simulation") -> str | None:
             return f"the last state is in none of the checkpoints {job.store.committed}"
     if job.history is not None:
         skipped, steps = job.oracle.arithmetic.skipped, job.scenario.arithmetic.steps
-        due = [[n + 1, None if n in skipped else job.oracle.losses[n]] for n in range(steps)]
+        gaps = gaps_of(job.history)
+        if gaps and not (job.injector.restarted or job.state.checkpoints.counts.restores):
+            return f"the steps {sorted(gaps)} are not in the history, and no step was lost"
+        losses = [None if n in skipped else job.oracle.losses[n] for n in range(steps)]
+        due = [[n, loss] for n, loss in enumerate(losses, 1) if n not in gaps]
         if (told := kept_by(job.history, "steps").state) != [*due, steps]:
             return f"the callback was told {told}, not {due} and the end"
     if job.scenario.saving and job.weights.folder != dict(enumerate(digests)):

@@ -9,7 +9,8 @@ from typing import Any
 
 from bamboo_core.control.protocol import Message
 from bamboo_core.history.files import HistoryFile, HistoryFiles
-from bamboo_core.history.records import Record, StepRecord, from_lines
+from bamboo_core.history.merge import merged
+from bamboo_core.history.records import GapRecord, Record, StepRecord, from_lines
 from bamboo_trainer.callbacks import Callback, MakeCallback
 from bamboo_trainer.loggers.interface import LoggerFacts
 from bamboo_trainer.worker.history.callback_calls import CallbackCalls, Called
@@ -154,3 +155,9 @@ class SimHistory:
 def kept_by(data: Mapping[str, bytes], name: str) -> Called:
     """How far a callback has been called, and what it keeps."""
     return reached(data.get(f"callback-{name}.json", b""), Called)
+
+
+def gaps_of(data: dict[str, bytes]) -> set[int]:
+    """The steps of which the history says that everybody who knew them was lost before they were written."""
+    records = merged(SimHistoryFiles(data).read_all())
+    return {n for gap in records if isinstance(gap, GapRecord) for n in range(gap.first, gap.last + 1)}

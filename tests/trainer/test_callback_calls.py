@@ -123,6 +123,13 @@ def test_what_it_has_reached_can_be_read_again() -> None:
     assert reached(b"", Called).state is None
 
 
+def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
+    """Step 4, after which the checkpoint was taken, was lost with everybody who knew it."""
+    mine = calls([])
+    after = mine.write([step(1, checkpoint=True), step(2), step(3)], Called())
+    assert mine.write([step(5, attempt=2)], after).state == ["1:1", "1:2", "1:3", "2:5"]
+
+
 def test_back_at_a_checkpoint_it_has_what_it_kept_then() -> None:
     mine = calls([])
     after = mine.write([step(1), step(2, checkpoint=True), step(3), step(4, checkpoint=True), step(5)], Called())

@@ -89,7 +89,7 @@ class CallbackCalls:
         trains = isinstance(record, StepRecord)
         first = record.step if trains else record.step + 1
         before = msgspec.structs.replace(before, ended=before.ended and not trains)
-        if not before.during or before.step == first - 1:
+        if not before.during or before.step < first:  # it was told of nothing that is done again
             return msgspec.structs.replace(before, during=record.attempt)
         known = {step: state for step, state in before.at.items() if step < first}
         state = known[max(known)] if known else None
