@@ -29,7 +29,7 @@ def ends(seed: int, number: int, *others: Disturbance) -> list[tuple[float, int]
 
 
 @pytest.mark.parametrize("number", [BACKGROUND, FOREGROUND], ids=["background", "foreground"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_workers_of_a_deleted_job_stop_at_once(seed: int, number: int) -> None:
     found = ends(seed, number)
     assert len(found) >= 2
@@ -37,7 +37,7 @@ def test_workers_of_a_deleted_job_stop_at_once(seed: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [BACKGROUND, FOREGROUND], ids=["background", "foreground"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_they_stop_as_soon_as_an_operator_is_back(seed: int, number: int) -> None:
     """Of a job that is gone by then it hears only by the pods that are left."""
     found = ends(seed, number, RESTART)

@@ -22,6 +22,7 @@ AWAY_SECONDS = 5.0
 FOUND_SECONDS = 4.0  # from the beginning of an operator: workers look for it every 2 s at most, and are heard then
 TRAINED_STEPS = 10  # before anything is asked
 POINTS = (-3.0, -0.05, 0.05, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)  # when the operator is killed, from the edit on
+SOME = [*POINTS[::3], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS if point not in POINTS[::3])]
 
 
 def job_of(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
@@ -378,7 +379,7 @@ def mode_is_not_the_new_one(simulation: TrainsOn) -> str | None:
     return None if plan and plan.mode == wanted else f"the mode is not {wanted}"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kill_at", POINTS)
 def test_a_suspended_job_keeps_its_state_whenever_its_operator_ends(kill_at: float, seed: int) -> None:
     assert Suspended(job_of(seed), suspend, kill_at).run().problem is None
@@ -400,7 +401,7 @@ def test_what_was_paid_stays_when_prices_change() -> None:
     assert Dearer(job_of(15, steps=1000, pools=(pool,)), nothing, 0.0).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", POINTS)
+@pytest.mark.parametrize("kill_at", SOME)
 def test_it_does_so_if_the_next_operator_ends_as_well(kill_at: float) -> None:
     assert SuspendedTwiceAway(job_of(3), suspend, kill_at).run().problem is None
 
@@ -415,29 +416,29 @@ def test_it_does_so_if_a_worker_is_lost_meanwhile(kill_at: float) -> None:
     assert SuspendedAfterALoss(job_of(5), suspend, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", POINTS)
+@pytest.mark.parametrize("kill_at", SOME)
 def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
     run = TrainsOn(job_of(6, steps=150), other_mode, kill_at, followed=mode_is_not_the_new_one).run()
     assert run.problem is None
 
 
-@pytest.mark.parametrize("kill_at", POINTS)
+@pytest.mark.parametrize("kill_at", SOME)
 def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
     """`_at_rest` checks, among other things, that all workers have the new image."""
     assert TrainsOn(job_of(7, steps=150), new_image, kill_at, followed=lambda _: None).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", POINTS)
+@pytest.mark.parametrize("kill_at", SOME)
 def test_a_deadline_ends_the_job_whenever_the_operator_ends(kill_at: float) -> None:
     assert PastDeadline(job_of(8), short_deadline, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", POINTS)
+@pytest.mark.parametrize("kill_at", SOME)
 def test_a_deleted_jobs_workers_end_whenever_the_operator_ends(kill_at: float) -> None:
     assert Deleted(job_of(9), nothing, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("seed", [10, 11, 12])
+@pytest.mark.parametrize("seed", [10, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (11, 12))])
 @pytest.mark.parametrize("way", ["the pod is removed", "the pod has ended", "the node is removed"])
 def test_a_worker_that_is_gone_when_the_operator_begins_is_not_waited_for(way: str, seed: int) -> None:
     made = job_of(seed, steps=80)

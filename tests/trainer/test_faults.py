@@ -134,14 +134,15 @@ POINTS = [
 
 
 def sweep() -> list[Any]:
-    """Every point in every stage; those that are not slow have every point and every stage.
+    """Every point in every stage; those that are not slow have four kinds of instructions, and every stage.
 
     tests/trainer/test_engine.py strikes at every instruction, without processes.
     """
     cases = []
-    for number, (name, microbatch) in enumerate(POINTS):
+    soon = {("Forward", 6, 1), ("Backward", 7, 0), ("SyncReplicas", 0, 2), ("OptimizerStep", 0, 3)}
+    for name, microbatch in POINTS:
         for stage in range(4):
-            marks = [] if (number + stage) % 4 == 1 else [pytest.mark.slow]
+            marks = [] if (name, microbatch, stage) in soon else [pytest.mark.slow]
             fault = (name, 0, stage, 5, microbatch, signal.SIGKILL)
             cases.append(pytest.param(fault, marks=marks, id=f"{name}-{microbatch}-stage{stage}"))
     return cases
@@ -178,7 +179,10 @@ def test_a_worker_with_reader_processes_is_killed(
     assert_same(job, references[4, 1, False])
 
 
-@pytest.mark.parametrize("name", ["ScatterGradients", "ReduceGradients", "GatherGradients"])
+@pytest.mark.parametrize(
+    "name",
+    ["ReduceGradients", *(pytest.param(f"{verb}Gradients", marks=pytest.mark.slow) for verb in ("Scatter", "Gather"))],
+)
 def test_a_sigkill_during_the_reduction_leaves_the_bits(
     name: str, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,7 +548,7 @@ def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -
     assert_same(run(document, folder, decide, seconds=SECONDS), references[shape])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 6))])
 def test_random_losses_leave_the_bits(seed: int, references: References, tmp_path: Path) -> None:
     disturb(1000 + seed, references, tmp_path)
 

@@ -67,9 +67,13 @@ def ended(job: Job) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize("step", [0, 1, STEPS - 1])
-@pytest.mark.parametrize("given", ["nan", "inf", "-inf", "-0.05"])
+@pytest.mark.parametrize(
+    ("grid", "step", "given"),
+    [
+        *((grid, step, "nan") for grid in ((1, 1), (2, 1), (2, 2)) for step in (0, 1, STEPS - 1)),
+        *(((2, 1), 1, given) for given in ("inf", "-inf", "-0.05")),
+    ],
+)
 def test_no_step_is_committed_whose_learning_rate_is_none(grid: tuple[int, int], step: int, given: str) -> None:
     job = Job(manifest(grid, {"rate": given, "at": step}))
     wrong = f"task.learning_rate({step}) returned {float(given)}, expected a finite number that is not negative"
@@ -77,9 +81,13 @@ def test_no_step_is_committed_whose_learning_rate_is_none(grid: tuple[int, int],
     assert sorted(job.state.progress.losses) == list(range(step))
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (3, 1), (2, 2)])
-@pytest.mark.parametrize("step", [0, 1, STEPS - 1])
-@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("grid", "step", "number"),
+    [
+        *((grid, step, math.nan) for grid in ((1, 1), (3, 1), (2, 2)) for step in (0, 1, STEPS - 1)),
+        ((2, 2), 1, math.inf),
+    ],
+)
 def test_an_optimizer_that_leaves_no_numbers_is_named_with_its_step(
     grid: tuple[int, int], step: int, number: float
 ) -> None:

@@ -83,6 +83,8 @@ def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tm
     records = run(tmp_path, "--preempt", "at:6:1", "--preempt", "at:14:0", **usual)
     steps = [(record.attempt, record.step) for record in records if isinstance(record, StepRecord)]
     assert steps == [(1, step) for step in range(1, STEPS + 1)]
+    reasons = [record.reason for record in records if isinstance(record, EventRecord)]
+    assert reasons[-1] == "Complete", "nothing is waited for where there is no logger"
     check(tmp_path / "out", records)
 
 
@@ -223,9 +225,11 @@ history_keeper.HELD_SECONDS = 3.0  # instead of 30, for what waits until the his
 """
 
 
-@pytest.mark.parametrize("store", ["", "blocked", UNWRITABLE])
+@pytest.mark.parametrize("store", ["blocked", UNWRITABLE])
 def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path: Path, store: str) -> None:
-    """None; one in which the history's place is taken by a file, so that workers cannot write it; an unwritable one."""
+    """One in which the history's place is taken by a file, so that workers cannot write it; an unwritable one. The
+    tests above have none.
+    """
     url = str(tmp_path / store) if store == "blocked" else store
     task = gpt_task(dModel=16, context=8)
     if store == "blocked":
@@ -233,7 +237,7 @@ def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path
         (tmp_path / store / "history").touch()
         (tmp_path / "impatient.py").write_text(IMPATIENT)
         task["entrypoint"] = "impatient:build"
-    records = run(tmp_path, *(["--checkpoints", url] if url else []), training=training(6, 8, 2), task=task)
+    records = run(tmp_path, "--checkpoints", url, training=training(6, 8, 2), task=task)
     steps = [record for record in records if isinstance(record, StepRecord)]
     assert [(record.attempt, record.step, record.samples) for record in steps] == [(1, n, 8 * n) for n in range(1, 7)]
     assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)

@@ -256,7 +256,7 @@ def test_owners_and_replicas_end_with_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("stages", "pipelines", "fault"),
     [
-        (4, 1, ("SyncReplicas", 0, 2, 3, 0, signal.SIGKILL)),
+        pytest.param(4, 1, ("SyncReplicas", 0, 2, 3, 0, signal.SIGKILL), marks=pytest.mark.slow),
         (2, 2, ("ReduceGradients", 1, 1, 3, 0, signal.SIGKILL)),
     ],
 )
