@@ -33,6 +33,7 @@ from training_job import Fault, Job
 STEPS = 24
 TASK = '''\
 import dataclasses
+import time
 
 from bamboo_trainer.callbacks import Callback
 from bamboo_trainer.models import gpt
@@ -79,10 +80,18 @@ class Strict(Broken):
     fails_job = True
 
 
+def unhurried(step):
+    time.sleep(0.1)
+    return 0.01
+
+
 def build(config):
     made = {"Seen": Seen, "Broken": Broken, "Strict": Strict}
     names = config.pop("callbacks")
-    return dataclasses.replace(gpt.build(config), callbacks={name.lower(): made[name] for name in names})
+    task = gpt.build(config)
+    if "Strict" in names:
+        task = dataclasses.replace(task, learning_rate=unhurried)  # it trains on until the coordinator has heard
+    return dataclasses.replace(task, callbacks={name.lower(): made[name] for name in names})
 '''
 
 
