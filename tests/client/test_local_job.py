@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 
 import bamboo
@@ -310,3 +311,29 @@ def marked(folder: Path) -> list[int]:
             if f"MARK_OF_THIS_TEST={folder}".encode() in environment:
                 found.append(int(entry.name))
     return found
+
+
+def test_a_job_begins_with_what_one_of_another_name_has_left_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the folder that --output names; a loss on the way changes no bit of that."""
+    monkeypatch.chdir(tmp_path)
+    part = {"entrypoint": "bamboo_trainer.models.mlp:build", "initialFrom": {"job": "first"}}
+    spec = {"task": part, "training": TRAINING, "topology": {"stages": 2}}
+    document = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "next"}, "spec": spec}
+    (tmp_path / "next.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(bamboo.InvalidRequest, match="there is no folder first/weights here, where bamboo"):
+        bamboo.Job.from_file("next.yaml").run()
+    first = job().run(output="first")
+    first.wait()
+    calm, disturbed = (bamboo.Job.from_file("next.yaml").run(preempt=preempt) for preempt in ([], ["at:5"]))
+    assert [one.watch().state for one in (calm, disturbed)] == ["Complete", "Complete"]
+    for one in (calm, disturbed):
+        (told,) = [event.message for event in one.events() if event.reason == "InitialWeights"]
+        assert f"taken from {tmp_path}/first/weights: " in told
+    begun, last = calm.history().losses()[0][1], first.history().losses()[-1][1]
+    assert abs(begun - last) < abs(begun - first.history().losses()[0][1]), "it goes on where the other ended"
+    weights, others = calm.weights(), disturbed.weights()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    for one in (first, calm, disturbed):
+        one.close()

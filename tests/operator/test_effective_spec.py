@@ -164,3 +164,59 @@ async def test_a_task_that_was_edited_in_between_is_not_trained_by_workers_that_
     spec = await suspended.spec.next(SETTINGS)
     assert spec is not None
     assert spec.suspend, "it may be suspended all the same"
+
+
+def with_first_values(**initial: Any) -> dict[str, Any]:
+    return edited(task={"initialFrom": {"job": "before", **initial}})
+
+
+def of_another(step: int) -> dict[str, Any]:
+    spec = {"checkpoint": {"storage": {"uri": "s3://bucket/before"}}}
+    return {"spec": spec, "status": {"checkpoint": {"lastStep": step}}}
+
+
+async def test_first_values_of_another_job_are_found_once_and_stay_those() -> None:
+    """A later checkpoint of that job is not for workers that come later, nor for another operator."""
+    one, jobs = One(with_first_values()), dict[str, Any]()
+
+    async def find_job(namespace: str, name: str) -> dict[str, Any] | None:
+        assert (namespace, name) == ("default", "before")
+        return jobs.get(name)
+
+    one.api.find_job = find_job
+    assert await one.spec.next(SETTINGS) is None
+    assert one.problems == ("spec.task.initialFrom.job: there is no BambooJob before in this namespace",)
+    jobs["before"] = of_another(20)
+    expected = with_first_values(url="s3://bucket/before", step=20)
+    assert await one.spec.next(SETTINGS) == parse_manifest(expected)
+    assert one.problems == ()
+    jobs["before"] = of_another(40)
+    assert one.spec.begin(resumed=False) == expected
+    await one.spec.accepted.save()
+
+    second = One(with_first_values(), plan=trains(with_first_values()))
+    second.api.there = one.api.there
+    assert await second.spec.next(SETTINGS) == parse_manifest(expected)
+    assert second.status.facts.refused == ""
+    second.spec.update(body(edited(task={"initialFrom": {"job": "other"}}), 2))
+    assert second.spec.follow() == parse_manifest(expected)
+    assert "spec.task.initialFrom.job" in second.status.facts.refused
+
+
+async def test_a_suspended_job_does_not_look_for_first_values() -> None:
+    one = One(edited(task={"initialFrom": {"job": "before"}}, suspend=True))
+    spec = await one.spec.next(SETTINGS)
+    assert spec is not None
+    assert spec.task.initial_from is not None
+    assert spec.task.initial_from.url is None
+
+
+async def test_an_operator_that_may_not_list_jobs_says_so() -> None:
+    one = One(with_first_values())
+
+    async def find_job(namespace: str, name: str) -> None:
+        raise ApiError(403, "Forbidden", "no right to list them")
+
+    one.api.find_job = find_job
+    assert await one.spec.next(SETTINGS) is None
+    assert "no right to list them" in one.problems[0]

@@ -224,6 +224,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"task.initialFrom.rename": {"h.*": "x"}},
         'spec.task.initialFrom.rename: expected a "*" in both names or in none',
     ),
+    ({"task.initialFrom": {"step": 3}}, "spec.task.initialFrom: expected url or job"),
+    ({"task.initialFrom": {"url": "/a", "best": True}}, "spec.task.initialFrom.best: expected only with job"),
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
     (UNTIL | {"training.until": {"epochs": 2, "steps": 3}}, "spec.training.until: expected exactly one of steps"),
     (
@@ -505,6 +507,10 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     if training.get("profiler") is not None:
         first = training["profiler"]["firstStep"] = draw(st.integers(1, training.get("steps") or 2**31 - 1))
         training["profiler"]["lastStep"] = draw(st.integers(first, min(first + 19, training.get("steps") or 2**31 - 1)))
+    if (initial := spec["task"].get("initialFrom")) is not None and "url" not in initial:
+        initial["job"] = draw(st.sampled_from(["before", "a-1"]))
+    elif initial is not None and "job" not in initial:
+        initial.pop("best", None)
     for one in training.get("loggers") or ():
         one.pop("entrypoint", None)
         if one["type"] == "Custom":

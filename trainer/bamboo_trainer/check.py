@@ -19,6 +19,7 @@ from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.measurements import try_measurements
 from bamboo_trainer.memory.estimate import measure, worker_memory
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.generation import generation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
@@ -58,11 +59,21 @@ def found_or_problem(
         return {"problem": one_line(f"the task could not be tried: {type(error).__name__}: {error}")}
 
 
+def _first_values(spec: JobSpec, task: Task) -> list[str]:
+    """What is taken of other weights, in sentences. Those of another job are not looked for before this one begins."""
+    initial = spec.task.initial_from
+    if initial is None:
+        return []
+    if initial.url is None:
+        return [f"job {initial.job} is looked for when this one begins"]
+    return begin_with(initial, task)[1]
+
+
 def _check(spec: JobSpec) -> dict[str, Any]:
     body_channel(spec.topology.transport, "check", spec.topology.flows_per_link)
     require_toolchain(spec.training, gpu=torch.cuda.is_available())
     task, spec = settled_task(spec)
-    initial = begin_with(spec.task.initial_from, task)[1] if spec.task.initial_from else []
+    initial = _first_values(spec, task)
     evaluation_schedule(task, spec.training)
     generation_schedule(task, spec.training)
     loggers_of(task, spec.training)

@@ -10,12 +10,18 @@ from typing import Any, Literal, Required, TypedDict
 class InitialFromFields(TypedDict, total=False):
     """The weights that training begins with. A job that goes on from a checkpoint of its own does not look at them."""
 
-    url: Required[str]
+    url: str
     """A folder that training has left (weights), a folder with model.safetensors or its index, a file NAME.safetensors,
     or where checkpoints are.
     """
+    job: str
+    """Instead: a job of the namespace, of which it is the newest checkpoint that is there when this one begins; with
+    `bamboo run` the folder of this name that --output has written. Where url is said, too, it is only a note.
+    """
+    best: bool
+    """Of the job its best checkpoint (spec.checkpoint.keepBest), not the newest."""
     step: int
-    """The step of the checkpoint to take; required with checkpoints."""
+    """The step of the checkpoint to take; required with checkpoints at a url."""
     averaged: bool
     """Takes the averages of weights (training.ema) of a checkpoint."""
     drop: Sequence[str]

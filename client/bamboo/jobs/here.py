@@ -13,8 +13,9 @@ from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past
 from bamboo_core.job.edits import numbers_digest
+from bamboo_core.job.initial_job import unresolved, with_place
 from bamboo_core.job.manifest import ManifestError, parse_manifest
-from bamboo_core.job.spec import JobSpec, RedundancyMode, whole_workers
+from bamboo_core.job.spec import InitialSpec, JobSpec, RedundancyMode, whole_workers
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError
 
@@ -79,6 +80,8 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | N
         warnings.append("spec.budget.money has no effect here: nobody is paid for workers on this machine")
     if told := past(spec, datetime.now(UTC)):
         warnings.append(told)
+    if initial := unresolved(spec):
+        job = changed(job, "spec.task.initialFrom", **with_place(job.document, _weights_here(initial))["spec"])
     claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
     if checkpoints is None and resume is None and not claimed:
         return job, warnings
@@ -93,6 +96,21 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | N
             raise InvalidRequest("--resume: the job keeps no checkpoints; --checkpoints URL says where they are")
         part["resume"] = "Latest" if resume else "Never"
     return changed(job, "--checkpoints", checkpoint=part or None), warnings
+
+
+def _weights_here(initial: InitialSpec) -> dict[str, str]:
+    """Where a job's weights are that has run here with --output and its name. Raises InvalidRequest."""
+    weights = Path(initial.job or "") / "weights"
+    if initial.best or initial.step is not None:
+        raise InvalidRequest(
+            "spec.task.initialFrom: best and step are for jobs on a cluster; here expected url and step"
+        )
+    if not weights.is_dir():
+        raise InvalidRequest(
+            f"spec.task.initialFrom.job: there is no folder {weights} here, where bamboo run --output {initial.job} "
+            "keeps the weights of a job that is complete"
+        )
+    return {"url": weights.absolute().as_uri()}
 
 
 def storage_url(place: str) -> str:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from bamboo_core.job.fields import Problem
 from bamboo_core.job.model import ReadObject
 from bamboo_core.job.placement_spec import VerifyMode, WorkerSpec
-from bamboo_core.job.spec import AUTO, BudgetSpec, JobSpec, StorageSpec, TopologySpec
+from bamboo_core.job.spec import AUTO, BudgetSpec, InitialSpec, JobSpec, StorageSpec, TopologySpec
 from bamboo_core.job.training_spec import (
     DEFAULT_GROUPS,
     MOST_PROFILED,
@@ -582,6 +582,19 @@ def _compared_results_are_deterministic(job: JobSpec) -> bool:
 )
 def _wrong_results_can_be_undone(job: JobSpec) -> bool:
     return job.redundancy.verify is not VerifyMode.REPLACE or job.checkpoint is not None
+
+
+# Of first values
+
+
+@rule(InitialSpec, "", "expected url or job", cel="has(self.url) || has(self.job)")
+def _first_values_are_somewhere(initial: InitialSpec) -> bool:
+    return initial.url is not None or initial.job is not None
+
+
+@rule(InitialSpec, "best", "expected only with job", cel="!self.best || has(self.job)")
+def _the_best_of_a_job(initial: InitialSpec) -> bool:
+    return not initial.best or initial.job is not None
 
 
 # Of checkpoints

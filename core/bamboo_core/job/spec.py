@@ -96,12 +96,18 @@ _PATTERNS: Final = partial(
 class InitialSpec:
     """Where the model's first values come from, instead of random ones."""
 
-    url: Annotated[str, TextOf(WEIGHTS, shown=shown_url)]
+    url: Annotated[str | None, TextOf(WEIGHTS, shown=shown_url)] = None
     """A folder that training has left (weights), a folder with model.safetensors or its index, a file NAME.safetensors,
     or where checkpoints are.
     """
+    job: Annotated[str | None, TextOf(DNS_NAME)] = None
+    """Instead: a job of the namespace, of which it is the newest checkpoint that is there when this one begins; with
+    `bamboo run` the folder of this name that --output has written. Where url is said, too, it is only a note.
+    """
+    best: bool = False
+    """Of the job its best checkpoint (spec.checkpoint.keepBest), not the newest."""
     step: Annotated[int | None, Integer(0)] = None
-    """The step of the checkpoint to take; required with checkpoints."""
+    """The step of the checkpoint to take; required with checkpoints at a url."""
     averaged: bool = False
     """Takes the averages of weights (training.ema) of a checkpoint."""
     drop: Annotated[tuple[str, ...], _PATTERNS()] = ()
