@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
 from bamboo_operator.cluster.watch_health import WatchHealth
-from bamboo_operator.http import job_pages
+from bamboo_operator.http.job_pages import JobPages, PageSettings
 from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.server import WebServer
 from bamboo_operator.jobs.controller import JobController
@@ -66,6 +66,7 @@ class OperatorOptions:
     label_active: bool = False  # its pod, while it works; those that wait are ready, too
     node_record: LeaseName | None = None  # the ConfigMap in which nodes are recorded
     prices: PriceAddress | None = None  # where they are, None if nowhere
+    pages: PageSettings = field(default_factory=PageSettings)
 
 
 def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -116,7 +117,7 @@ class _Operator:
         logger.info("%d file descriptors: enough for %d workers", limit, self._shares.workers)
         bounds = ConnectionBounds(unauthenticated=self._shares.visitors)
         self._web = WebServer(self._problem, self._not_ready, self._series, bounds)
-        job_pages.JobPages(self._known, page_reviewer).add_to(self._web.app)
+        JobPages(self._known, self._all_known, page_reviewer, options.pages).add_to(self._web.app)
 
     def _client(self, connections: int) -> ApiClient:
         self._connections.append(connect(self._access, self._calls, connections))
@@ -153,6 +154,9 @@ class _Operator:
 
     def _known(self, job: JobKey) -> OperatedJob | None:
         return self._jobs.known(job) if self._jobs else None
+
+    def _all_known(self) -> list[OperatedJob]:
+        return self._jobs.all_known() if self._jobs else []
 
     # the lease
 

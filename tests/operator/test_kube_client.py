@@ -148,7 +148,7 @@ async def test_a_job_is_deleted_with_all_that_it_owns() -> None:
 
 async def test_answers_of_another_form_count_as_empty() -> None:
     api = ApiClient(Scripted(POST=[{"status": "yes"}, {}], GET=[{"items": "none"}]))
-    assert await api.review_token("t", "bamboo.dev") == {}
+    assert await api.review_token("t", ("bamboo.dev",)) == {}
     assert await api.review_access({"username": "u"}, {"verb": "get"}) == {}
     assert await api.list_revisions("team", "a=b") == []
 

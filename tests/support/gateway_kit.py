@@ -5,7 +5,7 @@ import base64
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -42,7 +42,7 @@ class ApiServer:
         self.asked, self.at_once, self.most = 0, 0, 0
         self.seconds = 0.0
 
-    async def review_token(self, token: str, audience: str) -> dict[str, Any]:
+    async def review_token(self, token: str, audiences: Sequence[str]) -> dict[str, Any]:
         self.asked += 1
         self.at_once += 1
         self.most = max(self.most, self.at_once)
@@ -55,7 +55,7 @@ class ApiServer:
             return {"authenticated": False}
         extra = {"authentication.kubernetes.io/pod-name": [who.pod], "authentication.kubernetes.io/pod-uid": [who.uid]}
         user = {"username": f"system:serviceaccount:{who.namespace}:default", "extra": extra}
-        return {"authenticated": True, "audiences": [audience], "user": user}
+        return {"authenticated": True, "audiences": list(audiences), "user": user}
 
 
 class House:

@@ -1,21 +1,25 @@
 """Servers of pages."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from bamboo_core.job.status import BambooJobStatus
-from bamboo_operator.http.job_pages import JobPages
+from bamboo_core.names import PAGE_AUDIENCE
+from bamboo_operator.http.job_pages import JobPages, PageSettings
+from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from http_kit import serving
 from operator_kit import NOW, job, viewed
 
 TEAM = ("team", "tiny")
+API = "https://kubernetes.default.svc"  # an API server's own audience
 
 
 def authorized(token: str) -> dict[str, str]:
@@ -23,16 +27,20 @@ def authorized(token: str) -> dict[str, str]:
 
 
 class Reviewer:
-    """What an API server says of tokens: GOOD may get the job, OTHER is somebody else, WORKER has another audience."""
+    """What an API server says of tokens: GOOD may get the job, OTHER is somebody else, WORKER has another audience,
+    OIDC is a user's whom it knows by OIDC, for its own audience. lists: who may list in which namespaces, "" for all.
+    """
 
     def __init__(self) -> None:
+        self.lists: set[tuple[str, str]] = set()
+        self.groups: list[list[str]] = []
         self.tokens: list[str] = []
         self.attributes: list[dict[str, str]] = []
         self.fault: Exception | None = None
         self.hold: asyncio.Event | None = None
         self.now = self.most = 0
 
-    async def review_token(self, token: str, audience: str) -> dict[str, Any]:
+    async def review_token(self, token: str, audiences: Sequence[str]) -> dict[str, Any]:
         self.tokens.append(token)
         self.now += 1
         self.most = max(self.most, self.now)
@@ -45,23 +53,37 @@ class Reviewer:
             raise self.fault
         if token == "WORKER":
             return {"authenticated": True, "audiences": ["bamboo.dev"], "user": {"username": "w"}}
-        if token not in ("GOOD", "OTHER"):
+        if token == "OIDC" and API in audiences:
+            return {"authenticated": True, "audiences": [API], "user": {"username": "oidc:ann", "groups": ["ml"]}}
+        if token not in ("GOOD", "OTHER") or PAGE_AUDIENCE not in audiences:
             return {"authenticated": False}
         user = {"username": token.lower(), "uid": "1", "groups": ["g"], "extra": {"a": ["b"]}}
-        return {"authenticated": True, "audiences": [audience], "user": user}
+        return {"authenticated": True, "audiences": [PAGE_AUDIENCE], "user": user}
 
     async def review_access(self, user: dict[str, Any], attributes: dict[str, str]) -> dict[str, Any]:
-        assert (user["groups"], user["extra"]) == (["g"], {"a": ["b"]})
+        if user["username"] in ("good", "other"):
+            assert (user["groups"], user["extra"]) == (["g"], {"a": ["b"]})
+        self.groups.append(user["groups"])
         self.attributes.append(attributes)
-        return {"allowed": user["username"] == "good"}
+        if attributes["verb"] == "list":
+            return {"allowed": (user["username"], attributes.get("namespace", "")) in self.lists}
+        return {"allowed": user["username"] in ("good", "oidc:ann")}
+
+
+def operated(namespace: str, name: str) -> OperatedJob:
+    """A job that is suspended, as the operator knows it."""
+    spec = replace(job(), name=name, namespace=namespace)
+    view = viewed(spec, BambooJobStatus(state="Suspended"))
+    return OperatedJob(view=view, facts=StatusFacts(now=NOW, generation=1, spec=spec))
 
 
 @asynccontextmanager
-async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    """A session and the address of the operator's web port; there is one job, team/tiny."""
-    view = viewed(job(), BambooJobStatus(state="Suspended"))
-    known = OperatedJob(view=view, facts=StatusFacts(now=NOW, generation=1, spec=job()))
+async def cluster(
+    reviewer: Reviewer, settings: PageSettings | None = None, others: Sequence[JobKey] = ()
+) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """A session and the address of the operator's web port; there is the job team/tiny, and others."""
+    known = {key: operated(*key) for key in (TEAM, *others)}
     app = web.Application()
-    JobPages(lambda key: known if key == TEAM else None, reviewer).add_to(app)
+    JobPages(known.get, lambda: list(known.values()), reviewer, settings).add_to(app)
     async with serving(app) as url, aiohttp.ClientSession() as session:
         yield session, url

@@ -67,7 +67,7 @@ def document(
     since = record.since if record else None
     mode = view.spec.redundancy.mode.value
     job = d.PageJob(name=view.name, namespace=view.namespace, place=place, mode=mode, began=began, since=since)
-    shown = ended or _state_now(view, names)
+    shown = ended or state_now(view, names)
     if view.live is not None and record is not None:
         found = _from_coordinator(view, view.live, record, job, shown, now)
     else:
@@ -88,7 +88,7 @@ def document(
     )
 
 
-def _state_now(view: JobView, names: "Labels") -> d.PageState:
+def state_now(view: JobView, names: "Labels") -> d.PageState:
     """What the coordinator says while the job runs, or while there are no conditions; else what these say."""
     told, live = state_in_status(view.status), view.live
     if live is None or told.over or (view.status.conditions and live.phase not in ("Running", "Recovering")):

@@ -1,7 +1,8 @@
-"""The page over HTTP: three static files for everybody, and the job's document for who may see it. Read-only.
+"""The pages over HTTP: static files for everybody, and the document for who may see it. Read-only.
 
-The token comes in the URL's fragment, which browsers do not send; the page sends it with each request for the document.
-So another site can neither read the document nor have the browser ask for it.
+A token comes in the URL's fragment, which browsers do not send; the page sends it with each request for the document.
+So another site can neither read the document nor have the browser ask for it. Behind a proxy that signs people in, the
+browser's cookie is the proxy's; another site can have the browser ask with it, and cannot read the answer.
 """
 
 import asyncio
@@ -9,26 +10,37 @@ import hmac
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
-from importlib.resources import files
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import resources
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from bamboo_core.page.document import Document, encode
+from bamboo_core.page.document import Document, JobList, encode
 
-MOST_TOKEN = 4096  # characters; a ServiceAccount's token has some 1,200
-FILES = {  # what is served under which name, beside the document
-    "": ("index.html", "text/html"),
+MOST_TOKEN = 8000  # characters, of the 8,190 that a header may have; a ServiceAccount's has some 1,200
+# What is served under which name, beside the document.
+SHARED_FILES = {
     "page.css": ("page.css", "text/css"),
+    "asking.js": ("asking.js", "text/javascript"),
+    "dom.js": ("dom.js", "text/javascript"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
+FILES = {
+    "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
     "parts.js": ("parts.js", "text/javascript"),
     "charts.js": ("charts.js", "text/javascript"),
     "curves.js": ("curves.js", "text/javascript"),
-    "dom.js": ("dom.js", "text/javascript"),
-    "icon.svg": ("icon.svg", "image/svg+xml"),
+    **SHARED_FILES,
+}
+LIST_FILES = {
+    "": ("list.html", "text/html"),
+    "list.js": ("list.js", "text/javascript"),
+    "rows.js": ("rows.js", "text/javascript"),
+    **SHARED_FILES,
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
@@ -53,9 +65,16 @@ class PageError(Exception):
     """The page cannot be served; the text is a sentence for the user."""
 
 
-def add_page(app: web.Application, prefix: str, state: Callable[[web.Request], Awaitable[web.Response]]) -> None:
-    """Routes under that prefix, which ends with a slash; state: answers with the document, or refuses."""
-    static = {name: (_file(file), kind) for name, (file, kind) in FILES.items()}
+def add_page(
+    app: web.Application,
+    prefix: str,
+    state: Callable[[web.Request], Awaitable[web.Response]],
+    files: Mapping[str, tuple[str, str]] = FILES,
+) -> None:
+    """Routes under that prefix, which ends with a slash. state: answers with the document, or refuses. files: a job's
+    page or the list's.
+    """
+    static = {name: (_file(file), kind) for name, (file, kind) in files.items()}
 
     def serve(name: str) -> Handler:
         body, kind = static[name]
@@ -65,16 +84,16 @@ def add_page(app: web.Application, prefix: str, state: Callable[[web.Request], A
 
         return handler
 
-    for name in FILES:
+    for name in files:
         app.router.add_get(prefix + name, serve(name))
     app.router.add_get(prefix + "state", state)
 
 
 def _file(name: str) -> bytes:
-    return (files("bamboo_core.page") / "static" / name).read_bytes()
+    return (resources.files("bamboo_core.page") / "static" / name).read_bytes()
 
 
-def answer(document: Document) -> web.Response:
+def answer(document: Document | JobList) -> web.Response:
     return web.Response(body=encode(document), content_type="application/json", headers=HEADERS)
 
 
@@ -85,9 +104,9 @@ def refusal(status: int, sentence: str, **headers: str) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json", headers={**HEADERS, **named})
 
 
-def bearer(request: web.Request) -> str | None:
-    """The token that the request brings, if there is one of a sensible length."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """The token that a request with these headers brings, if there is one of a sensible length."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
     return token if scheme == "Bearer" and 0 < len(token) <= MOST_TOKEN and token.isascii() else None
 
 
@@ -130,7 +149,7 @@ class LocalPage:
         return self._asked is not None and asyncio.get_running_loop().time() - self._asked < WATCHED_SECONDS
 
     async def _state(self, request: web.Request) -> web.Response:
-        offered = bearer(request) or ""
+        offered = bearer(request.headers) or ""
         if not hmac.compare_digest(offered.encode(), self._token.encode()):
             return refusal(401, "The token is not that of this run.", WWW_Authenticate="Bearer")
         self._asked = asyncio.get_running_loop().time()

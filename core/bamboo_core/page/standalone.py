@@ -8,7 +8,7 @@ from importlib.resources import files
 from bamboo_core.page.document import Document, encode
 
 NAME = "page.html"  # in the folder of a run's output
-MODULES = ("dom", "charts", "parts", "curves", "page")  # each imports only those before it
+MODULES = ("dom", "charts", "parts", "curves", "asking", "page")  # each imports only those before it
 IMPORT = re.compile(r'^import \{ ([^}]*) \} from "\./(\w+)\.js";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let) (\w+))", re.MULTILINE)
 POLICY = (

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ REVIEWS_WAITING = 512  # callers beyond that are told to come again
 
 
 class TokenReviewApi(Protocol):
-    async def review_token(self, token: str, audience: str) -> dict[str, Any]: ...
+    async def review_token(self, token: str, audiences: Sequence[str]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class TokenReviewer:
         self._waiting += 1
         try:
             async with self._turns:
-                return await self._api.review_token(token, TOKEN_AUDIENCE)
+                return await self._api.review_token(token, (TOKEN_AUDIENCE,))
         except API_ERRORS as error:
             raise Unavailable(described(error)) from error
         finally:

@@ -109,6 +109,10 @@ class JobController:
         found = self._reconcilers.get(key)
         return found[0].known() if found else None
 
+    def all_known(self) -> list[OperatedJob]:
+        """What is known of all jobs, also of those that are over."""
+        return [job.known() for job, _ in self._reconcilers.values()]
+
     def spec(self, key: JobKey) -> JobSpec | None:
         """The spec of that job; None if it is none of ours."""
         known = self.known(key)

@@ -14,7 +14,7 @@ from typing import Any
 
 from bamboo_core.control.protocol import Stop
 from bamboo_core.coordinator.events import Status
-from bamboo_core.job.api_object import Metadata
+from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_core.job.spec import JobSpec
@@ -52,6 +52,7 @@ class JobReconciler:
         metadata, status = body["metadata"], body.get("status") or {}
         self.key: JobKey = (metadata["namespace"], metadata["name"])
         self.uid: str = metadata["uid"]
+        self._made = read_leniently(Metadata, metadata).creation_timestamp
         self._job = JobIdentity(self.key, self.uid)
         self.meter = JobMeter(shared.counts)
         self._meta = JobMeta(uid=self.uid)
@@ -70,7 +71,7 @@ class JobReconciler:
         """What the job's page and metrics are made of."""
         runner, status, (namespace, name) = self.runner, self._status, self.key
         view = JobView(
-            metadata=Metadata(name=name, namespace=namespace, uid=self.uid),
+            metadata=Metadata(name=name, namespace=namespace, uid=self.uid, creation_timestamp=self._made),
             spec=status.facts.spec or read_spec(self.body),
             status=status.written,
             live=runner.status() if runner else None,

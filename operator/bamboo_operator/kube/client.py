@@ -4,7 +4,7 @@ Not the official client's typed calls (37.0.2): they take twice the CPU time (be
 a pod by themselves if it has a field that is newer than they are, or a quantity that is written as a number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import aiohttp
@@ -168,12 +168,12 @@ class ApiClient:
         """That very job, and in the background all that it owns."""
         await self._call("DELETE", job_path(namespace, name), delete_options(uid, propagation="Background"))
 
-    async def review_token(self, token: str, audience: str) -> Object:
+    async def review_token(self, token: str, audiences: Sequence[str]) -> Object:
         """The status of a TokenReview."""
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
-            "spec": {"token": token, "audiences": [audience]},
+            "spec": {"token": token, "audiences": list(audiences)},
         }
         review = await self._call("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body)
         status = review.get("status")
