@@ -209,6 +209,7 @@ class _Operator:
             settings=options.workers,
             marks=options.marks,
             prices=self._prices,
+            page_url=options.pages.url,
         )
         jobs = self._jobs = JobController(shared)
         if options.node_record:

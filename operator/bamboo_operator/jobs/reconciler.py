@@ -64,6 +64,8 @@ class JobReconciler:
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, selector(self._meta), status, shared.api)
+        if shared.page_url:
+            self._status.update(page=f"{shared.page_url}/jobs/{self.key[0]}/{self.key[1]}/")
         self._cost = CostCounter(JobPods(self._job, shared.cluster), self._status, self.meter, shared.prices)
         self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 

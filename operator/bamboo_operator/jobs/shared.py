@@ -33,6 +33,7 @@ class SharedResources:
     settings: WorkerPodSettings
     marks: tuple[NodeMark, ...] = ()
     prices: PriceSource = field(default_factory=PriceSource)
+    page_url: str = ""  # under which people reach job pages
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONCILES_AT_ONCE))

@@ -67,6 +67,7 @@ class StatusFacts:
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
     selector: str | None = None  # of all the job's pods
+    page: str | None = None  # the address of the job's page; None if people reach none
     rollout: RolloutRecord | None = None  # None if it is not known yet
 
     @property
