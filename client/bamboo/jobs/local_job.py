@@ -72,8 +72,9 @@ class LocalJob:
         self._events: list[Occurrence] = []
         self._dropped = 0  # of the events, the oldest
         self._news = asyncio.Condition()
-        self._progress = JobProgress(name=self.name, state=STARTING, steps=wanted.job.spec.training.known_steps)
-        self._before = self._progress  # what the runs before this one came to
+        self._known = JobProgress(name=self.name, state=STARTING, steps=wanted.job.spec.training.known_steps)
+        self._status: Status | None = None  # which `_known` does not have yet
+        self._before = self._known  # what the runs before this one came to
         self._workers: tuple[str, ...] = ()
         self._page = ""
         self._stopping = self._suspending = False
@@ -102,6 +103,20 @@ class LocalJob:
 
     async def progress(self) -> JobProgress:
         return self._progress
+
+    @property
+    def _progress(self) -> JobProgress:
+        """Made of the newest status when it is asked for: there are some twenty of these a second."""
+        if (status := self._status) is not None:
+            now = local_progress(self._wanted.job.spec, status, self._page)
+            self._known = replace(
+                now,
+                preemptions=now.preemptions + self._before.preemptions,
+                takeovers=now.takeovers + self._before.takeovers,
+                lost_samples=(now.lost_samples or 0) + (self._before.lost_samples or 0),
+            )
+            self._status = None
+        return self._known
 
     def feed(self) -> "LocalFeed":
         return LocalFeed(self)
@@ -187,7 +202,7 @@ class LocalJob:
         options = replace(wanted.options, preempt=Schedule(), trace=None)
         self._wanted = replace(wanted, job=changed(wanted.job, "checkpoint", checkpoint=part), options=options)
         self._before = before
-        self._progress = JobProgress(
+        self._known = JobProgress(
             name=self.name,
             state=STARTING,
             step=before.step,
@@ -199,7 +214,7 @@ class LocalJob:
         try:
             await self.start()
         except BambooError:
-            self._progress = before
+            self._known = before
             raise
 
     async def history(self) -> HistoryRows:
@@ -261,16 +276,9 @@ class LocalJob:
         match message:
             case Began(page):
                 self._page = page
-                self._progress = replace(self._progress, page=page)
+                self._known = replace(self._progress, page=page)
             case Status():
-                self._workers = tuple(worker for worker, _ in message.workers)
-                now = local_progress(self._wanted.job.spec, message, self._page)
-                self._progress = replace(
-                    now,
-                    preemptions=now.preemptions + self._before.preemptions,
-                    takeovers=now.takeovers + self._before.takeovers,
-                    lost_samples=(now.lost_samples or 0) + (self._before.lost_samples or 0),
-                )
+                self._status, self._workers = message, tuple(worker for worker, _ in message.workers)
             case Emit(reason, said, warning):
                 self._events.append(Occurrence(time=time.time(), reason=reason, message=said, warning=warning))
                 late = max(0, len(self._events) - MOST_EVENTS)
@@ -290,7 +298,7 @@ class LocalJob:
             message = "" if ended.outcome is Outcome.COMPLETE else f"{ended.reason}: {ended.message}"
             if suspended:
                 message = f"the state of step {ended.kept_step} is kept" if ended.kept_step else "no state is kept"
-        self._progress = replace(self._progress, state=state, message=message, page="")
+        self._known = replace(self._progress, state=state, message=message, page="")
 
     def _failure(self) -> BambooError | None:
         """Why the job is not complete; made anew for whoever asks."""

@@ -111,6 +111,8 @@ class JobView:
     @cached_property
     def plan(self) -> tuple[tuple[str, ...], ...]:
         """The owners by pipeline and stage; none if it is not known (yet)."""
+        if self.live is not None and self.live.grid:
+            return tuple(tuple(owner for owner, _ in row) for row in self.live.grid)
         return self.status.owners
 
     def short(self, worker: str) -> str:
