@@ -81,6 +81,17 @@ def test_a_published_model_needs_no_code(folder: Path) -> None:
     assert bamboo.Job.from_file("hub.yaml").spec.task.config["model"] == "hub-model"
 
 
+def test_a_job_for_a_cluster_names_an_image_and_grows_with_the_nodes() -> None:
+    given = ["--model", "net.py:Net", "--data", "text.txt", "--checkpoints", "s3://bucket/far"]
+    done = init("far", *given, "--where", "cluster")
+    assert done.exit_code == 0, done.output
+    spec = bamboo.Job.from_file("far.yaml").spec
+    assert (spec.worker.image, spec.elastic.max_workers, spec.topology.chooses_stages) == ("your/image", 4, True)
+    assert done.stdout.index("your image") < done.stdout.index("bamboo submit far.yaml")
+    assert "bamboo run" not in done.stdout
+    assert "bamboo submit" not in init("near", *given, "--where", "here").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -89,6 +100,7 @@ def test_a_published_model_needs_no_code(folder: Path) -> None:
         (["ok", "--model", "other.py:Net", "--data", "text.txt"], "--model other.py:Net: there is no other.py in this"),
         (["ok", "--model", "net.py:Net", "--data", "gone"], "gone: No such file or directory"),
         (["ok", "--data", "text.txt"], "--model: expected it, since there is no terminal"),
+        (["ok", "--model", "net.py:Net", "--data", "text.txt", "--where", "moon"], "--where 'moon': expected here or"),
         (["ok", "--model", "net.py:Net", "--data", "text.txt", "--checkpoints", "ftp://x"], "spec.checkpoint.storage"),
     ],
 )

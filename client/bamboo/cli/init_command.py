@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 MODEL = "Model: the folder of a model of transformers, its id on the Hub, or FILE.py:CLASS of your own"
 DATA = "Data: a file of tokens or text, an .npz file, a folder of images, or a saved data set"
+WHERE = "Where: here, or cluster"
 CHECKPOINTS = "Checkpoints: a folder or a URL such as s3://bucket/job; empty for none"
+HERE, CLUSTER = "here", "cluster"
 FIRST_BYTES = 8
 
 
@@ -25,18 +27,21 @@ def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the job, and of its files.")],
     model: Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL, show_default="asked")] = None,
     data: Annotated[str | None, typer.Option(metavar="PATH", help=DATA, show_default="asked")] = None,
-    checkpoints: Annotated[str | None, typer.Option(metavar="URL", help=CHECKPOINTS, show_default="asked")] = None,
+    where: Annotated[str | None, typer.Option(metavar="WHERE", help=WHERE, show_default="asked")] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(metavar="URL", help=CHECKPOINTS, show_default="asked for a cluster")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Write a job's first files into this folder: a manifest, a task for a model of your own, and a test.
 
-    Example: bamboo init bert --model bert-folder --data books.tokens --checkpoints s3://bucket/bert
+    Example: bamboo init bert --model bert-folder --data books.tokens --where cluster --checkpoints s3://bucket/bert
     """
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.scaffold import files, next_steps
 
     try:
-        answers = _answers(name, model, data, checkpoints)
+        answers = _answers(name, model, data, where, checkpoints)
         made = files(answers)
         _check(made)
     except InvalidRequest as error:
@@ -54,7 +59,9 @@ def init(
         typer.echo(f"  {line}")
 
 
-def _answers(name: str, model: str | None, data: str | None, checkpoints: str | None) -> "JobAnswers":
+def _answers(
+    name: str, model: str | None, data: str | None, where: str | None, checkpoints: str | None
+) -> "JobAnswers":
     """What the flags say, and else the user. Raises InvalidRequest."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.here import storage_url
@@ -68,9 +75,21 @@ def _answers(name: str, model: str | None, data: str | None, checkpoints: str | 
         )
     path = Path(_asked("--data", data, DATA)).expanduser()
     kind = _kind(path)
-    place = _asked("--checkpoints", checkpoints, CHECKPOINTS, default="")
-    url = storage_url(os.path.expanduser(place)) if place else ""
-    return JobAnswers(name=name, model=known, data=str(path.absolute()), data_kind=kind, checkpoints=url)
+    place = _asked("--where", where, WHERE, default=HERE)
+    if place not in (HERE, CLUSTER):
+        raise InvalidRequest(f"--where {place[:80]!r}: expected {HERE} or {CLUSTER}")
+    kept = checkpoints
+    if kept is None:
+        kept = _asked("--checkpoints", None, CHECKPOINTS, default="") if place == CLUSTER else ""
+    url = storage_url(os.path.expanduser(kept)) if kept else ""
+    return JobAnswers(
+        name=name,
+        model=known,
+        data=str(path.absolute()),
+        data_kind=kind,
+        cluster=place == CLUSTER,
+        checkpoints=url,
+    )
 
 
 def _asked(flag: str, given: str | None, question: str, default: str | None = None) -> str:

@@ -31,12 +31,15 @@ class PublishedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAnswers:
-    """What was asked. data: a file or folder, of the kind `data_kind` of docs/data.md. checkpoints: a URL; "": none."""
+    """What was asked. data: a file or folder, of the kind `data_kind` of docs/data.md. cluster: is it for one, and not
+    for this machine? checkpoints: a URL; "": none.
+    """
 
     name: str
     model: OwnModel | PublishedModel
     data: str
     data_kind: str
+    cluster: bool
     checkpoints: str
 
 
@@ -69,11 +72,12 @@ def next_steps(answers: JobAnswers) -> list[str]:
     if isinstance(answers.model, PublishedModel) and answers.model.hub_id:
         folder, hub_id = answers.model.folder, answers.model.hub_id
         told.append(f"on a machine with a network, once: save {hub_id} into {folder} (docs/huggingface.md)")
+    told += [f"bamboo validate --load {answers.name}.yaml", f"python -m pytest test_{_module(answers.name)}.py"]
+    if not answers.cluster:
+        return [*told, f"bamboo run {answers.name}.yaml --output trained"]
     return [
         *told,
-        f"bamboo validate --load {answers.name}.yaml",
-        f"python -m pytest test_{_module(answers.name)}.py",
-        f"bamboo run {answers.name}.yaml --output trained",
+        f"in {answers.name}.yaml: your image, and where its pods have the data (docs/images.md)",
         f"bamboo submit {answers.name}.yaml",
     ]
 
@@ -94,7 +98,10 @@ def _manifest(answers: JobAnswers) -> str:
         why = "  # From where a suspended or restarted job goes on; the last one has the weights."
         checkpoint = f"{why}\n  checkpoint:\n    storage: {{uri: {_quoted(answers.checkpoints)}}}\n"
     lines = "\n".join(f"      {line}" for line in config)
-    return _filled("manifest", name=answers.name, entrypoint=entrypoint, config=lines, checkpoint=checkpoint)
+    place = _filled("cluster" if answers.cluster else "here")
+    return _filled(
+        "manifest", name=answers.name, entrypoint=entrypoint, config=lines, checkpoint=checkpoint, place=place
+    )
 
 
 def _quoted(text: str) -> str:
