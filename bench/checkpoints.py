@@ -28,8 +28,8 @@ from _common import machine, median, say, show, write_json
 from bamboo_core.checkpoint.layout import new_attempt
 from bamboo_core.checkpoint.manifest import CheckpointManifest, DataPosition
 from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.checkpointing import versions
 from bamboo_trainer.checkpoint.layer_file import decode, encode
-from bamboo_trainer.checkpoint.versions import versions
 from bamboo_trainer.stage.state.layer_state import LayerState
 
 T = TypeVar("T")

@@ -4,6 +4,7 @@ What is written goes through one thread, which alone waits for the store.
 """
 
 import logging
+import platform
 import queue
 import threading
 import time
@@ -11,15 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from bamboo_core.checkpoint.data_record import DataRecord, difference
 from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo_core.checkpoint.found import FoundState
 from bamboo_core.checkpoint.layout import Attempt
-from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition
+from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
 from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.retention import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, removable
 from bamboo_core.checkpoint.store import CheckpointStore
@@ -42,7 +45,6 @@ from bamboo_core.storage.errors import StorageError
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.state_dict import read_layer
-from bamboo_trainer.checkpoint.versions import versions
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
 
@@ -66,6 +68,11 @@ class _Remains:
 
 Work = _Layers | _Remains | CommitCheckpoint | FindCheckpoint
 AboutCheckpoint = PartsWritten | CheckpointCommitted | CheckpointFailed
+
+
+def versions() -> Versions:
+    """The versions of the code that writes a checkpoint here, for its manifest."""
+    return Versions(bamboo=version("bamboo-spot-core"), torch=str(torch.__version__), python=platform.python_version())
 
 
 def store_url(spec: JobSpec) -> str | None:
