@@ -59,7 +59,7 @@ def test_in_watched_namespaces_the_operator_has_no_more_than_it_needs(rendered: 
 def test_pages_are_looked_at_by_somebody_who_may_do_nothing_else(rendered: dict[str, list[Json]]) -> None:
     for name, kind, count in (("default", "ClusterRoleBinding", 1), ("everything", "RoleBinding", 2)):
         role = one(rendered[name], "ClusterRole", "bamboo-operator-page")
-        assert role["rules"] == [{"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get"]}]
+        assert role["rules"] == [{"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get", "list"]}]
         found = [b for b in rendered[name] if b["kind"] == kind and b["roleRef"]["name"] == "bamboo-operator-page"]
         assert len(found) == count
         for binding in found:
