@@ -223,6 +223,7 @@ class _Operator:
             calls=self._calls,
             counts=shared.counts,
             prices=self._prices,
+            page_url=options.pages.url,
         )
         self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
         ProcessCollector(registry=self._series)

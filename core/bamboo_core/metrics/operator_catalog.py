@@ -10,7 +10,13 @@ def _operator(name: str, kind: MetricKind, help: str, *labels: str, unit: str = 
     return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(Exporter.OPERATOR,), buckets=buckets)
 
 
-OPERATOR_INFO = _operator("info", MetricKind.GAUGE, "Always 1; version: of the operator.", "version")
+OPERATOR_INFO = _operator(
+    "info",
+    MetricKind.GAUGE,
+    "Always 1; version: of the operator; page: where people reach job pages, if it was told.",
+    "version",
+    "page",
+)
 OPERATOR_JOBS = _operator("jobs", MetricKind.GAUGE, "Jobs that the operator manages, by state.", "state")
 OPERATOR_RECONCILES = _operator(
     "reconciles_total",
