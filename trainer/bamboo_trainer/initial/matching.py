@@ -15,6 +15,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 
 FIELD: Final = "task.initialFrom"
 MOST_NAMED: Final = 8
+ADAPTER: Final = ("lora_a", "lora_b", "lora_scale")  # the tensors of an adapter beside its base
 COMPLEX: Final = {"c64": torch.complex64, "c128": torch.complex128}
 
 
@@ -94,17 +95,19 @@ class Matching:
 
 def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec: InitialSpec, shown: str) -> Matching:
     """Raises TaskError, in a sentence, if a tensor on either side has no counterpart and is not dropped, if shapes or
-    types differ, or if a pattern fits nothing.
+    types differ, or if a pattern fits nothing. Adapters begin anew where the weights have none.
     """
     drops = [_Pattern(text) for text in spec.drop]
     renames = {_Pattern(old): new for old, new in spec.rename.items()}
     extends = [_Pattern(text) for text in spec.extend]
+    beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, OfferedTensor]()
     for offer in offered:
         if _fits(drops, offer.name):
             left.append(offer.name)
             continue
         name = _renamed(offer.name, renames)
+        name = beside.get(name, name)
         if name in by_name:
             raise TaskError(f"{FIELD}.rename: {by_name[name].name} and {offer.name} would both be {name}")
         by_name[name] = offer
@@ -122,7 +125,7 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
         offers = tuple(by_name[name] for name in one.names if name in by_name)
         if offers:
             takes.append(Take(wanted=one, offers=offers, rows=_rows(one, offers, extends)))
-        elif any(_fits(drops, name) for name in one.names):
+        elif any(_fits(drops, name) or (beside and _is_adapters(name)) for name in one.names):
             anew.append(one.names[0])
         else:
             missing.append(one.names[0])
@@ -134,16 +137,16 @@ def with_merged_adapters(offered: Sequence[OfferedTensor], wanted: Sequence[Want
     """The offers with each adapter of `bamboo_trainer.lora` as a part of the weight it belongs to, under the name that
     has without it; unless the model has adapters itself.
     """
-    if any(name.endswith(".lora_a") for one in wanted for name in one.names):
+    if any(_is_adapters(name) for one in wanted for name in one.names):
         return list(offered)
     by_name = {offer.name: offer for offer in offered}
     found = []
     for offer in offered:
         at, _, leaf = offer.name.rpartition(".")
-        if leaf in ("lora_a", "lora_b", "lora_scale") and f"{at}.base.weight" in by_name:
+        if leaf in ADAPTER and f"{at}.base.weight" in by_name:
             continue
         above, _, base = at.rpartition(".")
-        parts = [by_name.get(f"{above}.{part}") for part in ("lora_a", "lora_b", "lora_scale")]
+        parts = [by_name.get(f"{above}.{part}") for part in ADAPTER]
         a, b, scale = parts
         if base != "base" or a is None or b is None or scale is None:
             found.append(offer)
@@ -151,6 +154,19 @@ def with_merged_adapters(offered: Sequence[OfferedTensor], wanted: Sequence[Want
         adapter = Adapter(a=a.entries[0], b=b.entries[0], scale=scale.entries[0]) if leaf == "weight" else None
         found.append(OfferedTensor(name=f"{above}.{leaf}", entries=offer.entries, adapter=adapter))
     return found
+
+
+def _is_adapters(name: str) -> bool:
+    return name.rpartition(".")[2] in ADAPTER
+
+
+def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor]) -> dict[str, str]:
+    """What the model calls the weights that have adapters, by their names without; none if the others have some."""
+    if any(_is_adapters(offer.name) for offer in offered):
+        return {}
+    names = {name for one in wanted for name in one.names}
+    bases = (name.rpartition(".base.") for name in names)
+    return {f"{at}.{leaf}": f"{at}{base}{leaf}" for at, base, leaf in bases if base and f"{at}.{ADAPTER[0]}" in names}
 
 
 @dataclass(frozen=True, slots=True)
