@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,8 +155,8 @@ class _Operator:
     def _known(self, job: JobKey) -> OperatedJob | None:
         return self._jobs.known(job) if self._jobs else None
 
-    def _all_known(self) -> list[OperatedJob]:
-        return self._jobs.all_known() if self._jobs else []
+    def _all_known(self) -> Iterator[OperatedJob]:
+        return self._jobs.all_known() if self._jobs else iter(())
 
     # the lease
 

@@ -1,14 +1,20 @@
 """The operator's job pages."""
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from bamboo_core.names import PAGE_AUDIENCE
 from bamboo_core.page.server import LIST_FILES, MOST_TOKEN
 from bamboo_operator.auth.page_callers import CallerRules, ProxyHeaders
-from bamboo_operator.http.job_pages import PageSettings
-from page_http_kit import Reviewer, authorized, cluster
+from bamboo_operator.http.job_pages import JobPages, PageSettings
+from bamboo_operator.status.operated_job import OperatedJob
+from http_kit import serving
+from page_http_kit import Reviewer, authorized, cluster, operated
 
 
 @pytest.mark.parametrize(
@@ -83,6 +89,39 @@ async def test_the_list_shows_the_jobs_of_the_namespaces_that_one_may_list(behin
         eve = {**SECRET, "X-Forwarded-User": "eve", "X-Forwarded-Groups": "ml,system:masters"}
         assert await listed(eve) == (set(), ['There are no jobs that "eve" may list.'])
         assert reviewer.groups[-1] == ["ml", "system:authenticated"]
+
+
+async def test_the_lines_are_made_once_for_all_who_ask_and_leave_the_thread_to_others() -> None:
+    made = []
+
+    def every() -> Iterator[OperatedJob]:
+        for number in range(25):
+            made.append(asyncio.get_running_loop().time())
+            yield operated("team", f"job-{number}")
+
+    reviewer = Reviewer()
+    reviewer.lists = {("good", "")}
+    app = web.Application()
+    JobPages(lambda key: None, every, reviewer).add_to(app)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += len(made) in (10, 20)
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(others())
+    async with serving(app) as url, aiohttp.ClientSession() as session:
+
+        async def rows() -> int:
+            async with session.get(f"{url}/jobs/state", headers=authorized("GOOD")) as answer:
+                return len((await answer.json())["rows"])
+
+        assert await asyncio.gather(*(rows() for _ in range(5))) == [25] * 5
+    other.cancel()
+    assert len(made) == 25
+    assert turns >= 2
 
 
 @pytest.mark.parametrize("path", ["/jobs/state", "/jobs/team/tiny/state"])

@@ -51,6 +51,8 @@ async def test_strangers_are_held_back_and_friends_are_not() -> None:
     assert found[-1] is not None
     assert found[-1].retry == 1
     assert await gate.admit(GOOD, TEAM) is None
+    reviewer.lists = {("ann", "")}
+    assert isinstance(await gate.listed(ANN, ["team"]), SeenNamespaces), "whom the proxy has signed in is no stranger"
     clock.now += 1
     again = await gate.admit(TokenCaller("bad"), TEAM)
     assert again is not None

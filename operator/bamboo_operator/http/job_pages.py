@@ -1,7 +1,8 @@
 """Job pages on the operator's web port, for who may get the BambooJob; and their list, for who may list them."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
@@ -29,7 +30,9 @@ from bamboo_operator.status.operated_job import OperatedJob
 
 logger = logging.getLogger(__name__)
 
-FRESH_SECONDS = 1.0  # for which the lines of all jobs serve all who ask
+FRESH_SECONDS = 1.0  # for which the lines of all jobs serve all who ask, at least
+REST = 20.0  # times what it took to make them, until they are made again
+JOBS_AT_A_TIME = 10  # whose lines are made before others may use the thread, such as for a takeover
 JOB_DASHBOARD, FLEET_DASHBOARD = "bamboo-job", "bamboo-fleet"
 
 
@@ -52,7 +55,7 @@ class JobPages:
     def __init__(
         self,
         known: Callable[[JobKey], OperatedJob | None],
-        every: Callable[[], Sequence[OperatedJob]],
+        every: Callable[[], Iterable[OperatedJob]],
         reviews: ReviewApi,
         settings: PageSettings | None = None,
     ) -> None:
@@ -61,7 +64,8 @@ class JobPages:
         self._access = PageAccess(reviews, self._settings.callers.audiences)
         self._now = steady_clock()
         self._rows: tuple[d.JobRow, ...] = ()
-        self._rows_at = float("-inf")
+        self._rows_until = float("-inf")
+        self._making_rows = asyncio.Lock()
 
     def add_to(self, app: web.Application) -> None:
         """The page of namespace/name is at /jobs/NAMESPACE/NAME/, the list of all jobs at /jobs/."""
@@ -94,7 +98,7 @@ class JobPages:
         caller = self._caller(request)
         if isinstance(caller, PageRefusal):
             return _refused(caller)
-        rows = self._fresh_rows()
+        rows = await self._fresh_rows()
         seen = await self._access.listed(caller, {row.namespace for row in rows})
         if isinstance(seen, PageRefusal):
             return _refused(seen)
@@ -118,11 +122,20 @@ class JobPages:
                 return PageRefusal(503, "The operator cannot read the secret that it shares with the proxy.", retry=10)
         return caller_of(request.headers, proxy, secret)
 
-    def _fresh_rows(self) -> tuple[d.JobRow, ...]:
-        """The lines of all jobs, made once for all who ask within a second."""
-        if self._now() - self._rows_at > FRESH_SECONDS:
-            self._rows = by_attention(job_row(known.view, cost(known, None)) for known in self._every())
-            self._rows_at = self._now()
+    async def _fresh_rows(self) -> tuple[d.JobRow, ...]:
+        """The lines of all jobs, made once for all who ask within a second or more: they cost a twentieth of a core at
+        most, however many jobs there are.
+        """
+        async with self._making_rows:
+            began = self._now()
+            if began > self._rows_until:
+                found: list[d.JobRow] = []
+                for known in self._every():
+                    found.append(job_row(known.view, cost(known, None)))
+                    if len(found) % JOBS_AT_A_TIME == 0:
+                        await asyncio.sleep(0)
+                self._rows, now = by_attention(found), self._now()
+                self._rows_until = now + max(FRESH_SECONDS, REST * (now - began))
         return self._rows
 
     def _job_dashboard(self, job: JobKey) -> str | None:
