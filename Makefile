@@ -12,6 +12,7 @@ PYTEST_ARGS ?=
 TESTS_AT_ONCE ?= 3
 N ?= 50
 DO ?= up
+NODES ?=
 
 # docs/images.md says what IMAGE_ARGS are good for, and docs/testing-cluster.md HELM_ARGS.
 IMAGE_TOOL ?= $(shell docker info >/dev/null 2>&1 && echo docker || \
@@ -86,8 +87,8 @@ simulate: $(STAMP) ## protocol and operator under random faults in virtual time,
 	for kind in "" --elastic --restarts --grids; do $(BIN)/python tests/simulation/simulate.py --seeds 0:$(N)00 $$kind; done
 	for kind in "" --grids; do $(BIN)/python tests/simulation/operator_simulate.py --seeds 0:$(N)0 $$kind; done  # a tenth as many, for they take longer
 
-cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status and DO=down
-	PYTHONPATH=tests/support $(BIN)/python -m cluster $(DO)
+cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with, or NODES=real ones; DO=status and DO=down
+	PYTHONPATH=tests/support $(BIN)/python -m cluster $(DO) $(if $(NODES),--nodes $(NODES))
 
 dist: $(STAMP) ## build the distributions, as wheels and sources, into build/dist
 	rm -rf build/dist

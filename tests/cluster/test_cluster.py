@@ -436,10 +436,10 @@ def test_a_folder_of_binaries_is_taken_as_given(tmp_path: Path, monkeypatch: pyt
         build.binaries()
     (tmp_path / "etcd").symlink_to("kube-apiserver")
     assert build.binaries() == tmp_path
-    assert build.minor_version(tmp_path) == 31
+    assert build.minor_version(tmp_path / "kube-apiserver") == 31
     (tmp_path / "kube-apiserver").write_text("#!/bin/sh\necho something else\n")
     with pytest.raises(build.Broken, match=r"was expected to say Kubernetes v1.x.y; it says: something else"):
-        build.minor_version(tmp_path)
+        build.minor_version(tmp_path / "kube-apiserver")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

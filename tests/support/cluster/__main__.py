@@ -1,10 +1,11 @@
-"""A test cluster to play with: `make cluster`, or `python -m cluster up` in the folder tests/."""
+"""A test cluster to play with: `make cluster`, or `python -m cluster up` in the folder tests/support/."""
 
 import os
 import shutil
 import signal
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -42,15 +43,26 @@ def _running() -> bool:
         return False
 
 
+class Kind(StrEnum):
+    PROCESSES = "processes"
+    REAL = "real"
+
+
 @app.command()
-def up() -> None:
+def up(
+    nodes: Annotated[Kind, typer.Option(help="What pods are: processes, or containers on real nodes")] = Kind.PROCESSES,
+    image: Annotated[list[Path] | None, typer.Option(help="An archive of an image for real nodes")] = None,
+) -> None:
     """Start the cluster; the first time Kubernetes is built, which takes some minutes."""
     folder = _folder()
     if not _running():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
         try:
-            Cluster.start(folder=folder, owned=False)
+            if nodes is Kind.REAL:
+                Cluster.start_real(archives=image or (), folder=folder, owned=False)
+            else:
+                Cluster.start(folder=folder, owned=False)
         except (build.Unavailable, build.Broken, RuntimeError) as error:
             _fail(str(error))
     print(f"export KUBECONFIG={folder / 'admin.kubeconfig'}")
@@ -114,6 +126,12 @@ def recover(node: Node) -> None:
 def delete(node: Node) -> None:
     """Machine and Node object vanish, as when a cloud takes a spot node."""
     _call("delete", node=node)
+
+
+@app.command()
+def restart(node: Node, program: Annotated[str, typer.Argument(help="kubelet or containerd")]) -> None:
+    """Kill a program of a real node, which comes up again by itself."""
+    _call("restart", node=node, program=program)
 
 
 @app.command()

@@ -14,16 +14,20 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+from cluster import cgroups
 
 GIVEN = "BAMBOO_KUBERNETES"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 BUILT_VERSION = "1.20.2"
-RECIPE = Path(__file__).with_name("kubernetes.sh")
+RECIPE, NODE_RECIPE, DEBIAN = (Path(__file__).with_name(name) for name in ("kubernetes.sh", "node.sh", "debian.sh"))
 BUILD_TOOLS = ("bash", "apt-get", "dpkg-deb", "tar", "gzip")
 RUN_TOOLS = ("openssl", "setpriv", "unshare")
+NODE_TOOLS = ("ip", "ldd", "mount", "nsenter")
 VERSION_SECONDS = 60
-FETCHED = "generating the OpenAPI"  # what the recipe says once it has all packages
+FETCHED = "unpacking"  # what a recipe says once it has all packages
 Report = Callable[[str], None]
 
 
@@ -49,7 +53,42 @@ def binaries(report: Report = to_stderr) -> Path:
     _require(RUN_TOOLS)
     if given := os.environ.get(GIVEN):
         return _complete(Path(given))
-    name = f"kubernetes-{BUILT_VERSION}-{hashlib.sha256(RECIPE.read_bytes()).hexdigest()[:12]}"
+    return _made(f"Kubernetes {BUILT_VERSION}", "3 to 6 minutes on 2 cores", RECIPE, (BUILT_VERSION, *PROGRAMS), report)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePrograms:
+    """kubelet: the program. root: a folder with containerd and all else that a node needs, as in a root."""
+
+    kubelet: Path
+    root: Path
+
+
+def node_programs(report: Report = to_stderr) -> NodePrograms:
+    """The programs of a real node; may have to build or fetch them. Raises Unavailable where none can run."""
+    if os.geteuid() != 0:
+        raise Unavailable("real nodes need root")
+    if not cgroups.are_there():
+        raise Unavailable(
+            f"real nodes need cgroups of version 1 below {cgroups.HIERARCHIES}; kind has nodes for others"
+        )
+    _require((*RUN_TOOLS, *NODE_TOOLS))
+    given = os.environ.get(GIVEN)
+    if given and not os.access(Path(given, "kubelet"), os.X_OK):
+        raise Unavailable(f"real nodes need a kubelet, and {GIVEN}={given} has none")
+    root = _made("a node's programs", "half a minute", NODE_RECIPE, (), report)
+    if given:
+        return NodePrograms(Path(given, "kubelet").absolute(), root)
+    arguments = (BUILT_VERSION, "kubelet")
+    built = _made(f"the kubelet of Kubernetes {BUILT_VERSION}", "2 minutes on 2 cores", RECIPE, arguments, report)
+    return NodePrograms(built / "kubelet", root)
+
+
+def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report: Report) -> Path:
+    """The folder bin of a recipe, kept for as long as neither the recipe nor its arguments change."""
+    recipes = b"".join(path.read_bytes() for path in (recipe, DEBIAN))
+    digest = hashlib.sha256(recipes + " ".join(arguments).encode()).hexdigest()[:12]
+    name = f"{recipe.stem}-{digest}"
     cache = cache_folder()
     done = cache / name
     if done.is_dir():
@@ -58,18 +97,18 @@ def binaries(report: Report = to_stderr) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / f"{name}.lock", report) as lock:
         if not done.is_dir():
-            report(f"building Kubernetes {BUILT_VERSION} into {done}, once; this takes 3 to 6 minutes on 2 cores")
+            report(f"making {what} in {done}, once; this takes {time}")
             unfinished = cache / f"{name}.unfinished"
             _remove(unfinished)
-            _run_recipe(unfinished, lock, report)
+            _run_recipe(what, [str(recipe), str(unfinished), *arguments], lock, report)
             (unfinished / "bin").rename(done)
             _remove(unfinished)
     return done
 
 
-def minor_version(programs: Path) -> int:
-    """The 36 of Kubernetes 1.36, asked of the API server's program."""
-    asked = [str(programs / "kube-apiserver"), "--version"]
+def minor_version(program: Path) -> int:
+    """The 36 of Kubernetes 1.36, asked of one of its programs."""
+    asked = [str(program), "--version"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=VERSION_SECONDS).stdout
     found = re.match(r"Kubernetes v1\.(\d+)\.", told)
     if found is None:
@@ -96,17 +135,17 @@ def _locked(path: Path, report: Report) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("another process is building Kubernetes; waiting for it")
+            report("another process is at it; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 
 
-def _run_recipe(folder: Path, lock: int, report: Report) -> None:
+def _run_recipe(what: str, command: list[str], lock: int, report: Report) -> None:
     """The recipe inherits the lock: should this process be killed, nobody builds until the last compiler has ended."""
     tail: deque[str] = deque(maxlen=20)
     fetched = False
     with subprocess.Popen(
-        ["bash", str(RECIPE), str(folder), BUILT_VERSION],
+        ["bash", *command],
         text=True,
         pass_fds=(lock,),
         start_new_session=True,
@@ -128,7 +167,7 @@ def _run_recipe(folder: Path, lock: int, report: Report) -> None:
         why = tail[-1] if tail else f"exit code {code}"
         raise Unavailable(f"the test cluster is built from Debian's packages, which cannot be had: {why}")
     if code:
-        raise Broken(f"building Kubernetes {BUILT_VERSION} failed with exit code {code}:\n" + "\n".join(tail))
+        raise Broken(f"making {what} failed with exit code {code}:\n" + "\n".join(tail))
 
 
 def _remove(folder: Path) -> None:

@@ -128,10 +128,10 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_descendants() -> None:
-    """SIGKILL to every descendant, whichever group or session it moved to."""
+def kill_descendants(spared: int | None = None) -> None:
+    """SIGKILL to every descendant, whichever group or session it moved to. spared: one that goes on."""
     while True:
-        alive = [pid for pid in _children() if is_alive(pid)]
+        alive = [pid for pid in _children() if is_alive(pid) and pid != spared]
         if not alive:
             return
         for pid in alive:

@@ -1,4 +1,4 @@
-"""etcd, API server, controller manager and scheduler, as processes on loopback."""
+"""etcd, API server, controller manager and scheduler, as processes of this machine."""
 
 import asyncio
 import random
@@ -34,10 +34,13 @@ class StartFailed(Exception):
 
 
 class ControlPlane:
-    """folder: gets the kubeconfig files, certificates, logs and etcd's data. programs: from build.binaries()."""
+    """folder: gets the kubeconfig files, certificates, logs and etcd's data. programs: from build.binaries().
 
-    def __init__(self, folder: Path, programs: Path) -> None:
-        self.folder, self.programs = folder, programs
+    host: the API server's address; all else is on loopback.
+    """
+
+    def __init__(self, folder: Path, programs: Path, host: str = HOST) -> None:
+        self.folder, self.programs, self.host = folder, programs, host
         self.children: dict[str, children.Child] = {}
         self._flags: dict[str, tuple[str, ...]] = {}
         self._ports = dict(zip(("api", "etcd", "peer", "manager", "scheduler"), free_ports(5), strict=True))
@@ -45,19 +48,23 @@ class ControlPlane:
 
     @property
     def address(self) -> tuple[str, int]:
-        return HOST, self._ports["api"]
+        return self.host, self._ports["api"]
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.host}:{self._ports['api']}"
 
     def kubeconfig(self, name: str) -> Path:
         return self.folder / f"{name}.kubeconfig"
 
     async def start(self) -> None:
-        minor = await asyncio.to_thread(build.minor_version, self.programs)
-        self.pki = await asyncio.to_thread(pki.create, self.folder / "pki", SUBJECTS)
+        minor = await asyncio.to_thread(build.minor_version, self.programs / "kube-apiserver")
+        self.pki = await asyncio.to_thread(pki.create, self.folder / "pki", SUBJECTS, self.host)
         self._write_kubeconfigs(self.pki)
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(Api(self.kubeconfig("admin")))
             await self._spawn("etcd", *etcd_flags(self.folder, self._ports))
-            await self._spawn("kube-apiserver", *api_server_flags(self.pki, self._ports, minor))
+            await self._spawn("kube-apiserver", *api_server_flags(self.pki, self._ports, minor, self.host))
             await self._until("the API server", api, "/readyz")
             await self._spawn("kube-controller-manager", *self._manager_flags(self.pki, minor))
             await self._spawn("kube-scheduler", *self._scheduler_flags(minor))
@@ -87,8 +94,7 @@ class ControlPlane:
         ca = made.authority.certificate.read_text()
         for name, pair in made.clients.items():
             user = {"client-certificate-data": pair.certificate.read_text(), "client-key-data": pair.key.read_text()}
-            server = f"https://{HOST}:{self._ports['api']}"
-            kubeconfig.write(self.kubeconfig(name), server=server, ca=ca, user=user)
+            kubeconfig.write(self.kubeconfig(name), server=self.server, ca=ca, user=user)
 
     async def _spawn(self, name: str, *flags: str) -> None:
         self._flags[name] = flags
@@ -96,14 +102,14 @@ class ControlPlane:
         log = self.folder / f"{name}.log"
         self.children[name] = await children.start(argv, log, folder=str(self.folder))
 
-    async def take_down(self, name: str) -> None:
+    async def take_down(self, component: str) -> None:
         """End a component that is up."""
-        await children.stop(self.children.pop(name), STOP_SECONDS)
+        await children.stop(self.children.pop(component), STOP_SECONDS)
 
-    async def bring_up(self, name: str) -> None:
+    async def bring_up(self, component: str) -> None:
         """Start it again, with the flags that it had."""
-        if name not in self.children:
-            await self._spawn(name, *self._flags[name])
+        if component not in self.children:
+            await self._spawn(component, *self._flags[component])
 
     async def _until(self, what: str, api: Api, path: str, good: Callable[[str], bool] = bool) -> None:
         end = time.monotonic() + START_SECONDS
@@ -176,15 +182,15 @@ def no_insecure_port(flag: str, minor: int) -> list[str]:
     return [] if minor >= SECURE_ONLY else [f"--{flag}=0"]
 
 
-def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int) -> list[str]:
+def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int, host: str) -> list[str]:
     """RBAC and the default admission plugins, as a real cluster has them."""
     headers = {"username": "X-Remote-User", "group": "X-Remote-Group", "extra": "X-Remote-Extra-"}
     return [
         f"--etcd-servers=http://{HOST}:{ports['etcd']}",
-        f"--bind-address={HOST}",
+        f"--bind-address={host}",
         f"--secure-port={ports['api']}",
-        f"--advertise-address={HOST}",
-        "--endpoint-reconciler-type=none",
+        f"--advertise-address={host}",
+        *(["--endpoint-reconciler-type=none"] if host == HOST else []),  # it refuses to be an endpoint on loopback
         f"--tls-cert-file={made.server.certificate}",
         f"--tls-private-key-file={made.server.key}",
         f"--client-ca-file={made.authority.certificate}",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# download.sh FOLDER: the control plane's programs as their projects publish them, each compared with the checksum beside
-# it. The folder is complete or not there. BAMBOO_KUBERNETES=FOLDER makes the tests take it.
+# download.sh FOLDER [kubelet]: the control plane's programs as their projects publish them, each compared with the
+# checksum beside it. The folder is complete or not there. BAMBOO_KUBERNETES=FOLDER makes the tests take it.
 set -euo pipefail
 folder=${1:?a folder is expected}
 kubernetes=${KUBERNETES_VERSION:-v1.36.2}
@@ -14,7 +14,7 @@ part=$(mktemp -d "$folder.XXXXXX")
 trap 'rm -rf "$part"' EXIT
 get() { curl --fail --silent --show-error --location --retry 3 --max-time 900 --output "$part/$2" "$1"; }
 
-for program in kube-apiserver kube-controller-manager kube-scheduler; do
+for program in kube-apiserver kube-controller-manager kube-scheduler "${@:2}"; do
   get "$kubernetes_site/$kubernetes/bin/linux/$arch/$program" "$program"
   get "$kubernetes_site/$kubernetes/bin/linux/$arch/$program.sha256" sum
   echo "$(cat "$part/sum")  $part/$program" | sha256sum --check --quiet

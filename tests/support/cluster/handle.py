@@ -63,14 +63,45 @@ class Cluster:
 
         Raises build.Unavailable or build.Broken, or RuntimeError with the components' logs.
         """
-        programs = build.binaries(report)
-        folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         config = {
-            "programs": str(programs),
-            "owner": os.getpid() if owned else None,
+            "programs": str(build.binaries(report)),
             "nodes": [spec.to_json() for spec in (usual_nodes() if nodes is None else nodes)],
             "images": {name: image and image.to_json() for name, image in (images or {}).items()},
+            "real": None,
         }
+        return cls._start(config, folder, owned, report)
+
+    @classmethod
+    def start_real(
+        cls,
+        *,
+        nodes: Sequence[NodeSpec] | None = None,
+        archives: Sequence[Path] = (),
+        folder: Path | None = None,
+        owned: bool = True,
+        report: build.Report = build.to_stderr,
+    ) -> Self:
+        """With real nodes, which begin with the images of these archives. Else as `start`."""
+        node = build.node_programs(report)
+        folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
+        for path in map(Path.resolve, (folder, Path(sys.executable), Path(__file__))):
+            if path.is_relative_to("/var") or path.is_relative_to("/run"):
+                raise build.Unavailable(f"real nodes have a /var and a /run of their own, and so cannot see {path}")
+        config = {
+            "programs": str(build.binaries(report)),
+            "nodes": [spec.to_json() for spec in (usual_nodes() if nodes is None else nodes)],
+            "real": {
+                "kubelet": str(node.kubelet),
+                "root": str(node.root),
+                "archives": [str(archive.absolute()) for archive in archives],
+            },
+        }
+        return cls._start(config, folder, owned, report)
+
+    @classmethod
+    def _start(cls, config: Json, folder: Path | None, owned: bool, report: build.Report) -> Self:
+        folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
+        config = {**config, "owner": os.getpid() if owned else None}
         (folder / "config.json").write_text(json.dumps(config))
         errors_log = folder / "host-errors.log"
         modules = [Path(__file__).parents[1], *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -180,6 +211,10 @@ class Cluster:
     def restore(self) -> None:
         """The nodes as they were at the start."""
         self._call("restore")
+
+    def restart(self, node: str, program: str) -> None:
+        """SIGKILL for the kubelet or containerd of a real node; it starts again by itself."""
+        self._call("restart", node=node, program=program)
 
     def signal(
         self, namespace: str, pod: str, number: int, *, container: str | None = None, reason: str | None = None

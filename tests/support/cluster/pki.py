@@ -6,7 +6,7 @@ from pathlib import Path
 
 DAYS = "30"
 SERVER_NAMES = (
-    "IP:127.0.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,"
+    "IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,"
     "DNS:kubernetes.default.svc.cluster.local"
 )
 
@@ -28,14 +28,14 @@ class Pki:
     clients: dict[str, Pair]
 
 
-def create(folder: Path, clients: dict[str, str]) -> Pki:
-    """clients: subject by name, for example {"admin": "/O=system:masters/CN=admin"}."""
+def create(folder: Path, clients: dict[str, str], address: str) -> Pki:
+    """clients: subject by name, for example {"admin": "/O=system:masters/CN=admin"}. address: of the API server."""
     folder.mkdir(mode=0o700)
     config = folder / "openssl.cnf"
     config.write_text("[req]\ndistinguished_name=subject\n[subject]\n")
     authority = _authority(folder, "ca")
     front_proxy_authority = _authority(folder, "front-proxy-ca")
-    names = f"subjectAltName={SERVER_NAMES}"
+    names = f"subjectAltName={SERVER_NAMES},IP:{address}"
     key, public = folder / "service-account.key", folder / "service-account.pub"
     _openssl("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", str(key))
     _openssl("pkey", "-in", str(key), "-pubout", "-out", str(public))
@@ -48,6 +48,11 @@ def create(folder: Path, clients: dict[str, str]) -> Pki:
         service_account_public=public,
         clients={name: _leaf(folder, name, subject, authority) for name, subject in clients.items()},
     )
+
+
+def client(made: Pki, name: str, subject: str) -> Pair:
+    """One more client's certificate."""
+    return _leaf(made.authority.certificate.parent, name, subject, made.authority)
 
 
 def _authority(folder: Path, name: str) -> Pair:

@@ -1,0 +1,266 @@
+"""What real nodes do with pods: containers, signals, probes, networks, and the loss of power and contact."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import cgroups
+from cluster.client import Json
+from cluster.handle import Cluster
+from real_cluster_kit import kubectl, pod, start
+
+pytest_plugins = ["cluster_kit"]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"
+SERVE = "mkdir -p /tmp/www; echo here >/tmp/www/index.html; httpd -f -p 8000 -h /tmp/www"
+ENDED_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    started = start(tmp_path_factory.mktemp("images"))
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def create(cluster: Cluster, namespace: str, manifest: Json) -> str:
+    """The pod's path."""
+    cluster.api.create(manifest, namespace)
+    return f"/api/v1/namespaces/{namespace}/pods/{manifest['metadata']['name']}"
+
+
+def running(cluster: Cluster, path: str) -> Json:
+    return cluster.api.wait(path, lambda found: found and found["status"].get("phase") == "Running")
+
+
+def ready(cluster: Cluster, path: str) -> Json:
+    return cluster.api.wait(path, lambda found: condition(found, "Ready") == "True")
+
+
+def condition(found: Json, kind: str) -> str | None:
+    conditions = found.get("status", {}).get("conditions", ())
+    return next((each["status"] for each in conditions if each["type"] == kind), None)
+
+
+def container_id(found: Json) -> str:
+    text: str = found["status"]["containerStatuses"][0]["containerID"]
+    return text
+
+
+def count(cluster: Cluster, namespace: str, name: str) -> int:
+    """How far a counting pod is."""
+    return int(cluster.logs(namespace, name).split()[-1])
+
+
+def until(seconds: float, holds: object) -> None:
+    assert callable(holds)
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.2)
+
+
+def test_an_image_runs_without_a_registry_and_is_probed(cluster: Cluster, namespace: str) -> None:
+    probe = {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1}
+    path = create(cluster, namespace, pod("probed", "echo here; sleep 600", readinessProbe=probe))
+    running(cluster, path)
+    assert condition(cluster.api.get(path), "Ready") == "False"
+    done = kubectl(cluster, namespace, "exec", "probed", "--", "touch", "/tmp/ready")
+    assert done.returncode == 0, done.stderr
+    ready(cluster, path)
+    assert cluster.logs(namespace, "probed") == "here\n"
+
+
+def test_an_end_is_told_with_its_message(cluster: Cluster, namespace: str) -> None:
+    script = "echo the last words >/dev/termination-log; exit 7"
+    path = create(cluster, namespace, pod("talker", script))
+    found = cluster.api.wait(path, lambda found: found and found["status"].get("phase") == "Failed")
+    ended = found["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["message"]) == (7, "the last words\n")
+
+
+def test_a_pod_has_its_grace_and_no_more(cluster: Cluster, namespace: str) -> None:
+    polite = create(cluster, namespace, pod("polite", "trap 'echo bye; exit 0' TERM; echo up; " + COUNT, grace=300))
+    stubborn = create(cluster, namespace, pod("stubborn", "trap 'echo no' TERM; echo up; " + COUNT, grace=4))
+    for path in (polite, stubborn):
+        running(cluster, path)
+    for name in ("polite", "stubborn"):
+        until(60, lambda name=name: "up" in cluster.logs(namespace, name))
+    began = time.monotonic()
+    for path in (polite, stubborn):
+        cluster.api.delete(path)
+    cluster.api.wait(polite, lambda found: not found, 60)
+    cluster.api.wait(stubborn, lambda found: not found, 60)
+    assert time.monotonic() - began > 4
+
+
+def test_pods_outlive_kubelet_and_containerd(cluster: Cluster, namespace: str) -> None:
+    manifest = pod("counter", COUNT, node="real-a")
+    # an old kubelet takes longer to start than a test's node may be silent
+    keys = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+    manifest["spec"]["tolerations"] = [{"key": key, "operator": "Exists"} for key in keys]
+    path = create(cluster, namespace, manifest)
+    before = running(cluster, path)
+    for program in ("kubelet", "containerd"):
+        at = count(cluster, namespace, "counter")
+        cluster.restart("real-a", program)
+        until(120, lambda at=at: reached(cluster, namespace, at + 20))
+    after = cluster.api.get(path)
+    assert container_id(after) == container_id(before)
+    assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+    running(cluster, create(cluster, namespace, pod("next", "sleep 600", node="real-a")))
+
+
+def reached(cluster: Cluster, namespace: str, number: int) -> bool:
+    """False also while the kubelet is away."""
+    done = kubectl(cluster, namespace, "logs", "counter", "--tail=1")
+    return done.stdout.strip().isdigit() and int(done.stdout) >= number
+
+
+def test_a_power_cut_takes_pods_and_a_boot_brings_the_node_back(cluster: Cluster, namespace: str) -> None:
+    path = create(cluster, namespace, pod("victim", COUNT, node="real-b"))
+    running(cluster, path)
+    cluster.fail("real-b")
+    assert not [*cgroups.HIERARCHIES.glob("*/bamboo-*-2")]
+    cluster.api.wait("/api/v1/nodes/real-b", lambda found: condition(found, "Ready") == "Unknown", 60)
+    cluster.api.wait(path, lambda found: "deletionTimestamp" in found["metadata"], 60)
+    cluster.recover("real-b")
+    cluster.api.wait(path, lambda found: not found, 120)
+    running(cluster, create(cluster, namespace, pod("next", "sleep 600", node="real-b")))
+
+
+def test_processes_go_on_behind_a_partition(cluster: Cluster, namespace: str) -> None:
+    path = create(cluster, namespace, pod("islander", COUNT, node="real-b"))
+    running(cluster, path)
+    at = count(cluster, namespace, "islander")
+    cluster.partition("real-b")
+    cluster.api.wait("/api/v1/nodes/real-b", lambda found: condition(found, "Ready") == "Unknown", 60)
+    log = next((cluster.folder / "nodes/real-b/var/log/pods").glob("*islander*/main/0.log"))
+    until(30, lambda: int(log.read_text().split()[-1]) > at + 20)
+    cluster.api.wait(path, lambda found: "deletionTimestamp" in found["metadata"], 60)
+    cluster.recover("real-b")
+    cluster.api.wait(path, lambda found: not found, 120)
+
+
+def test_a_frozen_node_goes_on_where_it_stood(cluster: Cluster, namespace: str) -> None:
+    running(cluster, create(cluster, namespace, pod("sleeper", COUNT, node="real-b")))
+    cluster.freeze("real-b")
+    log = next((cluster.folder / "nodes/real-b/var/log/pods").glob("*sleeper*/main/0.log"))
+    stood = log.read_text()
+    time.sleep(2)
+    assert log.read_text() == stood
+    cluster.recover("real-b")
+    until(60, lambda: log.read_text() != stood)
+
+
+def service(name: str) -> Json:
+    ports = [{"port": 80, "targetPort": 8000}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": {"app": name}, "ports": ports},
+    }
+
+
+def test_services_have_addresses_and_names_on_every_node(cluster: Cluster, namespace: str) -> None:
+    ready(cluster, create(cluster, namespace, pod("web", SERVE, node="real-a")))
+    cluster.api.create(service("web"), namespace)
+    for node in ("real-a", "real-b"):
+        running(cluster, create(cluster, namespace, pod(f"from-{node}", "sleep 600", node=node)))
+        for host in ("web", f"web.{namespace}.svc.cluster.local"):
+            until(60, lambda node=node, host=host: fetch(cluster, namespace, f"from-{node}", host, 80))
+    assert not fetch(cluster, namespace, "from-real-a", "nobody", 80)
+
+
+def fetch(cluster: Cluster, namespace: str, name: str, host: str, port: int) -> bool:
+    """By nc: the wget of busybox 1.35 ends with a segmentation fault."""
+    script = f"printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 3 {host} {port}"
+    done = kubectl(cluster, namespace, "exec", name, "--", "sh", "-c", script)
+    return done.stdout.endswith("\nhere\n")
+
+
+def test_policies_let_in_only_whom_they_name(cluster: Cluster, namespace: str) -> None:
+    where = ready(cluster, create(cluster, namespace, pod("web", SERVE, node="real-a")))["status"]["podIP"]
+    for name, node in (("friend", "real-b"), ("neighbour", "real-a"), ("stranger", "real-b")):
+        running(cluster, create(cluster, namespace, pod(name, "sleep 600", node=node)))
+
+    def reaching() -> set[str]:
+        names = ("friend", "neighbour", "stranger")
+        return {name for name in names if fetch(cluster, namespace, name, where, 8000)}
+
+    until(60, lambda: reaching() == {"friend", "neighbour", "stranger"})
+    peers = [{"podSelector": {"matchLabels": {"app": "friend"}}}]
+    spec = {
+        "podSelector": {"matchLabels": {"app": "web"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": peers, "ports": [{"port": 8000}]}],
+    }
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "web"}, "spec": spec}
+    cluster.api.create(policy, namespace)
+    until(60, lambda: reaching() == {"friend"})
+    mute = {"podSelector": {"matchLabels": {"app": "friend"}}, "policyTypes": ["Egress"], "egress": []}
+    cluster.api.create({**policy, "metadata": {"name": "mute"}, "spec": mute}, namespace)
+    until(60, lambda: reaching() == set())
+
+
+@pytest.mark.parametrize("killed", ["starter", "host"])
+def test_nothing_outlives_a_cluster_that_is_killed(killed: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Not a process, mount, interface, cgroup or file. The cluster of the other tests goes on beside it."""
+    del cluster
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    before = traces(folder)
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from cluster.handle import Cluster; from cluster.nodes import NodeSpec\n"
+        "found = Cluster.start_real(nodes=[NodeSpec(name='lost')], folder=Path(sys.argv[1]))\n"
+        "print(found.status()['processes']['host'], flush=True); time.sleep(3600)"
+    )
+    support = Path(__file__).parents[1] / "support"
+    argv = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(argv, cwd=support, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        host = int(starter.stdout.readline())
+        own = traces(folder) - before
+        assert {kind for kind, _ in own} == {"interface", "cgroup", "process"}
+        os.kill(starter.pid if killed == "starter" else host, signal.SIGKILL)
+        until(ENDED_SECONDS, lambda: not folder.exists())
+        starter.kill()
+    until(ENDED_SECONDS, lambda: not own & traces(folder))
+    assert str(folder) not in Path("/proc/self/mountinfo").read_text()
+
+
+def traces(folder: Path) -> set[tuple[str, str]]:
+    """What this machine has of real nodes, and of any processes of that folder, as (kind, name)."""
+    interfaces = {("interface", path.name) for path in Path("/sys/class/net").glob("bamboo*")}
+    groups = {("cgroup", str(path)) for path in cgroups.HIERARCHIES.glob("*/bamboo-*")}
+    return interfaces | groups | {("process", pid) for pid in processes(folder)}
+
+
+def processes(folder: Path) -> list[str]:
+    """Those whose command names the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        if str(folder).encode() in command:
+            found.append(process.name)
+    return found
+
+
+def test_real_nodes_say_what_they_lack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BAMBOO_KUBERNETES", str(tmp_path))
+    with pytest.raises(pytest.skip.Exception, match=r"real nodes need a kubelet, and BAMBOO_KUBERNETES=.* has none"):
+        start(tmp_path)

@@ -1,0 +1,47 @@
+"""The addresses of a cluster with real nodes: a network of its own, 10.SUBNET.0.0/16, on a link of this machine."""
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NODES = range(1, 31)  # the numbers that nodes can have
+SERVICES = "10.96.0.0/16"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """subnet: 1 to 249, which no other cluster of this machine has."""
+
+    subnet: int
+
+    @property
+    def machine(self) -> str:
+        """The machine's own address, at which the API server and the names of Services are."""
+        return f"10.{self.subnet}.0.1"
+
+    @property
+    def link(self) -> str:
+        """The only interface of the cluster that the machine sees."""
+        return f"bamboo{self.subnet}"
+
+    def node(self, number: int) -> str:
+        return f"10.{self.subnet}.0.{10 + number}"
+
+    def pods(self, number: int) -> str:
+        return f"10.{self.subnet}.{number}.0/24"
+
+    @property
+    def groups(self) -> str:
+        """What the names of the nodes' cgroups begin with."""
+        return f"bamboo-{self.subnet}-"
+
+    def group(self, number: int) -> str:
+        """The name of the node's cgroup, in every hierarchy."""
+        return f"{self.groups}{number}"
+
+
+def is_free(subnet: int, routes: Iterable[str]) -> bool:
+    """routes: the destinations that the machine knows, as `ip` says them."""
+    wanted = ipaddress.ip_network(f"10.{subnet}.0.0/16")
+    known = (ipaddress.ip_network(route) for route in routes if route != "default")
+    return not any(wanted.overlaps(network) for network in (*known, ipaddress.ip_network(SERVICES)))

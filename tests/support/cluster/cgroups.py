@@ -1,0 +1,59 @@
+"""The cgroups of real nodes, of version 1: one of the node's name in every hierarchy."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HIERARCHIES = Path("/sys/fs/cgroup")
+FREEZER = HIERARCHIES / "freezer"
+REMOVE_SECONDS, POLL_SECONDS = 20, 0.05
+
+
+def are_there() -> bool:
+    return (FREEZER / "cgroup.procs").exists()
+
+
+def create(group: str) -> None:
+    for hierarchy in HIERARCHIES.iterdir():
+        if (hierarchy / "tasks").exists():  # version 2 may be mounted beside
+            (hierarchy / group).mkdir()
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                if (hierarchy / file).exists():
+                    (hierarchy / group / file).write_text((hierarchy / file).read_text())
+
+
+def enter(group: str, pid: int) -> None:
+    """The process, and all that it starts, is frozen with the group."""
+    (FREEZER / group / "cgroup.procs").write_text(str(pid))
+
+
+def freeze(group: str, *, frozen: bool) -> None:
+    (FREEZER / group / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+
+
+def processes(group: str, container: str) -> list[int]:
+    """Those of a container, by its id."""
+    return [
+        int(pid) for procs in (FREEZER / group).rglob(f"{container}/cgroup.procs") for pid in procs.read_text().split()
+    ]
+
+
+def remove(group: str) -> None:
+    """TimeoutError if its processes do not end."""
+    end = time.monotonic() + REMOVE_SECONDS
+    while left := [*_folders(group)]:
+        for folder in left:
+            try:
+                folder.rmdir()
+            except OSError:  # busy until its last process is gone
+                if time.monotonic() > end:
+                    raise TimeoutError(f"{folder} has processes after {REMOVE_SECONDS} s") from None
+                time.sleep(POLL_SECONDS)
+                break
+
+
+def _folders(group: str) -> Iterator[Path]:
+    """The deepest first."""
+    for top in HIERARCHIES.glob(f"*/{group}"):
+        below = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
+        yield from (*below, top)

@@ -1,0 +1,24 @@
+"""The process that outlives a cluster with real nodes: `python -m cluster.janitor FOLDER GROUP_PREFIX`.
+
+It waits for the end of its standard input, which is the end of the cluster's host, however that came about. Processes,
+mounts and interfaces are gone by themselves then; it removes the cgroups and the folder, which are not.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from cluster import cgroups
+
+
+def main() -> None:
+    folder, prefix = Path(sys.argv[1]), sys.argv[2]
+    sys.stdin.read()
+    for group in {path.name for path in cgroups.FREEZER.glob(f"{prefix}*")}:
+        cgroups.freeze(group, frozen=False)  # the frozen do not even die
+        cgroups.remove(group)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

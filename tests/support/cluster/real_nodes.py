@@ -1,0 +1,231 @@
+"""The nodes of a cluster that are real: containerd and a kubelet each, and what a cluster's network does for them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from cluster import image_archive, policies, services
+from cluster.addresses import NODES
+from cluster.api import MERGE, Api, ApiError, Json
+from cluster.control_plane import ControlPlane
+from cluster.name_server import NameServer
+from cluster.node import Mode
+from cluster.nodes import NodeSpec
+from cluster.real_node import PAUSE_IMAGE, Programs, RealNode
+from cluster.switch import Switch
+
+logger = logging.getLogger(__name__)
+
+READY_SECONDS = 180
+POLL_SECONDS = 0.1
+TOGETHER_SECONDS = 0.05  # changes within it become rules together
+WATCHED = {
+    "pods": "/api/v1/pods",
+    "services": "/api/v1/services",
+    "endpoints": "/api/v1/endpoints",
+    "namespaces": "/api/v1/namespaces",
+    "policies": "/apis/networking.k8s.io/v1/networkpolicies",
+}
+PAUSE = ("/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 3600 & wait $!; done")
+
+
+class RealNodes:
+    """folder: of the cluster. images: archives, with which every node begins."""
+
+    def __init__(
+        self, api: Api, folder: Path, plane: ControlPlane, programs: Programs, switch: Switch, images: Sequence[Path]
+    ) -> None:
+        self.api, self.folder, self.plane, self.programs, self.switch = api, folder, plane, programs, switch
+        self.nodes: dict[str, RealNode] = {}
+        self.images = [*images]
+        self._names = NameServer()
+        self._known: dict[str, dict[str, Json]] = {}
+        self._changed = asyncio.Event()
+        self._rules: dict[str, str] = {}
+        self._numbers = iter(NODES)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.commands: dict[str, Callable[..., Awaitable[Any]]] = {
+            "fail": self.fail,
+            "partition": self.partition,
+            "freeze": self.freeze,
+            "recover": self.recover,
+            "delete": self.delete,
+            "signal": self.signal,
+            "log": self.log,
+            "restart": self.restart,
+        }
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        busybox = self.programs.root / "bin" / "busybox"
+        pause = self.folder / "pause.tar"
+        await asyncio.to_thread(image_archive.write, pause, [PAUSE_IMAGE], busybox, PAUSE)
+        self.images.insert(0, pause)
+        await self._names.open(self.switch.addresses.machine)
+        stack.callback(self._names.close)
+        stack.push_async_callback(self._close)
+        work = [*(self._follow(kind, path) for kind, path in WATCHED.items()), self._keep_rules()]
+        self._tasks += [asyncio.create_task(each) for each in work]
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for node in self.nodes.values():
+            if node.mode is not Mode.FAILED:
+                await node.cut_power()
+
+    def trouble(self) -> str | None:
+        """What has ended that should never end."""
+        if ended := next((repr(task) for task in self._tasks if task.done()), None):
+            return ended
+        nodes = (name for name, node in self.nodes.items() if node.has_ended())
+        return next((f"the node {name} has ended by itself" for name in nodes), None)
+
+    def modes(self) -> dict[str, str]:
+        return {name: str(node.mode) for name, node in self.nodes.items()}
+
+    # What can be done to a node.
+
+    async def add(self, specs: Sequence[NodeSpec]) -> None:
+        """Nodes that boot side by side; at the end they are ready."""
+        new = []
+        for spec in specs:
+            node = RealNode(spec, next(self._numbers), self.folder / "nodes", self.programs, self.switch)
+            await asyncio.to_thread(node.install, self.plane.pki, self.plane.server, self.images)
+            self.nodes[spec.name] = node
+            await node.boot()
+            new.append(node)
+        for node in new:
+            await self._until_ready(node)
+
+    def node(self, name: str) -> RealNode:
+        if name not in self.nodes:
+            raise ValueError(f"there is no node {name}; there are {', '.join(sorted(self.nodes))}")
+        return self.nodes[name]
+
+    async def fail(self, node: str) -> None:
+        found = self.node(node)
+        if found.mode is not Mode.FAILED:
+            found.mode = Mode.FAILED
+            self._rules.pop(node, None)
+            await found.cut_power()
+
+    async def partition(self, node: str) -> None:
+        found = self.node(node)
+        await found.connect(connected=False)
+        found.mode = Mode.PARTITIONED
+
+    async def freeze(self, node: str) -> None:
+        await self.partition(node)
+        self.node(node).freeze(frozen=True)
+        self.node(node).mode = Mode.FROZEN
+
+    async def recover(self, node: str) -> None:
+        """A node without power boots again, with its disk; another one goes on, and is reached again."""
+        found = self.node(node)
+        if found.mode is Mode.FAILED:
+            await found.boot()
+        else:
+            found.freeze(frozen=False)
+            await found.connect(connected=True)
+        found.mode = Mode.UP
+        self._changed.set()
+        await self._until_ready(found)
+
+    async def delete(self, node: str) -> None:
+        found = self.node(node)
+        await self.fail(node)
+        del self.nodes[node]
+        await asyncio.to_thread(found.discard)
+        await self.api.request("DELETE", f"/api/v1/nodes/{node}")
+
+    async def restart(self, node: str, program: str) -> None:
+        """Kill a node's kubelet or containerd, which comes up again."""
+        self.node(node).kill_program(program)
+
+    async def signal(self, namespace: str, pod: str, number: int, reason: str | None, container: str | None) -> None:
+        if reason is not None:
+            raise ValueError(f"a real kubelet says itself why a container ends, not {reason}")
+        found = await self.api.get(f"/api/v1/namespaces/{namespace}/pods/{pod}")
+        statuses = found["status"].get("containerStatuses") or []
+        for status in statuses:
+            if container in (None, status["name"]):
+                self.node(found["spec"]["nodeName"]).signal(status["containerID"].rpartition("/")[2], number)
+
+    async def log(self, namespace: str, pod: str, container: str | None) -> str:
+        """What the kubelet still has of it; nothing if the pod is gone."""
+        query = {"container": container} if container else {}
+        try:
+            return await self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", **query)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return ""
+
+    async def _until_ready(self, node: RealNode) -> None:
+        """Ready by what the node has said since now, and with its GPUs, which a device plugin would tell of."""
+        path = f"/api/v1/nodes/{node.spec.name}"
+        before = (await self.api.find(path) or {}).get("status", {})
+        heard = _ready(before).get("lastHeartbeatTime")
+        async with asyncio.timeout(READY_SECONDS):
+            while True:
+                found = _ready((await self.api.find(path) or {}).get("status", {}))
+                if found.get("status") == "True" and found["lastHeartbeatTime"] != heard:
+                    break
+                if node.has_ended():
+                    raise RuntimeError(f"the node {node.spec.name} has ended: see {node.folder}/init.log")
+                await asyncio.sleep(POLL_SECONDS)
+        if node.spec.capacity:
+            capacity = {"status": {"capacity": {**node.spec.capacity}}}
+            await self.api.request("PATCH", f"{path}/status", capacity, content=MERGE)
+
+    # What a cluster's network does.
+
+    async def _follow(self, kind: str, path: str) -> None:
+        known: dict[str, Json] = {}
+        async for event, things in self.api.watch(path):
+            if event == "LIST":
+                known.clear()
+            for thing in things:
+                if event == "DELETED":
+                    known.pop(thing["metadata"]["uid"], None)
+                else:
+                    known[thing["metadata"]["uid"]] = thing
+            self._known[kind] = known
+            self._changed.set()
+
+    async def _keep_rules(self) -> None:
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(TOGETHER_SECONDS)
+            self._changed.clear()
+            if len(self._known) < len(WATCHED):
+                continue
+            everything = {kind: [*things.values()] for kind, things in self._known.items()}
+            world = policies.World(
+                policies=everything["policies"], pods=everything["pods"], namespaces=everything["namespaces"]
+            )
+            self._names.names = services.names(everything["services"], everything["endpoints"])
+            common = services.rules(everything["services"], everything["endpoints"])
+            for name, node in [*self.nodes.items()]:
+                rules = f"{common}\n{policies.rules(world, name)}\n"
+                if node.mode is not Mode.FAILED and self._rules.get(name) != rules:
+                    await self._filter(name, node, rules)
+
+    async def _filter(self, name: str, node: RealNode, rules: str) -> None:
+        try:
+            await node.filter(rules)
+            self._rules[name] = rules
+        except RuntimeError as error:  # its power may have been cut just now
+            logger.warning("rules of %s: %s", name, error)
+            with contextlib.suppress(KeyError):
+                del self._rules[name]
+            asyncio.get_running_loop().call_later(1, self._changed.set)
+
+
+def _ready(status: Json) -> Json:
+    return next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
