@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+import plain_models
 from bamboo_trainer.compilation import compiled_layers
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task, add_loss, contribute, track_buffers
 from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
 
@@ -59,6 +61,17 @@ def test_the_split_changes_no_bit(tmp_path: Path, precision: str, checkpoint: bo
     tolerance = 1e-5 if precision == "fp32" else 2e-2
     assert losses == pytest.approx(plain, rel=tolerance)
     torch.testing.assert_close(state, weights, rtol=tolerance, atol=tolerance)
+
+
+def test_blocks_of_a_split_module_are_compiled_and_its_own_code_is_not() -> None:
+    task, config = plain_models.build({"model": "sizes"}), at("fp32", COMPILED)
+    before = made()
+    stages = chain(task, [(0, len(task.layers))], config)
+    own = [build_layer(task, 0, index).has_own_code for index in range(len(task.layers))]
+    assert 0 < made() - before <= own.count(False) < len(own)
+    losses = [one_step(stages, k, config) for k in range(2)]
+    plain, _ = trained(task, [(0, len(task.layers))], replace(config, compile=False), 2)
+    assert losses == pytest.approx(plain, rel=1e-5)
 
 
 def test_all_code_is_there_before_the_first_forward(tmp_path: Path) -> None:

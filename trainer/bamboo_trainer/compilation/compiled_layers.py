@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from bamboo_trainer.compilation.forms import InputForm
+from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.user_code import arguments, named_layer
@@ -100,6 +101,8 @@ def _left(layer: nn.Module) -> str:
     """Why a layer is not to be compiled; "" if it is. By nothing that could be another on another worker."""
     if getattr(layer.forward, "_torchdynamo_disable", False):
         return "its forward is marked with torch.compiler.disable"
+    if isinstance(layer, SplitLayer) and layer.has_own_code:
+        return "it runs the model's own code beside its blocks"
     if running := running_modules(layer):
         return f"{type(running[0].module).__name__} in it updates buffers"
     return ""

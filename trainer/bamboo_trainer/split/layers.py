@@ -85,6 +85,11 @@ class SplitLayer(nn.Module):
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
 
+    @property
+    def has_own_code(self) -> bool:
+        """Does its position run code of the model's forward, and not a block alone?"""
+        return self._position in self._route.base.own_code
+
     def extra_repr(self) -> str:
         return self._name()
 
