@@ -201,7 +201,7 @@ def _restarts(seconds: list[float], models: Sequence[str], rates: Sequence[float
         for name in BASELINES:
             means = [_mean([found[model, rate][name][at] for model in models]) for at in range(len(seconds))]
             lines.append([f"{rate:.0%}, `{name}`", *means])
-    _markdown(["Bamboo's samples/s over those of", *(f"restarts of {second:g} s" for second in seconds)], lines)
+    _markdown(["Bamboo's samples/s over those of, restarts of", *(f"{second:g} s" for second in seconds)], lines)
 
 
 def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
