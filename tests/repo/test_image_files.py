@@ -26,7 +26,7 @@ def test_a_workflow_may_only_read_and_ends(path: Path) -> None:
         assert job["timeout-minutes"] <= 120, name
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step), step
-            assert re.fullmatch(r"[\w.-]+/[\w.-]+@(release/)?v\d+", step.get("uses", "a/b@v1")), step
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+@([0-9a-f]{40}|(release/)?v\d+)", step.get("uses", "a/b@v1")), step
             # what others may choose reaches a shell through the environment only
             assert "${{" not in step.get("run", ""), step
 
