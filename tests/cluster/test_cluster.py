@@ -228,7 +228,7 @@ def test_a_container_is_restarted_and_probed_and_its_message_is_kept(cluster: Cl
     (status,) = found["status"]["containerStatuses"]
     assert (status["restartCount"], list(status["state"])) == (1, ["running"])
     assert status["lastState"]["terminated"]["exitCode"] == 7
-    assert status["lastState"]["terminated"]["message"] == "no"
+    assert status["lastState"]["terminated"]["message"] == "no\n"
 
 
 @pytest.mark.parametrize(

@@ -80,12 +80,16 @@ def test_an_image_runs_without_a_registry_and_is_probed(cluster: Cluster, namesp
     assert cluster.logs(namespace, "probed") == "here\n"
 
 
-def test_an_end_is_told_with_its_message(cluster: Cluster, namespace: str) -> None:
-    script = "echo the last words >/dev/termination-log; exit 7"
-    path = create(cluster, namespace, pod("talker", script))
+@pytest.mark.parametrize(
+    ("script", "policy"),
+    [("echo last words >/dev/termination-log", "File"), ("echo first; echo last words", "FallbackToLogsOnError")],
+)
+def test_an_end_is_told_with_its_message(cluster: Cluster, namespace: str, script: str, policy: str) -> None:
+    path = create(cluster, namespace, pod("talker", f"{script}; exit 7", terminationMessagePolicy=policy))
     found = cluster.api.wait(path, lambda found: found and found["status"].get("phase") == "Failed")
     ended = found["status"]["containerStatuses"][0]["state"]["terminated"]
-    assert (ended["exitCode"], ended["message"]) == (7, "the last words\n")
+    assert ended["exitCode"] == 7
+    assert ended["message"].removeprefix("first\n") == "last words\n"
 
 
 def test_a_pod_has_its_grace_and_no_more(cluster: Cluster, namespace: str) -> None:
@@ -160,6 +164,13 @@ def test_a_frozen_node_goes_on_where_it_stood(cluster: Cluster, namespace: str) 
     assert log.read_text() == stood
     cluster.recover("real-b")
     until(60, lambda: log.read_text() != stood)
+
+
+def test_a_frozen_node_can_lose_its_power_and_boots_at_once(cluster: Cluster, namespace: str) -> None:
+    cluster.freeze("real-b")
+    cluster.fail("real-b")
+    cluster.recover("real-b")
+    running(cluster, create(cluster, namespace, pod("next", "sleep 600", node="real-b")))
 
 
 def service(name: str) -> Json:

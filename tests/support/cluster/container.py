@@ -82,7 +82,7 @@ class Start:
         """What the container left to be told in its status."""
         told = self._message_file.read_text(errors="replace")[-4096:] if self._message_file.exists() else ""
         if not told and code and self.container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-            told = children.tail(log, 80)[-2048:]
+            told = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-80:])[-2048:]
         return told
 
     @property

@@ -117,11 +117,14 @@ class RealNode:
         return int(found[0])
 
     def has_ended(self) -> bool:
-        return self._outer is not None and self._outer.process.returncode is not None
+        """Whether it has ended by itself, as it never should."""
+        on = self._outer is not None and self.mode is not Mode.FAILED
+        return on and self._outer.process.returncode is not None
 
     async def cut_power(self) -> None:
         """All its processes are killed at once, and its mounts and interfaces are gone; its disk stays."""
         assert self._outer is not None
+        await self._switch.unplug(self.number)
         os.kill(self._pid, signal.SIGKILL)
         cgroups.freeze(self.group, frozen=False)  # frozen processes do not even die
         await self._outer.wait()

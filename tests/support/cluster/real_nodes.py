@@ -46,7 +46,6 @@ class RealNodes:
         self._known: dict[str, dict[str, Json]] = {}
         self._changed = asyncio.Event()
         self._rules: dict[str, str] = {}
-        self._numbers = iter(NODES)
         self._tasks: list[asyncio.Task[None]] = []
         self.commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "fail": self.fail,
@@ -75,7 +74,7 @@ class RealNodes:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for node in self.nodes.values():
-            if node.mode is not Mode.FAILED:
+            if node.mode is not Mode.FAILED and not node.has_ended():
                 await node.cut_power()
 
     def trouble(self) -> str | None:
@@ -94,13 +93,20 @@ class RealNodes:
         """Nodes that boot side by side; at the end they are ready."""
         new = []
         for spec in specs:
-            node = RealNode(spec, next(self._numbers), self.folder / "nodes", self.programs, self.switch)
+            node = RealNode(spec, self._free_number(), self.folder / "nodes", self.programs, self.switch)
             await asyncio.to_thread(node.install, self.plane.pki, self.plane.server, self.images)
             self.nodes[spec.name] = node
             await node.boot()
             new.append(node)
         for node in new:
             await self._until_ready(node)
+
+    def _free_number(self) -> int:
+        taken = {node.number for node in self.nodes.values()}
+        free = (number for number in NODES if number not in taken)
+        if (number := next(free, None)) is None:
+            raise ValueError(f"a cluster has at most {len(NODES)} real nodes")
+        return number
 
     def node(self, name: str) -> RealNode:
         if name not in self.nodes:
@@ -129,6 +135,7 @@ class RealNodes:
         found = self.node(node)
         if found.mode is Mode.FAILED:
             await found.boot()
+            self._rules.pop(node, None)
         else:
             found.freeze(frozen=False)
             await found.connect(connected=True)

@@ -42,6 +42,10 @@ class Switch:
         await self._inside("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
         await self._inside("link", "set", port, "master", "switch", "up")
 
+    async def unplug(self, number: int) -> None:
+        """The interface eth0 is gone, at once: the kernel would take its time with it after the end of a node."""
+        await self._inside("link", "delete", _port(number))
+
     async def connect(self, number: int, *, connected: bool) -> None:
         """The cable is pulled out, or back in."""
         await self._inside("link", "set", _port(number), "up" if connected else "down")
