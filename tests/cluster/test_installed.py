@@ -1,28 +1,66 @@
-"""Bamboo as it was installed on a real cluster, for example by `make kind`: a job trains there, in its images.
+"""Bamboo as it was installed on a real cluster: a job trains there, in its images.
 
-BAMBOO_INSTALLED=1 says that an operator runs there, and KUBECONFIG names the cluster.
+BAMBOO_INSTALLED=1 says that an operator runs on the cluster that KUBECONFIG names, for example by `make kind`. Else
+both images are built, and the chart is installed on a test cluster with real nodes.
 """
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import helm_kit
+import image_kit
+from chart_release import Release
+from cluster import build
 from cluster.client import Json
 from cluster.handle import Cluster
+from cluster.nodes import NodeSpec
 from manifest_kit import bamboojob, training
 from operator_jobs import TOLERATE
 from operator_process import Job
 
+INSTALLED = bool(os.environ.get("BAMBOO_INSTALLED"))
 pytest_plugins = ["cluster_kit"]
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not os.environ.get("BAMBOO_INSTALLED"), reason="BAMBOO_INSTALLED does not say that Bamboo is installed"
-    ),
+    pytest.mark.timeout(900 if INSTALLED else 3600),
+    *([] if INSTALLED else [pytest.mark.image, pytest.mark.slow]),
 ]
+SYSTEM = "bamboo-system"
 SECONDS = 300  # for nodes that pull an image, and share a machine
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if INSTALLED:
+        yield Cluster.attach(Path(os.environ["KUBECONFIG"].split(os.pathsep)[0]), refuse=pytest.skip)
+        return
+    folder = tmp_path_factory.mktemp("installed")
+    try:
+        helm_kit.helm()
+        built = image_kit.images()
+        archives = image_kit.archived(built, folder)
+        started = Cluster.start_real(nodes=[NodeSpec(name=f"real-{letter}") for letter in "abc"], archives=archives)
+    except (helm_kit.Missing, image_kit.Unavailable, build.Unavailable) as missing:
+        pytest.skip(str(missing))
+    try:
+        for archive in archives:
+            archive.unlink()
+        Release(
+            started, SYSTEM, folder, values={"image": of(built.operator), "workers": {"image": of(built.trainer)}}
+        ).install()
+        yield started
+    finally:
+        started.stop()
+
+
+def of(image: str) -> Json:
+    """An image as the chart's values say it."""
+    repository, _, tag = image.rpartition(":")
+    return {"repository": repository, "tag": tag}
 
 
 def manifest(name: str, **spec: Any) -> Json:
@@ -57,6 +95,25 @@ def test_a_job_loses_a_worker_and_no_bit(cluster: Cluster, namespace: str) -> No
     calm = Job(cluster.api, namespace, manifest("calm")).until("Complete", seconds=SECONDS)
     assert calm["preemptions"] == 0
     assert lost["digests"] == calm["digests"]
+
+
+def test_a_job_loses_a_node_and_no_bit(cluster: Cluster, namespace: str) -> None:
+    disturbed = Job(cluster.api, namespace, manifest("disturbed", standby={"workers": 1}))
+    disturbed.step(20, SECONDS)
+    cluster.fail(node_to_lose(cluster, disturbed))
+    disturbed.wait(lambda status: status["preemptions"] > 0, SECONDS)
+    lost = disturbed.until("Complete", seconds=SECONDS)
+    assert lost["training"]["step"] == 600
+    calm = Job(cluster.api, namespace, manifest("calm")).until("Complete", seconds=SECONDS)
+    assert lost["digests"] == calm["digests"]
+
+
+def node_to_lose(cluster: Cluster, job: Job) -> str:
+    """One with a worker, of those without the operator the one with the fewest."""
+    workers = [pod["spec"]["nodeName"] for pod in job.pods().values()]
+    pods = cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    spared = {pod["spec"]["nodeName"] for pod in pods}
+    return min(set(workers) - spared, key=lambda node: (workers.count(node), node))
 
 
 def test_a_mistake_is_said_and_a_job_leaves_nothing(cluster: Cluster, namespace: str) -> None:

@@ -1,7 +1,7 @@
 """A release of the chart on the test cluster, whose operator really runs, as a process; and what it has left behind.
 
-The test cluster has no Services and no DNS. So the operator gets an address of its own on loopback, under which its
-workers reach it; health and metrics are at its pod's address, where the kubelet probes them.
+A cluster of processes has no Services and no DNS. So the operator gets an address of its own on loopback, under which
+its workers reach it; health and metrics are at its pod's address, where the kubelet probes them.
 """
 
 import base64
@@ -23,9 +23,19 @@ WAIT = ("--wait", "--timeout", "300s")
 
 
 class Release:
-    """values: given at every install and upgrade, besides those that are given there."""
+    """values: given at every install and upgrade, besides those that are given there; those of a cluster of processes
+    if there are none.
+    """
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path, name: str = "bamboo", major: str = "4") -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        folder: Path,
+        name: str = "bamboo",
+        major: str = "4",
+        values: Json | None = None,
+    ) -> None:
         self.cluster, self.api, self.namespace, self.name = cluster, cluster.api, namespace, name
         self.helm = Helm(folder, cluster.kubeconfig, major)
         self.chart = chart_for(cluster.minor, folder)
@@ -34,7 +44,7 @@ class Release:
         self._flags = ("--namespace", namespace, *(("--server-side=false",) if old else ()))
         address = f"127.253.{random.randrange(1, 250)}.{random.randrange(1, 250)}"
         self.url = f"wss://{address}:{WORKERS_PORT}"
-        self.values: Json = {
+        self.values: Json = values or {
             "listenAddress": address,
             "url": self.url,
             "tls": {"ipAddresses": [address]},

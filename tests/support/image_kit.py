@@ -138,6 +138,16 @@ class Images:
     trainer: str
 
 
+def archived(built: Images, folder: Path) -> list[Path]:
+    """The operator's and the trainer's image as archives, which a node imports."""
+    archives = {name: folder / f"{index}.tar" for index, name in enumerate((built.operator, built.trainer))}
+    for name, archive in archives.items():
+        call(
+            built.store.podman("save", "--quiet", "--format", "docker-archive", "-o", str(archive), name), BUILD_SECONDS
+        )
+    return [*archives.values()]
+
+
 def images() -> Images:
     """Builds what is not there yet. Raises Unavailable."""
     require()

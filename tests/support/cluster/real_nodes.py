@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster import image_archive, policies, services
+from cluster import children, image_archive, policies, services
 from cluster.addresses import NODES
 from cluster.api import MERGE, Api, ApiError, Json
 from cluster.control_plane import ControlPlane
@@ -184,7 +184,8 @@ class RealNodes:
                 if found.get("status") == "True" and found["lastHeartbeatTime"] != heard:
                     break
                 if node.has_ended():
-                    raise RuntimeError(f"the node {node.spec.name} has ended: see {node.folder}/init.log")
+                    said = children.tail(node.folder / "init.log")
+                    raise RuntimeError(f"the node {node.spec.name} has ended:\n{said}")
                 await asyncio.sleep(POLL_SECONDS)
         if node.spec.capacity:
             capacity = {"status": {"capacity": {**node.spec.capacity}}}
