@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -125,8 +125,11 @@ def page() -> str:
         "\n".join(["| Option | What |", "| --- | --- |", *rows, ""]),
     ]
     for title, names in sections.items():
+        everywhere = frozenset.intersection(*(frozenset(explained_above(texts[words], shared)) for words in names))
         parts.append(f"## {title}\n")
-        parts += [f"### bamboo {' '.join(words)}\n\n```\n{own_help(texts[words], shared)}\n```\n" for words in names]
+        parts += [f"Options of each: {', '.join(listed(sorted(everywhere)))}.\n"] if everywhere else []
+        helps = {words: own_help(texts[words], shared, everywhere) for words in names}
+        parts += [f"### bamboo {' '.join(words)}\n\n```\n{text}\n```\n" for words, text in helps.items()]
     return "\n".join(parts)
 
 
@@ -168,19 +171,32 @@ def cells(lines: Sequence[str]) -> tuple[str, str]:
     return names.replace("|", "\\|"), " ".join(text).replace("|", "\\|")
 
 
-def own_help(text: str, shared: Mapping[str, str]) -> str:
-    """A command's help, in which shared options have only their names, without the examples, which the guides have."""
+def own_help(text: str, shared: Mapping[str, str], everywhere: Collection[str]) -> str:
+    """A command's help, in which shared options have only their names, and those that the whole section has none.
+
+    It is without the examples, which the guides have.
+    """
     paragraphs = text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip().split("\n\n")
     about = "\n\n".join(one for one in paragraphs if not one.lstrip().startswith("Example:"))
     lines = [about.removeprefix("Usage: ").replace(" [OPTIONS]", "", 1)]
     for title in ("Arguments", "Options"):
         own = [entry for entry in entries(text, title) if shared.get(cells(entry)[0]) != cells(entry)[1]]
         lines += ["", f"{title}:", *(line for entry in own for line in entry)] if own else []
-    names = [cells(entry)[0] for entry in entries(text, "Options") if shared.get(cells(entry)[0]) == cells(entry)[1]]
-    shown = [short(name) for name in names if not name.startswith("-h")]
-    if set(OF_ALL) <= set(shown):
-        shown = [*(name for name in shown if name not in OF_ALL), "those of the cluster"]
+    shown = listed([name for name in explained_above(text, shared) if name not in everywhere])
     return "\n".join([*lines, *(["", f"Also {', '.join(shown)}."] if shown else [])])
+
+
+def explained_above(text: str, shared: Mapping[str, str]) -> list[str]:
+    """The names of a command's options that are explained once for several commands."""
+    names = [cells(entry)[0] for entry in entries(text, "Options") if shared.get(cells(entry)[0]) == cells(entry)[1]]
+    return [short(name) for name in names if not name.startswith("-h")]
+
+
+def listed(names: Sequence[str]) -> list[str]:
+    """Names of options, in which those of the cluster are one."""
+    if not set(OF_ALL) <= set(names):
+        return list(names)
+    return [*(name for name in names if name not in OF_ALL), "those of the cluster"]
 
 
 def short(names: str) -> str:

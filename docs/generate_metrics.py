@@ -64,11 +64,11 @@ def _row(metric: Metric) -> str:
 
 def _alerts() -> Iterator[str]:
     yield from ("## Alerts", "", "When each fires, and what to do about it, is on its page.", "")
-    yield from ("| Alert | Severity |", "| --- | --- |")
     groups: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"]
-    for rule in (rule for group in groups for rule in group["rules"]):
-        name = rule["alert"]
-        yield f"| [{name}](runbooks/{name}.md) | {rule['labels']['severity']} |"
+    rules = [rule for group in groups for rule in group["rules"]]
+    for severity in ("critical", "warning", "info"):
+        names = [rule["alert"] for rule in rules if rule["labels"]["severity"] == severity]
+        yield f"- {severity}: {', '.join(f'[{name}](runbooks/{name}.md)' for name in names)}"
     yield ""
 
 
