@@ -109,6 +109,7 @@ def _signature(node: ast.stmt) -> str:
             functions = [part for part in body if isinstance(part, ast.FunctionDef) and _public(part.name)]
             methods = [_signature(part) for part in functions if part.name not in of_all]
             above = "".join(f"@{ast.unparse(decorator)}\n" for decorator in decorators)
+            above = above.replace("frozen=True, slots=True, ", "")  # which says nothing of how it is called
             return above + "\n    ".join([f"class {name}{parents}:", *fields, *methods])
     return ast.unparse(node)
 

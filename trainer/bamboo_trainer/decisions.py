@@ -1,8 +1,6 @@
 """Decisions that change a training while it runs: `Task.decisions`, and those that come with Bamboo.
 
-A decision is a pure function of what was committed and of its own memory. The root asks it once for each step, and what
-it says travels in the step's commit: so every holder of the state obeys the same word, whoever is lost, and the memory
-is a part of the state that replicas and checkpoints have. docs/models.md is the introduction.
+A decision is a pure function of what was committed and of its own memory; docs/models.md is the introduction.
 """
 
 from collections.abc import Callable, Mapping, Sequence

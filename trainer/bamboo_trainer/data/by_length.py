@@ -15,9 +15,8 @@ class ByLength:
     """A dataset whose microbatches have samples of near lengths; what a sample is stays as it was.
 
     lengths: of all samples, or what finds them when they are needed. microbatches: of so many that follow each other
-    the samples are sorted by length, cut into microbatches again, and these are shuffled. So each pass still visits
-    each sample once, and a step that has as many microbatches, or a multiple, has the samples that it would have
-    without. Raises ValueError.
+    the samples are sorted by length, cut into microbatches again, and these are shuffled (docs/data.md). Raises
+    ValueError.
     """
 
     def __init__(self, dataset: Dataset, lengths: Lengths, microbatches: int = MICROBATCHES) -> None:

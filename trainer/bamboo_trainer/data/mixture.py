@@ -32,8 +32,7 @@ class Ends(StrEnum):
 class Mixture:
     """Several datasets as one. The samples are numbered source by source; `order` says when each is trained on.
 
-    sources: by name, the weight and the dataset of each. After any number of samples each source has had its share of
-    them, give or take less than two. ends: which source ends a pass.
+    sources: by name, the weight and the dataset of each. ends: which source ends a pass (docs/data.md).
 
     The inputs and targets are those of the sources, whose forms must be equal, and behind the targets the number of
     each sample's source, int64 [samples]; `by_source` makes metrics of it. Raises ValueError.

@@ -17,11 +17,7 @@ IGNORED: Final = -100  # a target that torch's cross_entropy leaves out
 
 
 class Documents(StrEnum):
-    """What a sequence knows of the documents that it is made of.
-
-    JOINED: nothing. MASKED: the first token of a document is no target (-100): nobody could foretell it. NUMBERED: the
-    same, and a second input, int64 [samples, length], that has the number of each token's document in its sequence.
-    """
+    """What a sequence knows of the documents that it is made of; docs/data.md says what each value means."""
 
     JOINED = "joined"
     MASKED = "masked"
