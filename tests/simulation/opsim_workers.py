@@ -109,6 +109,7 @@ class Workers:
         self.network = Network(self.clock, rng, 1.0)
         self.store, self.lookahead, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), 1, work, False
         self.verifies, self.copy_seconds, self.devices = False, 0.0, 1
+        self.history: dict[str, bytes] | None = None  # no callback is told from one
         self.checks = Checks(oracle)
         self.changes = PlanChanges()
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one

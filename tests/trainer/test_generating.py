@@ -20,7 +20,7 @@ PROMPTS, TOKENS = [[1, 2, 3, 4], [5]], 9  # longer together than the data's sequ
     ("family", "padding"), [("gpt2", False), ("llama", True), ("mistral", False), ("mamba2", True)]
 )
 def test_texts_are_those_of_transformers(family: str, padding: bool) -> None:
-    config = config_of(family, data={"padding": padding}, learningRate=0.02)
+    config = config_of(family, data={"padding": padding}, learningRate=0.002)
     config["generation"] = {"prompts": PROMPTS, "tokens": TOKENS}
     document = bamboojob(
         task={"entrypoint": "bamboo_trainer.models.huggingface:build", "config": config},

@@ -124,7 +124,7 @@ def plain_gan(config: TrainingConfig, steps: int) -> dict[str, Tensor]:
         for optimizer in (judging, making):
             optimizer.zero_grad()
         for m in range(config.microbatches):
-            (noise, real), _ = task.dataset.batch(config.samples(step, m, 24))
+            (noise, real), _ = task.dataset.batch(config.samples(step, m, task.dataset))
             if judges:
                 loss = F.softplus(judge(maker(noise).detach())).mean() + F.softplus(-judge(real)).mean()
             else:
@@ -370,7 +370,7 @@ def test_two_optimizers_of_one_body_remember_it_apart(split: list[tuple[int, int
     for step in range(6):
         model.zero_grad()
         for m in range(CONFIG.microbatches):
-            inputs, targets = task.dataset.batch(CONFIG.samples(step, m, 24))
+            inputs, targets = task.dataset.batch(CONFIG.samples(step, m, task.dataset))
             loss = (critic_loss, actor_loss)[step % 2]((model(*inputs),), targets)
             (loss / CONFIG.microbatches).backward()
         optimizers[step % 2].step()
@@ -432,7 +432,7 @@ def test_a_module_that_is_split_has_phases() -> None:
         model.zero_grad()
         model.blocks.requires_grad_(name == "critic")
         for m in range(CONFIG.microbatches):
-            (given,), (wanted,) = task.dataset.batch(CONFIG.samples(step, m, 24))
+            (given,), (wanted,) = task.dataset.batch(CONFIG.samples(step, m, task.dataset))
             with TaskInPhase(task, name).told():
                 (loss(model(given), wanted) / CONFIG.microbatches).backward()
         optimizers[step % 2].step()
@@ -489,7 +489,7 @@ def test_a_student_learns_of_a_frozen_teacher_as_in_a_plain_loop() -> None:
     for step in range(4):
         optimizer.zero_grad()
         for m in range(CONFIG.microbatches):
-            (given,), targets = task.dataset.batch(CONFIG.samples(step, m, 24))
+            (given,), targets = task.dataset.batch(CONFIG.samples(step, m, task.dataset))
             (distilled((teacher(given), student(given)), targets) / CONFIG.microbatches).backward()
         optimizer.step()
         one_step(stages, step, UNCLIPPED)
@@ -630,7 +630,7 @@ def test_a_penalty_on_the_gradients_of_one_layer_is_a_loss_of_its_own() -> None:
     for step in range(3):
         optimizer.zero_grad()
         for m in range(CONFIG.microbatches):
-            (given,), _ = task.dataset.batch(CONFIG.samples(step, m, 12))
+            (given,), _ = task.dataset.batch(CONFIG.samples(step, m, task.dataset))
             hidden = first(given)
             loss = critic.inner(hidden).mean() + 10 * penalty(critic.inner, hidden)
             (loss / CONFIG.microbatches).backward()
