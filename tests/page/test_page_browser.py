@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -652,3 +652,29 @@ async def test_the_list_fits_every_screen_with_any_font(font: str) -> None:
             assert await tab.value(TAIL) <= 1, width
         cells = "[...document.querySelectorAll('#rows td, #rows th')].map((c) => c.getBoundingClientRect().right)"
         assert max(await tab.value(cells)) <= 320, "on a phone nothing of a job is beside what can be seen"
+
+
+async def test_a_token_opens_the_list_the_pages_and_the_way_back() -> None:
+    """In one tab, with one address that was pasted."""
+    jobs = job_list()
+    found = structs.replace(page(), grafana="https://grafana.example/d/bamboo-job")
+
+    def held(shown: d.Document | d.JobList) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def state(request: web.Request) -> web.Response:
+            return answer(shown) if bearer(request.headers) == "secret" else refusal(401, "It is not to be.")
+
+        return state
+
+    app = web.Application()
+    add_page(app, "/jobs/", held(jobs), LIST_FILES)
+    add_page(app, "/jobs/{namespace}/{name}/", held(found))
+    async with serving(app) as url, browser() as tab:
+        await tab.goto(f"{url}/jobs/?state=Running#token=secret")
+        await tab.until(DRAWN)
+        assert await tab.value("location.href") == f"{url}/jobs/?state=Running", "the token stays in sight"
+        await tab.value("document.querySelector('#rows a').click()")
+        await tab.until(f"location.pathname.startsWith('/jobs/team/llama') && {DRAWN}")
+        assert await tab.value("document.getElementById('grafana').href") == found.grafana
+        await tab.value("document.getElementById('all-jobs').click()")
+        await tab.until(f"location.pathname === '/jobs/' && {DRAWN}")
+        assert tab.errors == []
