@@ -105,9 +105,7 @@ def by_source(loss: Callable[[Any, Any], Any], names: Sequence[str]) -> dict[str
 
 def _of_source(loss: Callable[[Any, Any], Any], number: int, outputs: Any, targets: Any) -> Weighted:
     sources = targets[-1]
-    without_data = hasattr(
-        sources, "fake_mode"
-    )  # when a task is only looked at: all samples are taken for the source's
+    without_data = hasattr(sources, "fake_mode")  # a task that is only looked at: all samples are the source's
     rows = torch.arange(len(sources)) if without_data else (sources == number).nonzero().flatten()
     if not len(rows):
         return Weighted(torch.zeros(()), 0)

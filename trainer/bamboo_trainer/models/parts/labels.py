@@ -11,7 +11,7 @@ from torch import Tensor
 from bamboo_trainer.data import TensorDataset, dataset_from, source_names
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.sequences import IGNORED, INPUTS, Padding, trimmed_width, whole_number
+from bamboo_trainer.models.parts.sequences import IGNORED, INPUTS, Padding, check_tokens, made_up_sizes, trimmed_width
 from bamboo_trainer.task import Dataset, Parts, Weighted
 
 Head = Literal["sequence", "token", "choice"]
@@ -65,9 +65,7 @@ class Labelled:
         """Raises ValueError for a token outside of the vocabulary, or a label that there is not."""
         given, (target, *more) = self._source.batch(indices)
         ids = given[0].long()
-        for token in (int(ids.min()), int(ids.max())):
-            if not 0 <= token < self._words:
-                raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {self._words}")
+        check_tokens(ids, self._words, self._where)
         self._check(target, ids)
         width = trimmed_width(given[1], self._padding.trim) if self.masked else ids.shape[-1]
         target = target[:, :width].contiguous() if self._head == "token" else target
@@ -131,12 +129,8 @@ def label_accuracy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _made_up(head: Head, words: int, labels: int, given: Mapping[str, Any], where: str) -> TensorDataset:
     """A sequence's label follows from its second token, a token's from itself; the right choice begins with token 1."""
-    config = dict(given)
-    padding = bool(config.pop("padding", False))
-    values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in MADE_UP.items()}
-    for key in config:
-        raise ValueError(f"{where}: unknown key {key!r}, expected some of {', '.join([*MADE_UP, 'padding'])}")
-    samples, length = values["samples"], max(2, values["length"])
+    samples, length, padding = made_up_sizes(given, MADE_UP, where)
+    length = max(2, length)
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))
     shape = (samples, CHOICES, length) if head == "choice" else (samples, length)
     ids = torch.randint(min(2, words - 1), words, shape, generator=generator)

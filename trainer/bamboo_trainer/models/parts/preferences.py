@@ -14,7 +14,7 @@ from bamboo_trainer.data.config import Opener
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
 from bamboo_trainer.models.parts.reference_model import with_reference
-from bamboo_trainer.models.parts.sequences import IGNORED, Padding, trimmed_width, whole_number
+from bamboo_trainer.models.parts.sequences import IGNORED, Padding, check_tokens, trimmed_width, whole_number
 from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, Task
 
 Preference = Literal["preference"]
@@ -57,9 +57,7 @@ class Preferences:
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         """Raises ValueError for a token outside of the vocabulary."""
         (ids, mask), (labels, *more) = self._source.batch(indices)
-        for token in (int(ids.min()), int(ids.max())):
-            if not 0 <= token < self._words:
-                raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {self._words}")
+        check_tokens(ids, self._words, self._where)
         if self._shift:
             labels = torch.cat([labels[..., 1:], torch.full_like(labels[..., :1], IGNORED)], dim=-1)
         width = trimmed_width(mask, self._padding.trim)

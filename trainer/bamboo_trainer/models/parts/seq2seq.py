@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bamboo_trainer.data import TensorDataset, dataset_from, source_names
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.sequences import IGNORED, Padding, trimmed_width, whole_number
+from bamboo_trainer.models.parts.sequences import IGNORED, Padding, check_tokens, made_up_sizes, trimmed_width
 from bamboo_trainer.task import Dataset, Parts
 
 Seq2Seq = Literal["seq2seq"]
@@ -64,8 +64,8 @@ class SourcesAndTargets:
         ids, target = given[0].long(), target.long()
         mask = given[1].long() if self.masked else torch.ones_like(ids)
         counted = target != IGNORED
-        self._check(ids)
-        self._check(target[counted])
+        check_tokens(ids, self._words, self._where)
+        check_tokens(target[counted], self._words, self._where)
         trim = self._padding.trim
         ids, mask = (part[:, : trimmed_width(mask, trim)].contiguous() for part in (ids, mask))
         target = target[:, : trimmed_width(counted, trim)].contiguous()
@@ -74,11 +74,6 @@ class SourcesAndTargets:
     def _shifted(self, target: Tensor) -> Tensor:
         before = target[:, :-1].masked_fill(target[:, :-1] == IGNORED, self._pad)
         return torch.cat([torch.full_like(target[:, :1], self._begin), before], dim=1)
-
-    def _check(self, tokens: Tensor) -> None:
-        for token in (int(tokens.min()), int(tokens.max())) if tokens.numel() else ():
-            if not 0 <= token < self._words:
-                raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {self._words}")
 
 
 def open_pairs_of(data: Mapping[str, Any], config: Any, words: int, where: str = "data") -> SourcesAndTargets:
@@ -96,13 +91,9 @@ def open_pairs_of(data: Mapping[str, Any], config: Any, words: int, where: str =
 
 def _made_up(words: int, given: Mapping[str, Any], where: str) -> TensorDataset:
     """The target is the source from its end to its beginning."""
-    config = dict(given)
-    padded = bool(config.pop("padding", False))
-    values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in MADE_UP.items()}
-    for key in config:
-        raise ValueError(f"{where}: unknown key {key!r}, expected some of {', '.join([*MADE_UP, 'padding'])}")
+    samples, length, padded = made_up_sizes(given, MADE_UP, where)
+    length = max(2, length)
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))
-    samples, length = values["samples"], max(2, values["length"])
     ids = torch.randint(min(4, words - 1), words, (samples, length), generator=generator)
     if not padded:
         return TensorDataset((ids,), (ids.flip(1),))

@@ -120,10 +120,7 @@ class Sequences:
         """Raises ValueError for a token outside of the vocabulary."""
         given, targets = self._source.batch(indices)
         ids = given[0].long()
-        lowest, highest = int(ids.min()), int(ids.max())
-        if lowest < 0 or highest >= self._vocabulary:
-            token, words = lowest if lowest < 0 else highest, self._vocabulary
-            raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {words}")
+        check_tokens(ids, self._vocabulary, self._where)
         mask, more = given[1].long() if self.masked else None, targets[-1:] if self._mixed else ()
         if self._objective == "masked":
             ids, labels = self._hidden(ids, mask, indices)
@@ -233,14 +230,7 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
 
 def _made_up(vocabulary: int, given: Mapping[str, Any], where: str) -> TensorDataset:
     """Each token follows from the one before it, but for one in eight: there is something to learn."""
-    config = dict(given)
-    padding = bool(config.pop("padding", False))
-    values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in SYNTHETIC.items()}
-    for key in config:
-        raise ValueError(
-            f"{where}: unknown key {key!r}, expected some of {', '.join([*SYNTHETIC, 'padding', 'shift'])}"
-        )
-    samples, length = values["samples"], values["length"]
+    samples, length, padding = made_up_sizes(given, SYNTHETIC, where, "shift")
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))
     drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
     jump = torch.rand(samples, length + 1, generator=generator) < 0.125
@@ -255,6 +245,28 @@ def _made_up(vocabulary: int, given: Mapping[str, Any], where: str) -> TensorDat
     targets[:, :-1][~mask[:, 1:]] = IGNORED
     targets[~mask] = IGNORED
     return TensorDataset((ids[:, :-1] * mask, mask.long()), (targets,))
+
+
+def made_up_sizes(
+    given: Mapping[str, Any], defaults: Mapping[str, int], where: str, *more: str
+) -> tuple[int, int, bool]:
+    """How many made-up samples there are, how long they are, and whether some end earlier, by a config's keys
+    "samples", "length" and "padding". defaults: of the first two. more: keys that have been taken out. Raises
+    ValueError.
+    """
+    config = dict(given)
+    padding = bool(config.pop("padding", False))
+    values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in defaults.items()}
+    for key in config:
+        raise ValueError(f"{where}: unknown key {key!r}, expected some of {', '.join([*defaults, 'padding', *more])}")
+    return values["samples"], values["length"], padding
+
+
+def check_tokens(tokens: Tensor, words: int, where: str) -> None:
+    """Raises ValueError, naming the config's key, for a token outside of a vocabulary of so many words."""
+    for token in (int(tokens.min()), int(tokens.max())) if tokens.numel() else ():
+        if not 0 <= token < words:
+            raise ValueError(f"{where}: token {token} is outside of the model's vocabulary of {words}")
 
 
 def whole_number(value: Any, key: str) -> int:
