@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,9 @@ from bamboo_trainer.tasks.inspection.no_values import values_wanted
 
 logger = logging.getLogger(__name__)
 
-_A, _B, _SCALE, _BASE = "lora_a", "lora_b", "lora_scale", "base."
+ADAPTER: Final = ("lora_a", "lora_b", "lora_scale")  # its tensors, beside the modules of its base
+_A, _B, _SCALE = ADAPTER
+_BASE: Final = "base."
 
 
 class LoraLinear(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.sources import StateSource
 from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
+from bamboo_trainer.lora import ADAPTER
 from bamboo_trainer.models.parts.peft_files import CONFIG, peft_name
 
 _TASK_TYPES: Final = {
@@ -38,17 +39,13 @@ class AdapterEntries:
 
 def adapters_in(entries: Sequence[StateEntry]) -> tuple[AdapterEntries, ...]:
     by_name = {entry.name: entry for entry in entries}
-    names = [entry.name.removesuffix(".lora_a") for entry in entries if entry.name.endswith(".lora_a")]
-    return tuple(
-        AdapterEntries(
-            name=name,
-            base=by_name[f"{name}.base.weight"],
-            a=by_name[f"{name}.lora_a"],
-            b=by_name[f"{name}.lora_b"],
-            scale=by_name[f"{name}.lora_scale"],
-        )
-        for name in names
-    )
+    first = f".{ADAPTER[0]}"
+    names = [entry.name.removesuffix(first) for entry in entries if entry.name.endswith(first)]
+    found = []
+    for name in names:
+        a, b, scale = (by_name[f"{name}.{part}"] for part in ADAPTER)
+        found.append(AdapterEntries(name=name, base=by_name[f"{name}.base.weight"], a=a, b=b, scale=scale))
+    return tuple(found)
 
 
 class MergedSource:

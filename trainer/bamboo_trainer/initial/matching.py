@@ -11,11 +11,11 @@ from bamboo_core.job.spec import InitialSpec
 from bamboo_core.text import count
 from bamboo_trainer.checkpoint.sources import DTYPES
 from bamboo_trainer.checkpoint.state_dict import StateEntry
+from bamboo_trainer.lora import ADAPTER
 from bamboo_trainer.tasks.task_errors import TaskError
 
 FIELD: Final = "task.initialFrom"
 MOST_NAMED: Final = 8
-ADAPTER: Final = ("lora_a", "lora_b", "lora_scale")  # the tensors of an adapter beside its base
 COMPLEX: Final = {"c64": torch.complex64, "c128": torch.complex128}
 
 
