@@ -22,6 +22,11 @@ async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
         raise RemoteError(f"{error}; --operator-namespace says where the operator is") from None
 
 
+def running_operator(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
+    """That of `operator_for` among those of the pods that run."""
+    return operator_for([pod for pod in pods if is_running(pod)], namespace)
+
+
 def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
     """The one that was told to watch that namespace, else the one that watches all; None if several do, or none does.
     A single one is it in any case: how it was told may be another way than by its arguments."""

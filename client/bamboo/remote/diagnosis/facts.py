@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bamboo.remote.operator_pods import running_operator
 from bamboo_core.job.spec import JobSpec
 
 Object = Mapping[str, Any]
@@ -52,3 +53,8 @@ class ClusterFacts:
     nodes: Sequence[Object] | Unreadable
     spec: JobSpec | None = None
     claim: Object | Unreadable | None = None
+
+    @property
+    def operator_pod(self) -> Object | None:
+        """The running pod of the namespace's operator; None if there is none, or none is known."""
+        return None if isinstance(self.operators, Unreadable) else running_operator(self.operators, self.namespace)

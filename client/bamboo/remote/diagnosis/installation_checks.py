@@ -8,7 +8,7 @@ from typing import Any
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.rights import PERSON
-from bamboo.remote.operator_pods import arguments, is_ready, is_running, operator_for
+from bamboo.remote.operator_pods import arguments, is_ready, is_running
 from bamboo_core.job.model import Object as InnerObject
 from bamboo_core.job.model import ObjectList, api_fields
 from bamboo_core.job.spec import JobSpec
@@ -89,7 +89,7 @@ def _operator(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
         waiting = "; ".join(_waiting(pod) for pod in facts.operators)
         yield problem("operator", waiting or "no bamboo-operator was found", "" if waiting else INSTALL)
         return
-    pod = operator_for(running, facts.namespace)
+    pod = facts.operator_pod
     if pod is None:
         yield problem(
             "operator",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.quantities import quantity
-from bamboo.remote.operator_pods import arguments, is_running, operator_for
+from bamboo.remote.operator_pods import arguments
 from bamboo_core.job.spec import JobSpec, storage_place, whole_workers
 
 SHARED = {"ReadWriteMany", "ReadOnlyMany"}
@@ -92,8 +92,7 @@ def _claim(subject: str, claim: Object, workers: int) -> Iterator[Finding]:
 
 
 def _prices(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    operators = facts.operators if not isinstance(facts.operators, Unreadable) else ()
-    pod = operator_for([one for one in operators if is_running(one)], facts.namespace)
+    pod = facts.operator_pod
     listed = bool(pod and arguments(pod, "--prices"))
     unpriced = [
         pool.name

@@ -6,7 +6,7 @@ from typing import Any
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.quantities import quantity
-from bamboo.remote.operator_pods import arguments, is_running, operator_for
+from bamboo.remote.operator_pods import arguments
 from bamboo_core.job.node_placement import PLACEMENTS, NodePlacement, placement
 from bamboo_core.job.placement_spec import GPU_SUFFIX, Capacity, NodePool
 from bamboo_core.job.spec import JobSpec, whole_workers
@@ -66,8 +66,7 @@ def _notices(usable: Sequence[Object], facts: ClusterFacts) -> Iterator[Finding]
         if str((node.get("spec") or {}).get("providerID") or "").startswith("aws:")
         and not any(label in _labels(node) for label in MANAGED)
     ]
-    operators = facts.operators if not isinstance(facts.operators, Unreadable) else ()
-    pod = operator_for([one for one in operators if is_running(one)], facts.namespace)
+    pod = facts.operator_pod
     watches = pod is not None and bool(arguments(pod, "--metadata") & {"aws", "auto"})
     if alone and not watches:
         yield warning(

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
 from bamboo.remote.diagnosis.rights import OPERATOR, PERSON
-from bamboo.remote.operator_pods import arguments, is_running, operator_for, operator_pods
+from bamboo.remote.operator_pods import arguments, operator_pods, running_operator
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
@@ -23,9 +23,7 @@ async def read_facts(
     """Raises ClusterUnreachable if nothing can be read, ApiError if the credentials are not accepted."""
     minor = await _read(api.minor_version())  # first: whoever cannot be reached is asked once
     operators = await _read(operator_pods(api, operator_namespace))
-    pod = (
-        None if isinstance(operators, Unreadable) else operator_for([p for p in operators if is_running(p)], namespace)
-    )
+    pod = None if isinstance(operators, Unreadable) else running_operator(operators, namespace)
     claim_name = spec.checkpoint.storage.claim_name if spec is not None and spec.checkpoint is not None else None
     of_namespace = f"/api/v1/namespaces/{namespace}"
     return ClusterFacts(
