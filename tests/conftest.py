@@ -18,6 +18,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from warm_launchers import PLACE, WarmLaunchers
+
 torch.set_num_threads(1)
 gc.disable()  # until all is collected: what is imported meanwhile stays
 gc.set_threshold(20_000, 10, 10)  # not at every 700th object: a tenth of the tests' time
@@ -43,6 +45,24 @@ FIRST = (
     "test_late_workers",
     "test_transport",
 )
+WARM = pytest.StashKey[WarmLaunchers]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With several processes, for all of them: a single file's tests are not worth it."""
+    if config.getoption("numprocesses", None):
+        config.stash[WARM] = WarmLaunchers()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (warm := config.stash.get(WARM, None)) is not None:
+        warm.close()
+
+
+@pytest.fixture
+def cold_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's jobs start launchers as everybody's do: it looks at their processes, or kills them."""
+    monkeypatch.delenv(PLACE, raising=False)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,98 @@
+"""The process that warm launchers are forked from: it has imported what every launcher imports.
+
+A script, run with the listening socket as standard input; `warm_stand_in.py` says what comes over a connection.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+from warm_stand_in import CODE_BYTES
+
+from bamboo_trainer.worker.launch import launcher
+from bamboo_trainer.worker.launch.imports import lasting_imports
+from cluster.preloading import end_with_parent
+
+LAUNCHER = launcher.__name__
+
+
+def main() -> NoReturn:
+    """Until whoever started it ends."""
+    end_with_parent()
+    with lasting_imports():
+        for module in launcher.MODULES:
+            importlib.import_module(module)
+    sys.modules["torch"].set_num_threads(1)  # a thread pool would not survive the fork
+    del sys.modules[LAUNCHER]  # it is to be run
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the supervisors' ends
+    listener = socket.socket(fileno=os.dup(0))
+    while True:
+        stand_in, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            supervise(stand_in)
+        stand_in.close()
+
+
+def supervise(stand_in: socket.socket) -> NoReturn:
+    """The parent of one launcher, which ends with its stand-in."""
+    end_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, files, _, _ = socket.recv_fds(stand_in, CODE_BYTES, 3, socket.MSG_WAITALL)
+    text = stand_in.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+    if len(files) < 3 or not text:
+        os._exit(0)  # it was killed before it had said all
+    if (child := os.fork()) == 0:
+        become(json.loads(text), files)
+    for file in files:
+        os.close(file)
+    ended = os.pidfd_open(child)
+    poll = select.poll()
+    for one in (ended, stand_in.fileno()):
+        poll.register(one, select.POLLIN)
+    while ended not in (ready := [file for file, _ in poll.poll()]):
+        if ready:
+            os.kill(child, signal.SIGTERM if stand_in.recv(1) else signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    with contextlib.suppress(BrokenPipeError):  # the stand-in was killed
+        stand_in.send(code.to_bytes(CODE_BYTES, "big", signed=True))
+    os._exit(0)
+
+
+def become(start: dict[str, Any], files: list[int]) -> NoReturn:
+    """The launcher, with its stand-in's files, environment, folder and group."""
+    code = 1
+    try:
+        end_with_parent()
+        with contextlib.suppress(PermissionError):  # of a group in another session
+            os.setpgid(0, start["group"])
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.clear()
+        os.environ.update(start["env"])
+        os.chdir(start["folder"])
+        sys.path[:] = start["path"]
+        sys.argv = [LAUNCHER, *start["argv"]]
+        runpy.run_module(LAUNCHER, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
