@@ -27,10 +27,11 @@ def many(*arguments: str) -> str:
     return simulate(*arguments, PYTHONHASHSEED="0")
 
 
-@pytest.mark.parametrize("seeds", ["0:5", pytest.param("5:10", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", ["0:3", pytest.param("3:10", marks=pytest.mark.slow)])
 def test_the_operator_gets_over_whatever_befalls_a_job(seeds: str) -> None:
     """`make simulate` tries hundreds of seeds."""
-    assert "5 runs" in many("--seeds", seeds, "--keep-going")
+    first, last = map(int, seeds.split(":"))
+    assert f"{last - first} runs" in many("--seeds", seeds, "--keep-going")
 
 
 def test_the_operator_gets_over_it_while_it_chooses_the_grid() -> None:
@@ -39,7 +40,7 @@ def test_the_operator_gets_over_it_while_it_chooses_the_grid() -> None:
 
 def test_a_reconciliation_that_is_not_due_has_nothing_to_do() -> None:
     """One is made every 2 s all the same. Some of these seeds fail if deadlines, or changes, are not told."""
-    assert "10 runs" in many("--seeds", "5010:5020", "--keep-going", "--audit")
+    assert "6 runs" in many("--seeds", "5010:5016", "--keep-going", "--audit")
 
 
 @pytest.mark.parametrize("jobs", ["0:1", pytest.param("1:3", marks=pytest.mark.slow)])

@@ -1,6 +1,7 @@
 """pytest plugin with a Kubernetes cluster: put pytest_plugins = ["cluster_kit"] into a test module.
 
-Without KUBECONFIG in the environment the test cluster is started, once for all tests. With it, that cluster is used;
+Without KUBECONFIG in the environment the test cluster is started, once for all tests, and stopped after the last of
+them: an API server that nobody asks computes, too. With it, that cluster is used;
 tests that need more than a real cluster offers are skipped.
 """
 
@@ -20,6 +21,7 @@ from cluster.handle import Cluster
 
 BUILT = pytest.StashKey[bool]()
 FAILURE = pytest.StashKey[Exception]()
+STARTED = pytest.StashKey[Cluster]()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -30,7 +32,21 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """
     if "cluster" in getattr(item, "fixturenames", ()):
         _build(item.config)
-    return (yield)
+    done = yield
+    if nextitem is None or not _may_have_a_cluster(nextitem):  # all that may come together, see conftest.py
+        _stop(item.config)
+    return done
+
+
+def _may_have_a_cluster(item: pytest.Item) -> bool:
+    return "cluster_kit" in getattr(getattr(item, "module", None), "pytest_plugins", ())
+
+
+def _stop(config: pytest.Config) -> None:
+    """Stops the test cluster, if there is one."""
+    if (started := config.stash.get(STARTED, None)) is not None:
+        del config.stash[STARTED]
+        started.stop()
 
 
 def _build(config: pytest.Config) -> None:
@@ -63,11 +79,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         pytest.skip(str(failure))
     if failure:
         raise failure
-    started = Cluster.start()
-    try:
-        yield started
-    finally:
-        started.stop()
+    request.config.stash[STARTED] = started = Cluster.start()
+    yield started
+    _stop(request.config)
 
 
 @pytest.fixture
