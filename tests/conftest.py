@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from warm_launchers import PLACE, WarmLaunchers
+from warm_processes import PLACE, WarmProcesses
 
 torch.set_num_threads(1)
 gc.disable()  # until all is collected: what is imported meanwhile stays
@@ -45,13 +45,13 @@ FIRST = (
     "test_late_workers",
     "test_transport",
 )
-WARM = pytest.StashKey[WarmLaunchers]()
+WARM = pytest.StashKey[WarmProcesses]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """With several processes, for all of them: a single file's tests are not worth it."""
     if config.getoption("numprocesses", None):
-        config.stash[WARM] = WarmLaunchers()
+        config.stash[WARM] = WarmProcesses()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -60,8 +60,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def cold_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's jobs start launchers as everybody's do: it looks at their processes, or kills them."""
+def cold_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's jobs start processes as everybody's do: it looks at them, or kills them."""
     monkeypatch.delenv(PLACE, raising=False)
 
 

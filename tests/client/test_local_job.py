@@ -276,7 +276,7 @@ def test_a_script_that_is_run_as_a_module_uses_its_own_function(tmp_path: Path) 
     assert done.stdout == "Complete\n", done.stderr
 
 
-@pytest.mark.usefixtures("cold_launchers")  # whose environment has the mark
+@pytest.mark.usefixtures("cold_processes")  # whose environment has the mark
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_the_program(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

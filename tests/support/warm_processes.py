@@ -1,8 +1,8 @@
-"""Launchers of workers that need not import torch, for the hundreds of local jobs that tests run.
+"""Launchers of workers, and other processes of local jobs, that need not import torch; tests start hundreds of them.
 
-Importing takes longer than such a job trains. A job starts its launcher as ever, with its pipes, group and signals; the
-process that it starts stands in for one that is forked from a process that has imported everything once. A test that
-kills or freezes launchers asks for `cold_launchers`.
+Importing takes longer than such a job trains. A job starts them as ever, with pipes, group and signals; what it starts
+stands in for a process that is forked from one that has imported everything once. A test that kills or freezes
+launchers, or looks at their environment, asks for `cold_processes`.
 """
 
 import os
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from folders import SUPPORT
 
-FOLDER = SUPPORT / "warm_launcher"
-PLACE = "BAMBOO_WARM_LAUNCHERS"
+FOLDER = SUPPORT / "warm_process"
+PLACE = "BAMBOO_WARM_PROCESSES"
 
 
-class WarmLaunchers:
-    """From now on processes with this one's environment start warm launchers, until close()."""
+class WarmProcesses:
+    """From now on processes with this one's environment have warm ones, until close()."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bamboo-warm-"))

@@ -1,4 +1,4 @@
-"""The process that a test's job has started as its launcher, while a forked one does the work: it ends as that does."""
+"""The process that a test's job has started, while a forked one does its work: it ends as that does."""
 
 import json
 import os
@@ -8,12 +8,12 @@ import sys
 from typing import NoReturn
 
 CODE_BYTES = 4  # of an exit code, negative for a signal
-TERMINATE = b"T"
 
 
 def run(place: str) -> NoReturn:
-    """place: the socket of those who fork. The forked launcher gets all that this process was given."""
+    """place: the socket of who forks. The forked process gets all that this one was given."""
     start = {
+        "module": sys.orig_argv[3],
         "argv": sys.orig_argv[4:],
         "env": dict(os.environ),
         "folder": os.getcwd(),
@@ -25,7 +25,8 @@ def run(place: str) -> NoReturn:
         message = json.dumps(start).encode()
         socket.send_fds(forker, [len(message).to_bytes(CODE_BYTES, "big")], [0, 1, 2])
         forker.sendall(message)
-        signal.signal(signal.SIGTERM, lambda *_: forker.send(TERMINATE))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: forker.send(bytes([number])))
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)

@@ -1,4 +1,4 @@
-"""The process that warm launchers are forked from: it has imported what every launcher imports.
+"""The process that warm ones are forked from: it has imported what every launcher of workers imports.
 
 A script, run with the listening socket as standard input; `warm_stand_in.py` says what comes over a connection.
 """
@@ -21,8 +21,6 @@ from bamboo_trainer.worker.launch import launcher
 from bamboo_trainer.worker.launch.imports import lasting_imports
 from cluster.preloading import end_with_parent
 
-LAUNCHER = launcher.__name__
-
 
 def main() -> NoReturn:
     """Until whoever started it ends."""
@@ -31,7 +29,7 @@ def main() -> NoReturn:
         for module in launcher.MODULES:
             importlib.import_module(module)
     sys.modules["torch"].set_num_threads(1)  # a thread pool would not survive the fork
-    del sys.modules[LAUNCHER]  # it is to be run
+    del sys.modules[launcher.__name__]  # it is to be run
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the supervisors' ends
     listener = socket.socket(fileno=os.dup(0))
     while True:
@@ -43,7 +41,7 @@ def main() -> NoReturn:
 
 
 def supervise(stand_in: socket.socket) -> NoReturn:
-    """The parent of one launcher, which ends with its stand-in."""
+    """The parent of one warm process, which ends with its stand-in."""
     end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, files, _, _ = socket.recv_fds(stand_in, CODE_BYTES, 3, socket.MSG_WAITALL)
@@ -60,7 +58,7 @@ def supervise(stand_in: socket.socket) -> NoReturn:
         poll.register(one, select.POLLIN)
     while ended not in (ready := [file for file, _ in poll.poll()]):
         if ready:
-            os.kill(child, signal.SIGTERM if stand_in.recv(1) else signal.SIGKILL)
+            os.kill(child, (stand_in.recv(1) or bytes([signal.SIGKILL]))[0])
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(BrokenPipeError):  # the stand-in was killed
@@ -69,7 +67,7 @@ def supervise(stand_in: socket.socket) -> NoReturn:
 
 
 def become(start: dict[str, Any], files: list[int]) -> NoReturn:
-    """The launcher, with its stand-in's files, environment, folder and group."""
+    """What the stand-in was to be, with its files, environment, folder and group."""
     code = 1
     try:
         end_with_parent()
@@ -82,8 +80,8 @@ def become(start: dict[str, Any], files: list[int]) -> NoReturn:
         os.environ.update(start["env"])
         os.chdir(start["folder"])
         sys.path[:] = start["path"]
-        sys.argv = [LAUNCHER, *start["argv"]]
-        runpy.run_module(LAUNCHER, run_name="__main__", alter_sys=True)
+        sys.argv = [start["module"], *start["argv"]]
+        runpy.run_module(start["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
