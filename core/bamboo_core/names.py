@@ -67,6 +67,7 @@ LABEL_WORKER_SPEC = f"{GROUP}/worker-spec"  # a digest of the job's `worker` sec
 LABEL_NODE_RECORD = f"{GROUP}/node-record"  # of the ConfigMap in which the operator records nodes
 NODE_RECORD_KEY = "trace.jsonl.gz"  # in its binaryData
 NODE_RECORD_BEGAN = f"{GROUP}/recorded-since"  # an annotation of it: seconds since 1970
+EVICTION_RESPONDER = f"{GROUP}/operator"  # how the operator is called in pods' evictionResponders, and on Evictions
 LABEL_ACTIVE = f"{GROUP}/active"  # of the operator's pod that works, where there are several
 ANNOTATION_RESTARTED = f"{GROUP}/restarted-at"  # in `worker.template`: when a user had all workers replaced
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"

@@ -100,6 +100,12 @@ _DisruptionBudgets = Annotated[
     bool,
     typer.Option(help="Make a PodDisruptionBudget for each job that trains: workers are evicted one at a time."),
 ]
+_EvictionRequests = Annotated[
+    bool,
+    typer.Option(
+        help="Answer EvictionRequests (lifecycle.k8s.io/v1alpha1) for workers, where the API server serves them."
+    ),
+]
 _Lease = Annotated[
     str | None,
     typer.Option(
@@ -172,6 +178,7 @@ class WorkerFlags:
     node_record: _NodeRecord = None
     network_policy: _NetworkPolicy = True
     disruption_budgets: _DisruptionBudgets = True
+    eviction_requests: _EvictionRequests = False
     prices: _Prices = None
     prices_interval: _PricesInterval = 300.0
 
@@ -193,6 +200,7 @@ class WorkerFlags:
             metadata=self.metadata,
             network_policy=self.network_policy,
             disruption_budgets=self.disruption_budgets,
+            eviction_responder=self.eviction_requests,
             authority=authority,
         )
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress, PriceSource
 from bamboo_operator.recording.recorder import NodeRecorder
+from bamboo_operator.signals.eviction_responder import EvictionResponder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 RELEASE_SECONDS = 3.0
 FIRST_PRICES_SECONDS = 2.0  # that jobs wait for prices: what was paid while nobody looked is counted at them
 RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
-WATCHES = 6  # of a namespace: connections of its watches, also while one is begun anew
+WATCHES = 8  # of a namespace: connections of its watches, also while one is begun anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +207,7 @@ class _Operator:
             reviews=TokenReviewer(self._reviewer),
             key=options.key,
             url=options.url or own,
-            settings=options.workers,
+            settings=replace(options.workers, eviction_responder=await self._answers_evictions()),
             marks=options.marks,
             prices=self._prices,
             page_url=options.pages.url,
@@ -217,6 +218,8 @@ class _Operator:
                 shared.cluster, self._api, options.node_record, jobs.spec, options.marks, prices=self._prices
             )
             self._begin(self._recorder.run())
+        if shared.settings.eviction_responder:
+            self._begin(EvictionResponder(shared.cluster, self._api).run())
         sources = MetricSources(
             reconcilers=jobs.running,
             gateway=self._gateway,
@@ -235,6 +238,19 @@ class _Operator:
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers
+
+    async def _answers_evictions(self) -> bool:
+        """Does it answer EvictionRequests? Not where the API server does not serve them, which is said once."""
+        if not self._options.workers.eviction_responder:
+            return False
+        try:
+            served = await self._api.serves_evictions()
+        except API_ERRORS as error:
+            logger.warning("cannot see whether there are EvictionRequests, so none is answered: %s", described(error))
+            return False
+        if not served:
+            logger.warning("the API server does not serve EvictionRequests, so there is none to answer")
+        return served
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:
         """Works until stop is set, a signal comes, or kopf fails.

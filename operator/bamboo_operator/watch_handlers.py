@@ -4,9 +4,11 @@ from typing import Any
 
 import kopf
 
-from bamboo_core.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_core.names import EVICTION_RESPONDER, GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
+
+EVICTIONS = "lifecycle.k8s.io"
 
 
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
@@ -43,6 +45,13 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
         if event["type"] == "DELETED":
             shared.cluster.node_event("DELETED", event["object"])
 
+    if shared.settings.eviction_responder:
+
+        @kopf.on.event(EVICTIONS, "v1alpha1", "evictions", id="eviction", registry=handlers)
+        async def eviction(event: Any, **_: Any) -> None:
+            shared.counts.watched["eviction"] += 1
+            shared.cluster.eviction_event(event["type"], event["object"])
+
     return handlers
 
 
@@ -60,9 +69,10 @@ class NoDiffBase(kopf.DiffBaseStorage):
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Everything finite; only workers' pods are streamed here; kopf posts nothing by itself, and keeps nothing."""
+    """Everything finite; only workers' pods and their Evictions are streamed; kopf posts nothing, and keeps nothing."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
+    chosen.watching.label_selectors[f"{EVICTIONS}/evictions"] = EVICTION_RESPONDER
     chosen.watching.server_timeout = 300
     chosen.watching.client_timeout = 330
     chosen.watching.connect_timeout = 10

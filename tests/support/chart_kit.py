@@ -19,7 +19,11 @@ SETS: dict[str, Json] = {
         "watchNamespaces": ["team-a", "team-b"],
         "image": {"repository": "registry.example/x/bamboo-operator", "digest": DIGEST, "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "pull"}],
-        "workers": {"image": {"repository": "registry.example:5000/bamboo-trainer", "tag": "2"}, "metadata": "aws"},
+        "workers": {
+            "image": {"repository": "registry.example:5000/bamboo-trainer", "tag": "2"},
+            "metadata": "aws",
+            "evictionRequests": True,
+        },
         "tls": {"dnsNames": ["bamboo.example"], "ipAddresses": ["10.0.0.1", "fd00::1"]},
         "nodeMarks": [
             {"reason": "RackMaintenance", "taint": {"key": "rack.example/maintenance"}, "noticeSeconds": 600},

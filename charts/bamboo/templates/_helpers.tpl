@@ -93,6 +93,7 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- $resource := first .resources -}}
 {{- $unused := and (eq $resource "networkpolicies") (not $root.Values.networkPolicy.workers) -}}
 {{- $unused = or $unused (and (eq $resource "poddisruptionbudgets") (not $root.Values.workers.disruptionBudgets)) -}}
+{{- $unused = or $unused (and (hasPrefix "evictions" $resource) (not $root.Values.workers.evictionRequests)) -}}
 {{- $wanted := or (eq $scope "All") (eq $scope (ternary "Cluster" "Namespace" (has $resource $cluster))) -}}
 {{- if and $wanted (not $unused) -}}
 {{- $kept = append $kept . -}}

@@ -8,6 +8,7 @@ from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.kube.request_parts import Object, pods_path
 
+EVICTIONS_FLAG: Final = "--eviction-requests"
 OPERATOR: Final = "app.kubernetes.io/name=bamboo-operator"
 
 
@@ -36,6 +37,11 @@ def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[s
     by_name = [pod for pod, names in told if namespace in names]
     found = by_name or [pod for pod, names in told if not names]
     return found[0] if len(found) == 1 else None
+
+
+def told(pod: Mapping[str, Any], flag: str) -> bool:
+    """Was it given that option, which takes no value?"""
+    return any(flag in (one.get("args") or ()) for one in pod["spec"].get("containers") or ())
 
 
 def arguments(pod: Mapping[str, Any], option: str) -> set[str]:

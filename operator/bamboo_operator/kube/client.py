@@ -23,13 +23,15 @@ from bamboo_core.kube.request_parts import (
     pod_path,
     pods_path,
 )
+from bamboo_core.names import EVICTION_RESPONDER
 from bamboo_operator.kube.api_calls import ApiCallCounts
 
 TIMEOUT_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
 API_CONNECTIONS = 32
 POD_EVENTS = 100  # that are read of one; the kubelet counts what happens again, and begins 25 at most in a row
-FIELD_MANAGER = "bamboo-operator"
+APPLIED = {"fieldManager": "bamboo-operator", "force": "true"}
+EVICTIONS = "/apis/lifecycle.k8s.io/v1alpha1"  # not those of pods' subresource
 
 
 class PodRefused(ApiError):
@@ -230,6 +232,28 @@ class ApiClient:
         metadata = config_map["metadata"]
         return await self._call("PUT", f"{_config_maps(metadata['namespace'])}/{metadata['name']}", config_map)
 
+    async def serves_evictions(self) -> bool:
+        """Does it serve the API of EvictionRequests?"""
+        return await self._find(EVICTIONS) is not None
+
+    async def answer_eviction(self, eviction: Object, answer: Mapping[str, str]) -> bool:
+        """Makes the operator's ResponderStatus of that very Eviction what is given. False if the Eviction is gone."""
+        metadata = eviction["metadata"]
+        place = f"{EVICTIONS}/namespaces/{metadata['namespace']}/evictions/{metadata['name']}/status"
+        body = {
+            "apiVersion": EVICTIONS.removeprefix("/apis/"),
+            "kind": "Eviction",
+            "metadata": {"name": metadata["name"], "uid": metadata["uid"]},
+            "status": {"responders": [{"name": EVICTION_RESPONDER, **answer}]},
+        }
+        try:
+            await self._call("PATCH", place, body, APPLIED, APPLY)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            return False
+        return True
+
     async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
         """value: None removes the label."""
         body = {"metadata": {"labels": {label: value}}}
@@ -257,8 +281,7 @@ class ApiClient:
 
     async def _apply(self, collection: str, thing: Object) -> None:
         """What others have changed of the fields that it has is changed back."""
-        path, query = f"{collection}/{thing['metadata']['name']}", {"fieldManager": FIELD_MANAGER, "force": "true"}
-        await self._call("PATCH", path, thing, query, APPLY)
+        await self._call("PATCH", f"{collection}/{thing['metadata']['name']}", thing, APPLIED, APPLY)
 
     async def _delete(self, path: str) -> None:
         """The object at that path, unless it is gone."""

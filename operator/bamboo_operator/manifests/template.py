@@ -37,6 +37,7 @@ _KEYED = {
     "imagePullSecrets": "name",
     "resourceClaims": "name",
     "schedulingGates": "name",
+    "evictionResponders": "name",
     "hostAliases": "ip",
 }
 _LISTS = ("tolerations", "topologySpreadConstraints", "nodeSelectorTerms", "matchExpressions", *_KEYED)

@@ -16,6 +16,7 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.placement import place
 from bamboo_operator.manifests.spread import spread, spread_labels
 from bamboo_operator.manifests.template import TOKEN_VOLUME, merge, read_template
+from bamboo_operator.signals.evictions import RESPONDER
 
 Json = dict[str, Any]
 
@@ -50,6 +51,7 @@ class WorkerPodSettings:
     authority: str = ""
     network_policy: bool = True  # only workers of the same job may connect to a worker
     disruption_budgets: bool = True  # a job's workers are evicted one at a time
+    eviction_responder: bool = False  # the operator answers EvictionRequests for them
 
 
 def worker_number(pod: Mapping[str, Any]) -> int | None:
@@ -125,6 +127,8 @@ def _rendered(
     template = read_template(job).template
     if template["spec"].get("hostNetwork"):
         rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # else they do not know the names of Services
+    if settings.eviction_responder and not template["spec"].get("schedulingGroup"):  # a pod may have one of the two
+        rendered["spec"]["evictionResponders"] = [dict(RESPONDER)]
     pod: Json = merge(rendered, template)
     own = _own_labels(job, meta, number, pool) | spread_labels(job, group)
     pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **own}

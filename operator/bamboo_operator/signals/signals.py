@@ -59,7 +59,12 @@ def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[Nod
     of_node = node_signal(node, now, own) if node else None
     if of_pod and of_node and of_pod.source == FAILED and of_pod.exit_code in ENDED_BY_SIGNAL:
         return replace(of_pod, source=of_node.source, message=f"{of_pod.message}; {of_node.message}", exit_code=None)
-    return min((s for s in (of_pod, of_node) if s), key=_strength, default=None)
+    return strongest(of_pod, of_node)
+
+
+def strongest(*signals: Signal | None) -> Signal | None:
+    """That a worker is lost comes before that it will be, and of notices the earliest; None if there is no signal."""
+    return min((signal for signal in signals if signal), key=_strength, default=None)
 
 
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
@@ -67,7 +72,7 @@ def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Sign
     name = _metadata(node).get("name", "")
     signals = [_signal(name, mark, seconds) for mark, seconds in _node_marks(node, now)]
     signals += [_signal(name, found.mark, None) for found in own if found.on(node)]
-    return min(signals, key=_strength, default=None)
+    return strongest(*signals)
 
 
 def node_deleted_signal(name: str) -> Signal:

@@ -36,8 +36,8 @@ class Right:
 class ClusterFacts:
     """namespace: where jobs are, or are to be. minor: the 36 of Kubernetes 1.36. operators: the pods of all operators
     that could be found. lease: that of the namespace's operator, None if it uses none. slices: the EndpointSlices that
-    name its pod. person, operator: whether each right is there. spec: the job's, None if none was named. Of objects
-    None: there is none.
+    name its pod. person, operator: whether each right is there. evictions: whether EvictionRequests are served. spec:
+    the job's, None if none was named. Of objects None: there is none.
     """
 
     namespace: str
@@ -49,6 +49,7 @@ class ClusterFacts:
     slices: Sequence[Object] | Unreadable
     person: Mapping[Right, bool] | Unreadable
     operator: Mapping[Right, bool] | Unreadable
+    evictions: bool | Unreadable
     quotas: Sequence[Object] | Unreadable
     nodes: Sequence[Object] | Unreadable
     spec: JobSpec | None = None

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
-from bamboo.remote.diagnosis.rights import OPERATOR, PERSON
-from bamboo.remote.operator_pods import arguments, operator_pods, running_operator
+from bamboo.remote.diagnosis.rights import EVICTION_RIGHTS, OPERATOR, PERSON
+from bamboo.remote.operator_pods import EVICTIONS_FLAG, arguments, operator_pods, running_operator, told
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
@@ -14,6 +14,7 @@ from bamboo_core.names import GROUP, PLURAL
 
 T = TypeVar("T")
 REVIEWS = "/apis/authorization.k8s.io/v1"
+EVICTIONS = "/apis/lifecycle.k8s.io/v1alpha1"
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
 
 
@@ -36,6 +37,7 @@ async def read_facts(
         slices=await _slices(api, pod),
         person=await _read(_own_rights(api, namespace)),
         operator=await _operator_rights(api, pod, namespace),
+        evictions=await _read(_serves_evictions(api)),
         quotas=await _read(api.listed(f"{of_namespace}/resourcequotas")),
         nodes=await _read(api.listed("/api/v1/nodes")),
         spec=spec,
@@ -61,6 +63,10 @@ async def _there(api: KubeApi, path: str) -> Object | None:
         if error.status != 404:
             raise
         return None
+
+
+async def _serves_evictions(api: KubeApi) -> bool:
+    return await _there(api, EVICTIONS) is not None
 
 
 async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None:
@@ -103,7 +109,8 @@ async def _operator_rights(api: KubeApi, pod: Object | None, namespace: str) -> 
         "system:authenticated",
     ]
     who = {"user": user, "groups": groups}
-    return await _read(_reviewed(api, "subjectaccessreviews", "SubjectAccessReview", OPERATOR, namespace, who))
+    rights = OPERATOR + EVICTION_RIGHTS * told(pod, EVICTIONS_FLAG)
+    return await _read(_reviewed(api, "subjectaccessreviews", "SubjectAccessReview", rights, namespace, who))
 
 
 async def _reviewed(

@@ -31,6 +31,11 @@ OPERATOR: Final = _all(  # as operator/rbac.yaml grants them, but for those in t
     _rights("", "namespaces", "list watch", namespaced=False),
 )
 
+EVICTION_RIGHTS: Final = _all(  # of an operator that answers EvictionRequests
+    _rights("lifecycle.k8s.io", "evictions", "list watch"),
+    _rights("lifecycle.k8s.io", "evictions/status", "patch"),
+)
+
 PERSON: Final = {  # what each command needs
     "list, status and top": _all(_rights(GROUP, PLURAL, "get list"), _rights("", "pods", "list")),
     "events and logs": _all(_rights("", "events", "list"), _rights("", "pods/log", "get")),
