@@ -1,0 +1,136 @@
+"""Writes the table of notices in docs/troubleshooting.md from what the code knows: `make docs`. A test fails if it is
+stale, and another one tries every mark in it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from bamboo_operator.signals import cloud_marks as marks
+from bamboo_operator.signals import evictions
+from bamboo_trainer.worker import cloud_notices as cloud
+
+PAGE = Path(__file__).with_name("troubleshooting.md")
+CLUSTER_TESTS = Path(__file__).parent.parent / "tests" / "cluster"
+BEGIN = "<!-- notices: made by `make docs` from cloud_marks.py, evictions.py and cloud_notices.py -->\n"
+END = "<!-- end of notices -->\n"
+
+NVSENTINEL = "[NVSentinel](https://github.com/NVIDIA/NVSentinel)"
+WRITERS = {  # who writes the marks of a source, by how the source begins
+    "Aws": "AWS: [node termination handler](https://github.com/aws/aws-node-termination-handler), metadata",
+    "Karpenter": "Karpenter",
+    "Gke": "GKE",
+    "Gcp": "GCP",
+    "Azure": "Azure: node problem detector, cloud provider, metadata",
+    "Aks": "AKS",
+    "OpenShift": "OpenShift: machine termination handler",
+    "Gpu": NVSENTINEL,
+    "CloudMaintenance": NVSENTINEL,
+    "ClusterAutoscaler": "cluster autoscaler",
+    "NodeDrain": "who drains nodes, since Kubernetes 1.37",
+    "NodeMaintenance": "who maintains nodes, since Kubernetes 1.37",
+    "Node": "Kubernetes",
+    "Eviction": "Kubernetes, since 1.37",
+}
+SHORTER = {  # when there is less time than the mark alone says, by how the source begins
+    "AwsSpot": "less what has passed by the metadata or the handler's label",
+    "AwsRebalance": "by metadata only with `BAMBOO_METADATA_REBALANCE=true`",
+    "Aws": "less what has passed by the handler's label",
+    "Karpenter": "or until the deadline in the annotation",
+    "AzureSpot": "or until the time in the condition",
+    "Azure": "or until the time in it",
+    "Eviction": f"after {evictions.PASS_ON_SECONDS:.0f} s the eviction API may try",
+}
+
+Mark = tuple[str, str]  # where it stands, and its text
+
+
+def page(text: str) -> str:
+    """The page with its table written anew; everything else stays."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert end, f"{PAGE.name} lacks the comments between which the table belongs"
+    return f"{before}{BEGIN}\n" + "\n".join(_table()) + f"\n\n{END}{after}"
+
+
+def _table() -> Iterator[str]:
+    yield from ("| Source | Written by | Exact mark | Notice | Tried |", "| --- | --- | --- | --- | --- |")
+    by_source = defaultdict[tuple[str, float | None], list[Mark]](list)
+    for source, seconds, *mark in _marks():
+        by_source[source, seconds].append((mark[0], mark[1]))
+    for (source, seconds), found in sorted(by_source.items(), key=lambda one: _order(one[0][0])):
+        cells = (f"`{source}`", _by_beginning(WRITERS, source), _shown(found), _notice(source, seconds), _tried(found))
+        yield f"| {' | '.join(cells)} |"
+
+
+def _marks() -> Iterator[tuple[str, float | None, str, str]]:
+    """Source, seconds of notice, place and text of each mark."""
+    for key, mark in marks.TAINTS.items():
+        yield mark.source, mark.seconds, "taint", key
+    for place, table in (
+        ("taint", marks.TAINTS_WITH_VALUE),
+        ("condition", marks.CONDITIONS),
+        ("label", marks.LABELS),
+    ):
+        for pair, mark in table.items():
+            yield mark.source, mark.seconds, place, "=".join(pair)
+    for kind, mark in marks.CONDITION_TYPES.items():
+        yield mark.source, mark.seconds, "condition", kind
+    for mark, place, text in (
+        (marks.SHUTDOWN, "false condition Ready with", marks.SHUTTING_DOWN),
+        (marks.KARPENTER_TERMINATION, "annotation", marks.KARPENTER_DEADLINE),
+        (marks.DELETING, "field", "metadata.deletionTimestamp"),
+    ):
+        yield mark.source, mark.seconds, place, text
+    yield evictions.SOURCE, evictions.EVICTION_SECONDS, "active responder of an Eviction", evictions.RESPONDER["name"]
+    yield from _metadata()
+
+
+def _metadata() -> Iterator[tuple[str, float, str, str]]:
+    place = "metadata"
+    yield "AwsSpotInterruption", cloud.AWS_SECONDS, place, cloud.AWS_ACTION
+    yield "AwsRebalanceRecommendation", cloud.AWS_SECONDS, place, cloud.AWS_REBALANCE
+    yield "GcpPreempted", cloud.GCP_PREEMPTED_SECONDS, place, f"{cloud.GCP_PREEMPTED}: TRUE"
+    maintenance = f"{cloud.GCP_MAINTENANCE}: TERMINATE_ON_HOST_MAINTENANCE"
+    yield "GcpMaintenance", cloud.GCP_MAINTENANCE_SECONDS, place, maintenance
+    for kind, seconds in cloud.AZURE_SECONDS.items():
+        yield f"Azure{kind}", seconds, place, f"{cloud.AZURE_EVENTS.partition('?')[0]}: {kind}"
+
+
+def _order(source: str) -> tuple[int, str]:
+    return next(number for number, begins in enumerate(WRITERS) if source.startswith(begins)), source
+
+
+def _by_beginning(table: Mapping[str, str], source: str) -> str:
+    return next((text for begins, text in table.items() if source.startswith(begins)), "")
+
+
+def _shown(found: Sequence[Mark]) -> str:
+    by_place = defaultdict[str, list[str]](list)
+    for place, text in found:
+        by_place[place].append(f"`{text}`")
+    return "; ".join(f"{place} {', '.join(texts)}" for place, texts in by_place.items())
+
+
+def _notice(source: str, seconds: float | None) -> str:
+    if seconds is None:
+        return "none: lost"
+    shorter = _by_beginning(SHORTER, source)
+    return f"{seconds:.0f} s" + (f", {shorter}" if shorter else "")
+
+
+def _tried(found: Sequence[Mark]) -> str:
+    """How tests have shown it to a worker or an operator: their texts say which marks a test on a cluster sets."""
+    texts = [text.partition(": ")[0].partition("=")[0] for place, text in found if place != "metadata"]
+    ways = ["API server" if text in _cluster_tests() else "object" for text in texts]
+    return ", ".join(dict.fromkeys(sorted(ways) + ["endpoint"] * (len(texts) < len(found))))
+
+
+@cache
+def _cluster_tests() -> str:
+    return "\n".join(path.read_text() for path in sorted(CLUSTER_TESTS.glob("test_*.py")))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
