@@ -37,6 +37,7 @@ SHORTER = {  # when there is less time than the mark alone says, by how the sour
     "AwsSpot": "less what has passed by the metadata or the handler's label",
     "AwsRebalance": "by metadata only with `BAMBOO_METADATA_REBALANCE=true`",
     "Aws": "less what has passed by the handler's label",
+    "GcpPreempted": "or `BAMBOO_METADATA_GCP_SECONDS`",
     "Karpenter": "or until the deadline in the annotation",
     "AzureSpot": "or until the time in the condition",
     "Azure": "or until the time in it",

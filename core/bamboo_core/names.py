@@ -1,5 +1,6 @@
 """Every name that two parts must agree on: labels, environment, exit codes, ports. Standard library only."""
 
+import re
 from enum import StrEnum
 
 GROUP = "bamboo.dev"
@@ -31,6 +32,7 @@ ENV_LAUNCH = "BAMBOO_LAUNCH"  # of a local run's processes: which launcher they 
 ENV_METADATA = "BAMBOO_METADATA"  # whose metadata endpoint the worker watches for notices
 ENV_METADATA_URL = "BAMBOO_METADATA_URL"
 ENV_METADATA_REBALANCE = "BAMBOO_METADATA_REBALANCE"
+ENV_METADATA_GCP_SECONDS = "BAMBOO_METADATA_GCP_SECONDS"
 ENV_METADATA_ACKNOWLEDGE = "BAMBOO_METADATA_ACKNOWLEDGE"
 METADATA_CHOICES = ("off", "auto", "aws", "gcp", "azure")
 ENV_METRICS_PORT = "BAMBOO_METRICS_PORT"  # where the worker serves its own metrics; unset: nowhere
@@ -67,6 +69,8 @@ LABEL_WORKER_SPEC = f"{GROUP}/worker-spec"  # a digest of the job's `worker` sec
 LABEL_NODE_RECORD = f"{GROUP}/node-record"  # of the ConfigMap in which the operator records nodes
 NODE_RECORD_KEY = "trace.jsonl.gz"  # in its binaryData
 NODE_RECORD_BEGAN = f"{GROUP}/recorded-since"  # an annotation of it: seconds since 1970
+LABEL_NOTICE_SECONDS = f"{GROUP}/notice-seconds"  # of a node: what its cloud leaves after a mark that names no time
+NOTICE_SECONDS = re.compile(r"[1-9]\d{0,4}", re.ASCII)  # the label's value
 EVICTION_RESPONDER = f"{GROUP}/operator"  # how the operator is called in pods' evictionResponders, and on Evictions
 LABEL_ACTIVE = f"{GROUP}/active"  # of the operator's pod that works, where there are several
 ANNOTATION_RESTARTED = f"{GROUP}/restarted-at"  # in `worker.template`: when a user had all workers replaced

@@ -57,6 +57,16 @@ def test_a_node_with_a_gpu_that_no_plugin_offers_is_a_problem() -> None:
     assert not lines(found(nodes=nodes))
 
 
+def test_a_label_that_gives_no_seconds_is_told() -> None:
+    nodes = four()
+    nodes[0]["metadata"]["labels"]["bamboo.dev/notice-seconds"] = "120"
+    assert not lines(found(nodes=nodes))
+    nodes[1]["metadata"]["labels"]["bamboo.dev/notice-seconds"] = "2m"
+    assert lines(found(nodes=nodes)) == [
+        "warning notices: node-1 has the label bamboo.dev/notice-seconds=2m, which says nothing"
+    ]
+
+
 def test_aws_nodes_of_no_pool_may_go_without_a_word() -> None:
     nodes = [*four(), node("own", provider="aws:///eu/i-1")]
     (said,) = lines(found(nodes=nodes))

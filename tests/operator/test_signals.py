@@ -1,6 +1,7 @@
 """What nodes and pods say about a worker: the strings of every cloud, and what must not be taken for a notice."""
 
 from datetime import timedelta
+from email.utils import format_datetime
 
 import pytest
 
@@ -62,9 +63,33 @@ NOTICES = [
     (node(taints={"nvidia.com/gpu-error": "true", NTH + "spot-itn": "e1"}), "GpuUnhealthy", 60),
 ]
 
+PREEMPTED_NOW = condition("VMEventScheduled", "PreemptScheduled", f"Preempt: {format_datetime(NOW, usegmt=True)}")
+LONGER = {"bamboo.dev/notice-seconds": "120"}
+NOTICES += [
+    (node(taints={"cloud.google.com/impending-node-termination": ""}, labels=LONGER), "GkeImpendingTermination", 120),
+    (
+        node(conditions=(condition("Ready", "KubeletNotReady", "node is shutting down", "False"),), labels=LONGER),
+        "NodeShutdown",
+        120,
+    ),
+    (
+        node(
+            conditions=(PREEMPTED_NOW,),
+            labels=LONGER,
+        ),
+        "AzurePreempt",
+        5,
+    ),  # which says when
+    (
+        node(taints={"cloud.google.com/impending-node-termination": ""}, labels={"bamboo.dev/notice-seconds": "2m"}),
+        "GkeImpendingTermination",
+        30,
+    ),
+]
+
 LOST = [
     (node(taints={"node.kubernetes.io/out-of-service": "nodeshutdown"}, effect="NoExecute"), "NodeOutOfService"),
-    (node(taints={"node.cloudprovider.kubernetes.io/shutdown": ""}), "NodeStopped"),
+    (node(taints={"node.cloudprovider.kubernetes.io/shutdown": ""}, labels=LONGER), "NodeStopped"),
     (node(taints={NTH + "spot-itn": "", "node.kubernetes.io/out-of-service": ""}), "NodeOutOfService"),
 ]
 

@@ -142,6 +142,7 @@ def test_a_notice_is_news_once_and_its_withdrawal_too() -> None:
             {"BAMBOO_METADATA": "azure", "BAMBOO_METADATA_ACKNOWLEDGE": "true"},
             Wanted(cloud=Cloud.AZURE, acknowledge=True),
         ),
+        ({"BAMBOO_METADATA": "gcp", "BAMBOO_METADATA_GCP_SECONDS": "120"}, Wanted(cloud=Cloud.GCP, gcp_seconds=120.0)),
     ],
 )
 def test_which_cloud_is_watched_follows_from_the_environment(
@@ -156,6 +157,10 @@ def test_which_cloud_is_watched_follows_from_the_environment(
         ({"BAMBOO_METADATA": "AWS"}, 'BAMBOO_METADATA: expected one of off, auto, aws, gcp, azure, got "AWS"'),
         ({"BAMBOO_METADATA": "gcp", "BAMBOO_METADATA_URL": "h"}, "BAMBOO_METADATA_URL: expected http://HOST"),
         ({"BAMBOO_METADATA": "aws", "BAMBOO_METADATA_REBALANCE": "1"}, "BAMBOO_METADATA_REBALANCE: expected true or"),
+        (
+            {"BAMBOO_METADATA": "gcp", "BAMBOO_METADATA_GCP_SECONDS": "2m"},
+            'BAMBOO_METADATA_GCP_SECONDS: expected whole seconds, 5 to 3600, got "2m"',
+        ),
     ],
 )
 def test_a_wrong_wish_ends_with_a_sentence(

@@ -70,7 +70,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @contextlib.asynccontextmanager
 async def watching(
-    endpoint: Endpoint, cloud: Cloud | None, pace: PollIntervals = FAST, **more: bool
+    endpoint: Endpoint, cloud: Cloud | None, pace: PollIntervals = FAST, **more: Any
 ) -> AsyncIterator[list[CloudNotice]]:
     """The notices that come; at the end nothing may be left of the watcher."""
     notices: list[CloudNotice] = []
@@ -148,7 +148,7 @@ async def test_a_recommendation_is_only_logged_unless_asked_for(
 
 
 async def test_gcp_is_asked_to_wait_for_a_change() -> None:
-    async with GcpEndpoint() as gcp, watching(gcp, Cloud.GCP) as notices:
+    async with GcpEndpoint() as gcp, watching(gcp, Cloud.GCP, gcp_seconds=120.0) as notices:
         await until(lambda: gcp.waiting == 2)
         assert gcp.waited[0].keys() == {"wait_for_change", "last_etag", "timeout_sec"}
         asked = gcp.asked.total()
@@ -156,7 +156,7 @@ async def test_gcp_is_asked_to_wait_for_a_change() -> None:
         assert gcp.asked.total() == asked  # it waits, and is not asked meanwhile
         await gcp.say(PREEMPTED, "TRUE")
         await until(lambda: notices)
-        assert (notices[0].source, notices[0].seconds) == ("GcpPreempted", 30.0)
+        assert (notices[0].source, notices[0].seconds) == ("GcpPreempted", 120.0)
         await until(lambda: gcp.waiting == 2)
         assert len(notices) == 1
 

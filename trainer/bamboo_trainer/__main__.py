@@ -12,6 +12,7 @@ from bamboo_core.names import (
     ENV_HOST,
     ENV_METADATA,
     ENV_METADATA_ACKNOWLEDGE,
+    ENV_METADATA_GCP_SECONDS,
     ENV_METADATA_REBALANCE,
     ENV_METADATA_URL,
     ENV_METRICS_PORT,
@@ -42,6 +43,7 @@ SIGTERM counts as a notice: the worker hands over its stages and ends. So do not
   {ENV_METADATA}              whose metadata endpoint is watched: aws, gcp, azure, auto or off (default off)
   {ENV_METADATA_URL}          the endpoint's address, http://HOST[:PORT], if it is not the usual one
   {ENV_METADATA_REBALANCE}    true: a rebalance recommendation of AWS is a notice, too (default: only logged)
+  {ENV_METADATA_GCP_SECONDS}  what GCP leaves after its notice of a preemption, in seconds (default 30)
   {ENV_METADATA_ACKNOWLEDGE}  true: tell Azure not to wait once the worker has left (default false)"""
 
 

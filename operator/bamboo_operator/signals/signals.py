@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any
 
-from bamboo_core.names import GRACE_SECONDS, TRAINER_CONTAINER
+from bamboo_core.names import GRACE_SECONDS, LABEL_NOTICE_SECONDS, NOTICE_SECONDS, TRAINER_CONTAINER
 from bamboo_operator.signals import cloud_marks as marks
 from bamboo_operator.signals.cloud_marks import DisruptionMark
 from bamboo_operator.signals.node_marks import NodeMark
@@ -68,9 +68,12 @@ def strongest(*signals: Signal | None) -> Signal | None:
 
 
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
-    """What the node's taints, conditions, labels, annotations and deletion say."""
+    """What the node's taints, conditions, labels, annotations and deletion say. A mark that names no time gives the
+    seconds of the node's own label, else those of `cloud_marks`.
+    """
     name = _metadata(node).get("name", "")
-    signals = [_signal(name, mark, seconds) for mark, seconds in _node_marks(node, now)]
+    usual = _own_seconds(node)
+    signals = [_signal(name, mark, usual if left is None else left) for mark, left in _node_marks(node, now)]
     signals += [_signal(name, found.mark, None) for found in own if found.on(node)]
     return strongest(*signals)
 
@@ -166,6 +169,12 @@ def _node_marks(node: Json, now: datetime) -> Iterator[tuple[DisruptionMark, flo
         yield marks.KARPENTER_TERMINATION, forced
     elif metadata.get("deletionTimestamp"):
         yield marks.DELETING, None
+
+
+def _own_seconds(node: Json) -> float | None:
+    """The notice that nodes such as this one get, if they have the label that says so."""
+    said = str((_metadata(node).get("labels") or {}).get(LABEL_NOTICE_SECONDS, ""))
+    return float(said) if NOTICE_SECONDS.fullmatch(said) else None
 
 
 def _taint_mark(taint: Json) -> DisruptionMark | None:

@@ -16,6 +16,7 @@ import msgspec
 from bamboo_core.names import (
     ENV_METADATA,
     ENV_METADATA_ACKNOWLEDGE,
+    ENV_METADATA_GCP_SECONDS,
     ENV_METADATA_REBALANCE,
     ENV_METADATA_URL,
     METADATA_CHOICES,
@@ -38,6 +39,7 @@ AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 AZURE_ASK = {"Metadata": "true"}
 
+MOST_SECONDS = 3600.0
 LEAST_SECONDS = 5.0  # a cloud's word alone must not end a worker that still talks
 AWS_SECONDS = 120.0
 GCP_PREEMPTED_SECONDS = 30.0
@@ -62,13 +64,15 @@ class Cloud(StrEnum):
 class Wanted:
     """cloud: None to find it out. rebalance: a recommendation of AWS is a notice, too; else it is only logged.
 
-    acknowledge: once the worker has left, Azure is told that it need not wait.
+    acknowledge: once the worker has left, Azure is told that it need not wait. gcp_seconds: the notice of a preemption
+    by GCP, whose metadata does not say when its nodes' `preemptionNoticeDuration` is over.
     """
 
     cloud: Cloud | None
     url: str = DEFAULT_URL
     rebalance: bool = False
     acknowledge: bool = False
+    gcp_seconds: float = GCP_PREEMPTED_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,7 @@ def wanted(environment: Mapping[str, str]) -> Wanted | None:
         url=url.rstrip("/"),
         rebalance=_switch(environment, ENV_METADATA_REBALANCE),
         acknowledge=_switch(environment, ENV_METADATA_ACKNOWLEDGE),
+        gcp_seconds=_seconds(environment, ENV_METADATA_GCP_SECONDS, GCP_PREEMPTED_SECONDS),
     )
 
 
@@ -120,6 +125,13 @@ def _switch(environment: Mapping[str, str], name: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError(f'{name}: expected true or false, got "{text}"')
     return text == "true"
+
+
+def _seconds(environment: Mapping[str, str], name: str, usual: float) -> float:
+    text = environment.get(name) or f"{usual:.0f}"
+    if not text.isdecimal() or not LEAST_SECONDS <= int(text) <= MOST_SECONDS:
+        raise ValueError(f'{name}: expected whole seconds, {LEAST_SECONDS:.0f} to {MOST_SECONDS:.0f}, got "{text}"')
+    return float(text)
 
 
 def news(before: CloudNotice | None, after: CloudNotice | None) -> CloudNotice | Withdrawn | None:
@@ -182,14 +194,15 @@ def is_gcp(answer: Answer) -> bool:
     return answer.status == 200 and answer.headers.get("Metadata-Flavor") == "Google"
 
 
-def gcp_preempted(answer: Answer, now: datetime) -> CloudNotice | None:
+def gcp_preempted(answer: Answer, now: datetime, seconds: float = GCP_PREEMPTED_SECONDS) -> CloudNotice | None:
+    """seconds: what GCP leaves, which its answer does not say."""
     said = _text(answer, GCP_PREEMPTED).strip()
     if said == "FALSE":
         return None
     if said != "TRUE":
         raise Unclear(f'{GCP_PREEMPTED}: expected TRUE or FALSE, got "{said[:40]}"')
     message = "is being reclaimed by GCP"
-    return CloudNotice(source="GcpPreempted", said=said, message=message, seconds=GCP_PREEMPTED_SECONDS)
+    return CloudNotice(source="GcpPreempted", said=said, message=message, seconds=seconds)
 
 
 def gcp_maintenance(answer: Answer, now: datetime) -> CloudNotice | None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -111,13 +112,12 @@ class Aws:
 class Gcp:
     """Asks once how things are, and from then on to be told of a change."""
 
-    def __init__(self, http: Http, pace: PollIntervals) -> None:
+    def __init__(self, http: Http, pace: PollIntervals, seconds: float) -> None:
         self._http, self._pace = http, pace
         self._etags: dict[str, str] = {}
+        preempted = partial(cloud_notices.gcp_preempted, seconds=seconds)
         self.sources = (
-            NoticeSource(
-                look=lambda: self._look(cloud_notices.GCP_PREEMPTED, cloud_notices.gcp_preempted), interval=pace.gcp
-            ),
+            NoticeSource(look=lambda: self._look(cloud_notices.GCP_PREEMPTED, preempted), interval=pace.gcp),
             NoticeSource(
                 look=lambda: self._look(cloud_notices.GCP_MAINTENANCE, cloud_notices.gcp_maintenance), interval=pace.gcp
             ),
@@ -229,7 +229,7 @@ class Watcher:
             self._azure = Azure(http, self._pace)
             sources: tuple[NoticeSource, ...] = self._azure.sources
         elif cloud is Cloud.GCP:
-            sources = Gcp(http, self._pace).sources
+            sources = Gcp(http, self._pace, self._wanted.gcp_seconds).sources
         else:
             sources = Aws(http, self._pace, self._wanted.rebalance).sources
         await until_first(*(self._follow(source) for source in sources))
@@ -238,7 +238,7 @@ class Watcher:
         """Asks each of them once."""
         asked: dict[Cloud, Awaitable[object]] = {
             Cloud.AWS: Aws(http, self._pace, False).token(),
-            Cloud.GCP: Gcp(http, self._pace).present(),
+            Cloud.GCP: Gcp(http, self._pace, self._wanted.gcp_seconds).present(),
             Cloud.AZURE: Azure(http, self._pace).name(),
         }
         answers = await asyncio.gather(*asked.values(), return_exceptions=True)

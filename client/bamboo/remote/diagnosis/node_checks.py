@@ -10,6 +10,7 @@ from bamboo.remote.operator_pods import arguments
 from bamboo_core.job.node_placement import PLACEMENTS, NodePlacement, placement
 from bamboo_core.job.placement_spec import GPU_SUFFIX, Capacity, NodePool
 from bamboo_core.job.spec import JobSpec, whole_workers
+from bamboo_core.names import LABEL_NOTICE_SECONDS, NOTICE_SECONDS
 from bamboo_core.text import count
 
 ZONE = "topology.kubernetes.io/zone"
@@ -35,6 +36,7 @@ def nodes(facts: ClusterFacts) -> Iterator[Finding]:
     yield _overview(usable)
     yield from _device_plugin(usable)
     yield from _notices(usable, facts)
+    yield from _notice_seconds(usable)
     if facts.spec is not None:
         yield from _pools(usable, facts.spec)
 
@@ -75,6 +77,17 @@ def _notices(usable: Sequence[Object], facts: ClusterFacts) -> Iterator[Finding]
             " group and no Karpenter pool: nothing may tell Bamboo that they will be taken",
             "install AWS node termination handler (docs/install.md), unless it is there",
         )
+
+
+def _notice_seconds(usable: Sequence[Object]) -> Iterator[Finding]:
+    for node in usable:
+        said = _labels(node).get(LABEL_NOTICE_SECONDS)
+        if said is not None and not NOTICE_SECONDS.fullmatch(said):
+            yield warning(
+                "notices",
+                f"{node['metadata']['name']} has the label {LABEL_NOTICE_SECONDS}={said}, which says nothing",
+                "expected whole seconds, such as 120",
+            )
 
 
 def _pools(usable: Sequence[Object], spec: JobSpec) -> Iterator[Finding]:
