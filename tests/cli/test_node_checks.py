@@ -8,12 +8,30 @@ from diagnosis_kit import found, lines, node, operator_pod, spec, spot_node
 
 TAINT = {"key": "team", "value": "x", "effect": "NoSchedule"}
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+SMALL = {"containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": None, "example.com/gpu": 1}}}]}
+POOL_JOB = spec(
+    worker={"resources": {"limits": {"nvidia.com/gpu": 1}}},
+    nodePools=[
+        {
+            "name": "spot",
+            "preset": "Karpenter",
+            "pricePerHour": "1",
+            "template": {"spec": SMALL | {"nodeSelector": {"type": "a"}}},
+        }
+    ],
+)
 GPU_JOB = spec(worker={"resources": {"limits": {"nvidia.com/gpu": 1}}})
 TOLERANT = spec(worker={"template": {"spec": {"tolerations": [{"key": "team", "operator": "Exists"}]}}})
 
 
 def four(**more: Any) -> list[dict[str, Any]]:
     return [spot_node(f"node-{number}", **more) for number in range(4)]
+
+
+def of_type(kind: str, name: str) -> dict[str, Any]:
+    found = spot_node(name, {**GPU_TAINT, "key": "example.com/gpu"}, allocatable={"example.com/gpu": "1"})
+    found["metadata"]["labels"]["type"] = kind
+    return found
 
 
 @pytest.mark.parametrize(
@@ -34,6 +52,14 @@ def four(**more: Any) -> list[dict[str, Any]]:
                 "nodes": [spot_node(f"n{i}", GPU_TAINT, allocatable={"nvidia.com/gpu": "1"}) for i in range(4)],
                 "spec": GPU_JOB,
             },
+            [],
+        ),
+        (
+            {"nodes": four(allocatable={"example.com/gpu": "1"}), "spec": POOL_JOB},
+            ["warning pool spot: no node that is ready now fits"],
+        ),
+        (
+            {"nodes": [of_type("a", f"n{i}") for i in range(4)], "spec": POOL_JOB},
             [],
         ),
         (

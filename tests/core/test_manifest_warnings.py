@@ -142,3 +142,16 @@ def test_money_without_checkpoints_is_warned_of(keeps: bool) -> None:
         document["spec"].pop("checkpoint", None)
     told = [warning for warning in warnings(parse_manifest(document)) if "spec.budget.money without" in warning]
     assert bool(told) is not keeps
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [(1, False), ("0", False), (None, False), (2, True)])
+def test_a_pools_template_that_asks_for_other_gpus_than_devices_is_warned_of(gpus: object, warned: bool) -> None:
+    document = manifest(replicas=3)
+    resources = {"limits": {"nvidia.com/gpu": gpus}}
+    template = {"spec": {"containers": [{"name": "trainer", "resources": resources}]}}
+    document["spec"] |= {
+        "worker": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+        "nodePools": [{"name": "a"}, {"name": "l4", "template": template}],
+    }
+    found = [warning for warning in warnings(parse_manifest(document)) if warning.startswith("node pool l4")]
+    assert bool(found) is warned

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo_core.job.pod_fields import unknown_fields
+from bamboo_core.job.pod_fields import unknown_fields, unknown_in_template
 from bamboo_operator.manifests.template import merge
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from manifest_kit import minimal
-from operator_kit import TEMPLATE, render
+from operator_kit import TEMPLATE, job, render
 
 T = "spec.worker.template"
 GENERATOR = runpy.run_path(str(Path(__file__).parents[2] / "core" / "generate.py"))
@@ -81,6 +81,14 @@ def test_validate_names_them_beside_other_mistakes(tmp_path):
     assert operator == f"bamboo: {file}:1: {T}.spec.tolerations[0].operater: unknown field, did you mean operator?"
 
 
+def test_those_of_a_pools_template_are_named_by_their_pool():
+    pools = [{"name": "a"}, {"name": "b", "template": {"spec": {"toleratoins": []}}}]
+    (found,) = unknown_in_template(job(nodePools=pools))
+    assert str(found) == "spec.nodePools[1].template.spec.toleratoins: unknown field, did you mean tolerations?"
+    said = 'unknown field "spec.toleratoins"'
+    assert refusal(pools[1]["template"], said, "spec.nodePools[1].template") == (str(found),)
+
+
 def strict(*paths):
     """As an API server puts it."""
     unknown = ", ".join(f'unknown field "{path}"' for path in paths)
@@ -95,6 +103,6 @@ def test_the_operator_names_them_as_they_stand_in_the_manifest():
     assert place == 1
     said = f"{T}.spec.volumes[0].emptyDri: unknown field, did you mean emptyDir?"
     assert refusal(template, strict(f"spec.volumes[{place}].emptyDri")) == (said,)
-    assert outside_the_spec(template) == (f"{T}.sepc: unknown field, did you mean spec?",)
+    assert outside_the_spec(job(worker={"template": template})) == (f"{T}.sepc: unknown field, did you mean spec?",)
     assert refusal({}, strict("spec.later")) == (f"{T}: unknown field spec.later of a pod",)
     assert refusal(template, "spec.x: Invalid value") == (f"{T}: spec.x: Invalid value",)

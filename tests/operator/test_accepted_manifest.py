@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from accepted_manifest_kit import KEY, Revisions, edited
-from bamboo_core.job.edits import task_digest, worker_digest
+from bamboo_core.job.edits import PodSections, task_digest
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.status import BambooJobStatus, ReportedCondition
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
@@ -156,7 +156,6 @@ async def test_of_each_worker_section_the_newest_manifest_is_kept_and_ten_at_mos
     assert another.manifest == kept.manifest
     assert another.saved
     for image in images:
-        digest = worker_digest(parse_manifest(edited(worker={"image": image})).worker)
-        section = another.section(digest)
-        assert (section.image if section else None) == (None if image in "ac" else image)
-    assert another.section("unknown") is None
+        sections = another.sections(PodSections.of(parse_manifest(edited(worker={"image": image}))).digest)
+        assert (sections.worker.image if sections else None) == (None if image in "ac" else image)
+    assert another.sections("unknown") is None

@@ -93,6 +93,23 @@ async def test_only_a_pod_that_can_never_be_made_keeps_a_job_from_starting(statu
     assert runs or "said of the pod" in one.problems[0]
 
 
+async def test_a_pod_of_each_pool_with_a_template_is_tried_and_its_refusal_names_the_pool() -> None:
+    pools = [{"name": "a"}, {"name": "b", "template": {"spec": {"priority": "x"}}}, {"name": "c"}]
+    document = edited(nodePools=pools)
+    one = One(document)
+    assert await one.spec.next(SETTINGS) == parse_manifest(document)
+    assert [pod["metadata"]["labels"]["bamboo.dev/node-pool"] for pod in one.tried] == ["a", "b"]
+    other = One(document)
+    other.api.try_pod = _refuses_priority
+    assert await other.spec.next(SETTINGS) is None
+    assert other.problems == ("spec.nodePools[1].template: spec.priority: Invalid value",)
+
+
+async def _refuses_priority(pod: dict[str, Any]) -> None:
+    if "priority" in pod["spec"]:
+        raise ApiError(422, "Invalid", "spec.priority: Invalid value")
+
+
 async def test_a_dry_run_that_fails_is_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

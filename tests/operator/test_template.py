@@ -12,7 +12,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.node_placement import placement
 from bamboo_operator.manifests.template import merge
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, template_problems, worker_pod
-from operator_kit import META, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
+from operator_kit import GPU, META, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
 
 
 def test_a_template_changes_security_images_volumes_and_environment():
@@ -234,3 +234,49 @@ def test_the_cloud_to_watch_is_set_in_pods_and_a_template_may_overrule_it() -> N
     own = {"name": "BAMBOO_METADATA", "value": "off"}
     template = {"spec": {"containers": [{"name": "trainer", "env": [own]}]}}
     assert found(render(settings=settings, template=template)) == [own]
+
+
+def test_a_pools_template_is_merged_over_that_of_all_workers():
+    all_workers = {
+        "spec": {
+            "tolerations": [{"key": "team", "operator": "Exists"}],
+            "nodeSelector": {"disk": "ssd"},
+            "containers": [{"name": "trainer", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}],
+        }
+    }
+    of_pool = {
+        "spec": {
+            "nodeSelector": {"disk": None, "gpu": "l4"},
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": "small:1",
+                    "env": [{"name": "B", "value": "2"}],
+                    "resources": {"limits": {"nvidia.com/gpu": None, "nvidia.com/mig-3g.40gb": 1}},
+                }
+            ],
+        }
+    }
+    where = pool("GKE", template=of_pool)
+    pod = render(where=where, template=all_workers, resources=GPU, image="big:1")
+    check_pod(pod)
+    asked = trainer(pod)
+    assert asked["image"] == "small:1"
+    assert asked["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/mig-3g.40gb": 1}
+    assert [(e["name"], e["value"]) for e in asked["env"] if e["name"] in "AB"] == [("A", "1"), ("B", "2")]
+    selector = {"kubernetes.io/os": "linux", "gpu": "l4", "cloud.google.com/gke-spot": "true"}
+    assert pod["spec"]["nodeSelector"] == selector
+    tolerated = [one["key"] for one in pod["spec"]["tolerations"]]
+    assert tolerated == ["team", "cloud.google.com/gke-spot", "nvidia.com/mig-3g.40gb"]
+    assert trainer(render(where=pool("GKE"), template=all_workers, resources=GPU, image="big:1"))["image"] == "big:1"
+
+
+def test_what_a_pools_template_says_in_vain_is_told_with_the_pool():
+    template = {"spec": {"restartPolicy": "Always", "hostNetwork": True}}
+    pools = [{"name": "a"}, {"name": "l4", "template": template}]
+    vain, network = template_problems(job(nodePools=pools))
+    assert vain == "nodePools[l4].template.spec.restartPolicy: ignored, it is set by the operator"
+    assert network.startswith("nodePools[l4].template.spec.hostNetwork: takes effect")
+    spec = job(nodePools=pools)
+    policies = [worker_pod(spec, META, 0, one, SETTINGS)["spec"].get("dnsPolicy") for one in spec.node_pools]
+    assert policies == [None, "ClusterFirstWithHostNet"]

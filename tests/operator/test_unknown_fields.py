@@ -3,15 +3,19 @@
 import pytest
 
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
+from operator_kit import job
 
 
 def test_only_what_the_api_server_never_sees_is_told_without_it() -> None:
     template = {"spec": {"nodeSelectr": {}}, "metadata": {"label": {}}, "sepc": {}}
-    found = outside_the_spec(template)
+    found = outside_the_spec(job(worker={"template": template}))
     assert len(found) == 2
     assert any("sepc" in one for one in found)
     assert any("label" in one for one in found)
-    assert outside_the_spec({"spec": {"nodeSelectr": {}}}) == ()
+    assert outside_the_spec(job(worker={"template": {"spec": {"nodeSelectr": {}}}})) == ()
+    pools = [{"name": "a"}, {"name": "b", "template": {"sepc": {}}}]
+    (of_pool,) = outside_the_spec(job(nodePools=pools))
+    assert of_pool == "spec.nodePools[1].template.sepc: unknown field, did you mean spec?"
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_on_the_hosts_network_workers_still_know_the_names_of_services(spec, pol
     check_pod(pod)
     assert pod["spec"].get("dnsPolicy") == policy
     said = template_problems(job(worker={"template": template}))
-    assert said == ([HOST_NETWORK] if spec.get("hostNetwork") else [])
+    assert said == ([f"worker.template.{HOST_NETWORK}"] if spec.get("hostNetwork") else [])
 
 
 def test_what_the_host_network_takes_is_a_value_of_the_chart():

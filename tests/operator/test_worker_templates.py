@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from bamboo_core.job.placement_spec import WorkerSpec
+from bamboo_core.job.edits import PodSections
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_WORKER_SPEC
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
-from operator_kit import META, SETTINGS, job
+from operator_kit import META, SETTINGS, job, trainer
 
 POOLS = [{"name": "spot", "capacity": "Spot"}, {"name": "sure", "capacity": "OnDemand", "afterSeconds": 60}]
 OLD, NEW = (job(nodePools=POOLS, worker={"image": image}) for image in ("trainer:1", "trainer:2"))
@@ -15,10 +15,10 @@ OLD, NEW = (job(nodePools=POOLS, worker={"image": image}) for image in ("trainer
 
 def templates(*, kept: bool = False) -> WorkerTemplates:
     """kept: the sections that pods were made of are known."""
-    sections: dict[str, WorkerSpec] = {}
+    sections: dict[str, PodSections] = {}
     if kept:
         for spec in (OLD, NEW):
-            sections[made(spec, 0)["metadata"]["labels"][LABEL_WORKER_SPEC]] = spec.worker
+            sections[made(spec, 0)["metadata"]["labels"][LABEL_WORKER_SPEC]] = PodSections.of(spec)
     return WorkerTemplates(META, SETTINGS, sections.get)
 
 
@@ -59,3 +59,28 @@ def test_the_name_for_people_is_that_of_the_first_pools_pods() -> None:
     assert set(revisions) == {None, "spot", "sure"}
     assert known.revision(OLD) == revisions["spot"]
     assert known.revision(job()) == known.newest(job()).revisions()[None]
+
+
+def of_pools(*images: str | None) -> JobSpec:
+    """A job whose two pools have templates with these images, if any."""
+    named = zip(POOLS, images, strict=True)
+    own = ({"spec": {"containers": [{"name": "trainer", "image": image}]}} if image else None for image in images)
+    return job(nodePools=[pool | ({"template": t} if t else {}) for (pool, _), t in zip(named, own, strict=True)])
+
+
+def test_an_edit_of_a_pools_template_is_of_that_pools_pods_only() -> None:
+    before, after = of_pools("a:1", "b:1"), of_pools("a:1", "b:2")
+    known = templates()
+    assert known.is_newest(after, made(before, 0, 0))
+    assert not known.is_newest(after, made(before, 0, 1))
+
+
+def test_more_workers_like_old_ones_have_their_pools_template_as_it_was() -> None:
+    before, after = of_pools(None, "b:1"), of_pools("a:2", "b:2")
+    digest = made(before, 3, 1)["metadata"]["labels"][LABEL_WORKER_SPEC]
+    known = WorkerTemplates(META, SETTINGS, {digest: PodSections.of(before)}.get)
+    running = {"status": {"phase": "Running"}}
+    pods = {"w2": made(before, 2, 0) | running, "w3": made(before, 3, 1) | running}
+    old = known.of(after, pods)
+    images = [trainer(old.pod(7, pool))["image"] for pool in after.node_pools]
+    assert images == ["trainer:1", "b:1"]

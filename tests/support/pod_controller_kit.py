@@ -9,7 +9,7 @@ from typing import Any
 
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
-from bamboo_core.job.edits import worker_digest
+from bamboo_core.job.edits import PodSections
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import RolloutStatus
 from bamboo_core.kube.errors import ApiError
@@ -190,7 +190,7 @@ class Job:
         written: RolloutStatus | None = None,
     ) -> None:
         self.settings = settings
-        self.sections = {worker_digest(spec.worker): spec.worker}  # that were accepted
+        self.sections = {PodSections.of(spec).digest: PodSections.of(spec)}  # that were accepted
         self.place, self.now = place, BEGINNING
         running = TrainingRun(
             job=JobIdentity((spec.namespace, spec.name), META.uid),
@@ -246,7 +246,7 @@ class Job:
         assert self.runner.state.phase == "Running"
 
     def edit(self, spec: JobSpec) -> None:
-        self.sections[worker_digest(spec.worker)] = spec.worker
+        self.sections[PodSections.of(spec).digest] = PodSections.of(spec)
         self.runner.edit(spec)
 
     def told(self) -> list[str]:

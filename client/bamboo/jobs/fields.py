@@ -330,6 +330,10 @@ class NodePoolFields(TypedDict, total=False):
     """The most workers in this pool."""
     revert: bool
     """Whether workers move back to an earlier pool once it has nodes again."""
+    template: Mapping[str, Any]
+    """Merged over worker.template for the pods of this pool: another GPU's resource, image, environment, tolerations,
+    node selectors.
+    """
 
 
 class SpreadFields(TypedDict, total=False):

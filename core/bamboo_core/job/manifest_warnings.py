@@ -1,6 +1,7 @@
 """What is allowed in a manifest and may surprise: a sentence for each. Pure."""
 
-from bamboo_core.job.placement_spec import MOST_DEVICES, SpreadPolicy, VerifyMode
+from bamboo_core.job.node_placement import worker_resources
+from bamboo_core.job.placement_spec import GPU_SUFFIX, MOST_DEVICES, SpreadPolicy, VerifyMode
 from bamboo_core.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, pod_spread, wanted_pipelines, wanted_workers
 from bamboo_core.text import count
 
@@ -17,6 +18,7 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
         _one_zone(spec),
         _nodes(spec),
         _devices(spec),
+        _devices_of_pools(spec),
         _budget(spec),
     )
     return tuple(filter(None, found))
@@ -65,6 +67,18 @@ def _devices(spec: JobSpec) -> str:
         allowed = idle.isdigit() and int(idle) <= MOST_DEVICES and not spec.topology.shard_optimizer
         better = f"spec.worker.devices {idle} uses all" if allowed else "more workers with one GPU each would use all"
         return f"spec.worker.resources: a worker uses one of its {idle} GPUs; {better}"
+    return ""
+
+
+def _devices_of_pools(spec: JobSpec) -> str:
+    """A pool's template that asks for GPUs of which some stay idle, or too few."""
+    devices = spec.worker.devices
+    for pool in spec.node_pools:
+        asked = {str(n) for name, n in worker_resources(spec, pool).items() if name.endswith(GPU_SUFFIX)}
+        if pool.template and (other := asked - {"0", str(devices)}):
+            return (
+                f"node pool {pool.name}: its template asks for {min(other)} GPUs, and spec.worker.devices is {devices}"
+            )
     return ""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import TRAINER_CONTAINER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,42 @@ def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
     tolerated.
     """
     chosen = PLACEMENTS.get((pool.preset, pool.capacity), NodePlacement()) if pool else NodePlacement()
-    devices = sorted(name for name in {**job.worker.resources.requests, **job.worker.resources.limits} if "/" in name)
+    devices = sorted(name for name in worker_resources(job, pool) if "/" in name)
     return NodePlacement(
         selector=chosen.selector,
         expressions=chosen.expressions,
         tolerations=(*chosen.tolerations, *({"key": name, "operator": "Exists"} for name in devices)),
         annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", **chosen.annotations},
     )
+
+
+def worker_resources(job: JobSpec, pool: NodePool | None) -> dict[str, Any]:
+    """The quantities by resource name that such a worker asks for: limits, unless a request says another one."""
+    spec = _spec_of(pool.template if pool is not None else {})
+    containers = (one for one in spec.get("containers") or () if isinstance(one, Mapping))
+    trainer = next((one for one in containers if one.get("name") == TRAINER_CONTAINER), {})
+    said = trainer.get("resources")
+    of_pool: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
+    found: dict[str, Any] = {}
+    for kind, of_all in (("limits", job.worker.resources.limits), ("requests", job.worker.resources.requests)):
+        own = of_pool.get(kind)
+        merged = {**of_all, **(own if isinstance(own, Mapping) else {})}
+        found |= {name: quantity for name, quantity in merged.items() if quantity is not None}
+    return found
+
+
+def asked_of_nodes(job: JobSpec, pool: NodePool | None) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """The node selector and the tolerations of a pool's pods, by templates and by the pool's preset. Affinities of
+    templates are not looked at.
+    """
+    where, of_all = placement(job, pool), _spec_of(job.worker.template)
+    of_pool = _spec_of(pool.template if pool is not None else {})
+    selector = {**(of_all.get("nodeSelector") or {}), **(of_pool.get("nodeSelector") or {})}
+    selector = {key: value for key, value in selector.items() if value is not None}
+    tolerations = of_pool.get("tolerations", of_all.get("tolerations")) or ()
+    return {**selector, **where.selector}, [*tolerations, *where.tolerations]
+
+
+def _spec_of(template: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec = template.get("spec")
+    return spec if isinstance(spec, Mapping) else {}

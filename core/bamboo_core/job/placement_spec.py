@@ -104,6 +104,10 @@ class NodePool:
     """The most workers in this pool."""
     revert: bool = False
     """Whether workers move back to an earlier pool once it has nodes again."""
+    template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
+    """Merged over worker.template for the pods of this pool: another GPU's resource, image, environment, tolerations,
+    node selectors.
+    """
 
 
 def priced_pool(pools: Iterable[NodePool], capacity: Capacity) -> NodePool | None:

@@ -1,4 +1,4 @@
-"""Misspelt fields of `worker.template`, found without an API server.
+"""Misspelt fields of `worker.template` and of the templates of node pools, found without an API server.
 
 The CRD takes any field there, because pods get new ones with every Kubernetes, and an API server drops those that it
 does not know. The names known here are those of Kubernetes' schemas, from the oldest version that Bamboo supports to
@@ -6,7 +6,7 @@ NEWEST_MINOR; a newer one may have more.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -20,16 +20,28 @@ _KINDS: dict[str, dict[str, str]] = _DATA["kinds"]  # a field's kind by its name
 NEWEST_MINOR: int = _DATA["newest"]
 
 
-def unknown_fields(template: Mapping[str, Any]) -> list[Problem]:
-    """One problem for each; a value of the wrong type is the API server's to refuse."""
+def unknown_fields(template: Mapping[str, Any], path: str = PATH) -> list[Problem]:
+    """One problem for each; a value of the wrong type is the API server's to refuse. path: of the template."""
     problems: list[Problem] = []
-    _look(_ROOT, template, PATH, problems)
+    _look(_ROOT, template, path, problems)
     return problems
+
+
+def templates_of(job: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All templates of the job's pods, by their paths in the manifest."""
+    yield PATH, job.worker.template
+    for index, pool in enumerate(job.node_pools):
+        if pool.template:
+            yield pool_path(index), pool.template
+
+
+def pool_path(index: int) -> str:
+    return f"spec.nodePools[{index}].template"
 
 
 def unknown_in_template(job: JobSpec) -> list[Problem]:
     """For parse_manifest."""
-    return unknown_fields(job.worker.template)
+    return [problem for path, template in templates_of(job) for problem in unknown_fields(template, path)]
 
 
 def _look(kind: str, value: Mapping[str, Any], path: str, problems: list[Problem]) -> None:

@@ -2,7 +2,7 @@
 
 It is kept in the cluster as a ControllerRevision, as those of a StatefulSet are: another operator has to manage the
 workers by it, whatever the BambooJob says by then. Not in the status, which is written every 15 s: it may be as large
-as the job itself. Of what was accepted before, the last one with each `worker` section is kept, too, to go back to.
+as the job itself. Of what was accepted before, the last one with each wording of the pods is kept, too, to go back to.
 """
 
 import json
@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bamboo_core.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest, worker_digest
+from bamboo_core.job.edits import PodSections, apply_edit_to_manifest, refusal_message, refused_fields, task_digest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
-from bamboo_core.job.placement_spec import WorkerSpec
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.kube.errors import ApiError
@@ -72,10 +71,10 @@ def refusal_in(status: BambooJobStatus) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRevision:
-    """number: as of its ControllerRevision. section: the digest of its `worker` section."""
+    """number: as of its ControllerRevision. sections: the digest of what it says of pods."""
 
     number: int
-    section: str
+    sections: str
 
 
 class AcceptedManifest:
@@ -86,7 +85,7 @@ class AcceptedManifest:
         self.manifest: Json | None = None
         self._generation = 0
         self._saved: dict[str, SavedRevision] = {}  # ControllerRevisions of this job by name
-        self._sections: dict[str, WorkerSpec] = {}  # all `worker` sections that are known, by digest
+        self._sections: dict[str, PodSections] = {}  # all that are known, by digest
         self._listed = False
 
     def accept(self, manifest: Json, generation: int) -> None:
@@ -94,8 +93,8 @@ class AcceptedManifest:
             self.manifest, self._generation = deepcopy(manifest), generation
             self._learn(parse_manifest(manifest))
 
-    def section(self, digest: str) -> WorkerSpec | None:
-        """The `worker` section with that digest (`worker_digest`), if it was ever accepted and is known."""
+    def sections(self, digest: str) -> PodSections | None:
+        """What the user wrote of pods that has that digest, if it was ever accepted and is known."""
         return self._sections.get(digest)
 
     @property
@@ -129,34 +128,34 @@ class AcceptedManifest:
             except ApiError as error:
                 if error.reason != "AlreadyExists":
                     raise
-            section = self._learn(parse_manifest(self.manifest))
-            self._saved[name] = SavedRevision(number=self._generation, section=section)
+            sections = self._learn(parse_manifest(self.manifest))
+            self._saved[name] = SavedRevision(number=self._generation, sections=sections)
         for old in self._superfluous():
             await self._api.delete_revision(self._key[0], old)
             del self._saved[old]
 
     def _superfluous(self) -> list[str]:
-        """Those with a `worker` section that a newer one has, too, and those beyond what is kept."""
+        """Those that say the same of pods as a newer one, and those beyond what is kept."""
         newest_first = sorted(self._saved, key=lambda name: self._saved[name].number, reverse=True)
         if self.manifest is not None and (current := self._name(self.manifest)) in self._saved:
             newest_first = [current, *(name for name in newest_first if name != current)]
         kept: dict[str, str] = {}
         for name in newest_first:
             if len(kept) < MOST_REVISIONS:
-                kept.setdefault(self._saved[name].section, name)
+                kept.setdefault(self._saved[name].sections, name)
         return [name for name in newest_first if name not in kept.values()]
 
     def _learn(self, spec: JobSpec) -> str:
-        digest = worker_digest(spec.worker)
-        self._sections[digest] = spec.worker
-        return digest
+        sections = PodSections.of(spec)
+        self._sections[sections.digest] = sections
+        return sections.digest
 
     async def _list(self) -> list[dict[str, Any]]:
         found = await self._api.list_revisions(self._key[0], f"{LABEL_JOB_UID}={self._uid}")
         ours = [(revision, manifest) for revision in found if (manifest := self._read(revision)) is not None]
         self._saved = {
             str(revision["metadata"]["name"]): SavedRevision(
-                number=int(revision.get("revision") or 0), section=self._learn(parse_manifest(manifest))
+                number=int(revision.get("revision") or 0), sections=self._learn(parse_manifest(manifest))
             )
             for revision, manifest in ours
         }

@@ -10,6 +10,7 @@ from bamboo_core.coordinator.events import Emit
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.initial_job import FIELD, place_in, unresolved, with_place
 from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.pod_fields import PATH, pool_path
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.jobs.accepted_manifest import (
@@ -121,7 +122,7 @@ class EffectiveSpec:
         """The accepted manifest with what workers follow of the newest one; the status says what they do not."""
         accepted = self.accepted.manifest or self._manifest()
         merged, found = merge_followed(accepted, self._manifest())
-        if unseen := outside_the_spec(found.spec.worker.template):
+        if unseen := outside_the_spec(found.spec):
             kept = replace(parse_manifest(accepted), suspend=found.spec.suspend)
             merged, found = accepted, FollowedSpec(spec=kept, problems=unseen)
         self.accepted.accept(merged, self._generation)
@@ -158,11 +159,18 @@ class EffectiveSpec:
 
     async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:
         """What the API server has against the pods of this job."""
-        template = spec.worker.template
-        if unseen := outside_the_spec(template):
+        if unseen := outside_the_spec(spec):
             return unseen
-        pool = spec.node_pools[0] if spec.node_pools else None
-        pod = worker_pod(spec, self._meta, 0, pool, settings)
+        pool = replace(spec.node_pools[0], template={}) if spec.node_pools else None
+        found = await self._dry_run_of(worker_pod(spec, self._meta, 0, pool, settings), spec.worker.template, PATH)
+        for index, one in enumerate(spec.node_pools):
+            if one.template and not found:
+                pod = worker_pod(spec, self._meta, 0, one, settings)
+                found = await self._dry_run_of(pod, one.template, pool_path(index))
+        return found
+
+    async def _dry_run_of(self, pod: dict[str, Any], template: Mapping[str, Any], path: str) -> tuple[str, ...]:
+        """What the API server has against a pod that is made of that template, beside others that are right."""
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         while True:
             self._attempts.heartbeat()
@@ -172,7 +180,7 @@ class EffectiveSpec:
                 if error.status == 404:
                     raise JobGone(str(error)) from None  # with its namespace
                 if error.status in (400, 422):
-                    return refusal(template, str(error))
+                    return refusal(template, str(error), path)
                 if error.status in (403, 409):  # such as a quota: that may pass, and is reported when it matters
                     return ()
                 self._attempts.log_failure("check the pod template", error)

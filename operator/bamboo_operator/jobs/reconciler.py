@@ -172,7 +172,7 @@ class JobReconciler:
         self._spec.report_problems(runner.events.append)
         self.runner = runner
         settings, record = self._pod_settings(), runner.events.append
-        templates = WorkerTemplates(self._meta, settings, self._spec.accepted.section)
+        templates = WorkerTemplates(self._meta, settings, self._spec.accepted.sections)
         controller = PodController(
             self._job,
             runner,

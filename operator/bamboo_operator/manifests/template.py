@@ -1,4 +1,5 @@
-"""The user's part of a worker's pod: `worker.template` read, and merged into what the operator renders.
+"""The user's part of a worker's pod: `worker.template` and the template of its pool, read, and merged one after the
+other into what the operator renders.
 
 Maps are merged key by key, and null takes a key away. Lists whose items have a key are merged by it: containers
 into each other, everything else by putting the user's item in place. Any other list is replaced.
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bamboo_core.job.node_placement import placement
+from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import (
     ENV_CA,
@@ -78,26 +80,43 @@ class ReadTemplate:
     problems: list[str] = field(default_factory=list)
 
 
+def read_templates(job: JobSpec, pool: NodePool | None) -> tuple[ReadTemplate, ...]:
+    """Those of which a pod of that pool is made, in the order in which they are merged."""
+    of_pool = (read_pool_template(job, pool),) if pool is not None and pool.template else ()
+    return (read_template(job), *of_pool)
+
+
 def read_template(job: JobSpec) -> ReadTemplate:
-    """Leaves out what is malformed and what the operator sets itself. What remains the API server checks."""
+    """The `worker.template` without what is malformed and what the operator sets itself. What remains the API server
+    checks.
+    """
+    return _read(job, job.worker.template, "worker.template", job.node_pools)
+
+
+def read_pool_template(job: JobSpec, pool: NodePool) -> ReadTemplate:
+    """A pool's template, likewise."""
+    return _read(job, pool.template, f"nodePools[{pool.name}].template", (pool,))
+
+
+def _read(job: JobSpec, template: Mapping[str, Any], path: str, pools: Sequence[NodePool]) -> ReadTemplate:
     reading = ReadTemplate()
-    whole = _well_formed(dict(job.worker.template), "worker.template", reading.problems)
+    whole = _well_formed(dict(template), path, reading.problems)
     refuse = _Refusal(reading.problems)
-    refuse(whole, "worker.template", lambda k: k not in ("metadata", "spec"), "is not part of a pod template")
+    refuse(whole, path, lambda k: k not in ("metadata", "spec"), "is not part of a pod template")
     whole = {key: value for key, value in whole.items() if value is not None}
     metadata, spec = whole.setdefault("metadata", {}), whole.setdefault("spec", {})
     if spec.get("containers", ()) is None:
         del spec["containers"]
-    refuse(metadata, "worker.template.metadata", lambda k: k not in ("labels", "annotations"))
-    refuse(metadata.get("labels") or {}, "worker.template.metadata.labels", _own_label(job))
-    refuse(spec, "worker.template.spec", lambda k: k == "restartPolicy")
-    refuse.items(spec, "worker.template.spec", "volumes", lambda v: v.get("name") == TOKEN_VOLUME)
+    refuse(metadata, f"{path}.metadata", lambda k: k not in ("labels", "annotations"))
+    refuse(metadata.get("labels") or {}, f"{path}.metadata.labels", _own_label(job))
+    refuse(spec, f"{path}.spec", lambda k: k == "restartPolicy")
+    refuse.items(spec, f"{path}.spec", "volumes", lambda v: v.get("name") == TOKEN_VOLUME)
     for container in spec.get("containers") or ():
         if container["name"] == TRAINER:
-            path = f"worker.template.spec.containers[{TRAINER}]"
-            refuse.items(container, path, "env", lambda v: v.get("name") in OWN_ENV)
-            refuse.items(container, path, "volumeMounts", _over_token)
-    reading.problems += _selectors(job, spec)
+            inner = f"{path}.spec.containers[{TRAINER}]"
+            refuse.items(container, inner, "env", lambda v: v.get("name") in OWN_ENV)
+            refuse.items(container, inner, "volumeMounts", _over_token)
+    reading.problems += _selectors(job, spec, path, pools)
     reading.template = whole
     return reading
 
@@ -112,12 +131,12 @@ def _over_token(mount: Mapping[str, Any]) -> bool:
     return mount.get("name") == TOKEN_VOLUME or f"{TOKEN_FOLDER}/".startswith(path) or path.startswith(TOKEN_FOLDER)
 
 
-def _selectors(job: JobSpec, spec: Mapping[str, Any]) -> list[str]:
+def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence[NodePool]) -> list[str]:
     """They are not left out here: each pool sets its own in their place."""
     asked = spec.get("nodeSelector") or {}
     return [
-        f"worker.template.spec.nodeSelector.{key}: ignored in node pool {pool.name}, whose preset sets it to {value}"
-        for pool in job.node_pools
+        f"{path}.spec.nodeSelector.{key}: ignored in node pool {pool.name}, whose preset sets it to {value}"
+        for pool in pools
         for key, value in placement(job, pool).selector.items()
         if asked.get(key) not in (None, value)
     ]

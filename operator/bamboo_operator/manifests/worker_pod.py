@@ -3,11 +3,12 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from typing import Any
 
 from bamboo_core import names
-from bamboo_core.job.edits import worker_digest
+from bamboo_core.job.edits import PodSections
 from bamboo_core.job.node_placement import placement
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
@@ -15,7 +16,14 @@ from bamboo_core.names import worker_name
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.placement import place
 from bamboo_operator.manifests.spread import spread, spread_labels
-from bamboo_operator.manifests.template import TOKEN_VOLUME, merge, read_template
+from bamboo_operator.manifests.template import (
+    TOKEN_VOLUME,
+    ReadTemplate,
+    merge,
+    read_pool_template,
+    read_template,
+    read_templates,
+)
 from bamboo_operator.signals.evictions import RESPONDER
 
 Json = dict[str, Any]
@@ -25,7 +33,7 @@ STORAGE_VOLUME = "bamboo-storage"
 METRICS = "metrics"  # the port's name
 TOKEN_FILE = f"{names.TOKEN_FOLDER}/token"
 HOST_NETWORK = (
-    "worker.template.spec.hostNetwork: takes effect, but most network plugins treat such workers as their nodes: the"
+    "spec.hostNetwork: takes effect, but most network plugins treat such workers as their nodes: the"
     " operator's network policy has to let these addresses in (networkPolicy.workersFrom of the chart), and the job's"
     " own does not protect its workers"
 )
@@ -88,9 +96,16 @@ def selector_of(job: str, numbers: Iterable[str]) -> str:
 
 
 def template_problems(job: JobSpec) -> list[str]:
-    """What of `worker.template` has no effect, or not enough by itself, a sentence each."""
-    reading = read_template(job)
-    return [*reading.problems, *([HOST_NETWORK] if reading.template["spec"].get("hostNetwork") else [])]
+    """What of the job's templates has no effect, or not enough by itself, a sentence each."""
+    found = _problems(read_template(job), "worker.template")
+    for pool in job.node_pools:
+        found += _problems(read_pool_template(job, pool), f"nodePools[{pool.name}].template")
+    return found
+
+
+def _problems(reading: ReadTemplate, path: str) -> list[str]:
+    host_network = reading.template["spec"].get("hostNetwork")
+    return [*reading.problems, *([f"{path}.{HOST_NETWORK}"] if host_network else [])]
 
 
 def worker_pod(
@@ -103,7 +118,7 @@ def worker_pod(
     pod = _rendered(job, meta, (number, group), pool, settings)
     pod["metadata"]["labels"] |= {
         names.LABEL_WORKER_REVISION: worker_revision(job, meta, pool, settings),
-        names.LABEL_WORKER_SPEC: worker_digest(job.worker),
+        names.LABEL_WORKER_SPEC: PodSections.of(job).digest,
     }
     return pod
 
@@ -124,12 +139,14 @@ def _rendered(
         "metadata": {"labels": _common_labels(job), "annotations": dict(where.annotations)},
         "spec": _spec(job, meta, group, settings),
     }
-    template = read_template(job).template
-    if template["spec"].get("hostNetwork"):
+    templates = [reading.template for reading in read_templates(job, pool)]
+    asked = [template["spec"]["hostNetwork"] for template in templates if "hostNetwork" in template["spec"]]
+    if asked and asked[-1]:
         rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # else they do not know the names of Services
-    if settings.eviction_responder and not template["spec"].get("schedulingGroup"):  # a pod may have one of the two
+    grouped = any(template["spec"].get("schedulingGroup") for template in templates)
+    if settings.eviction_responder and not grouped:  # a pod may have one of the two
         rendered["spec"]["evictionResponders"] = [dict(RESPONDER)]
-    pod: Json = merge(rendered, template)
+    pod: Json = reduce(merge, templates, rendered)
     own = _own_labels(job, meta, number, pool) | spread_labels(job, group)
     pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **own}
     _own(pod["spec"], _own_env(name, pod["spec"], settings))

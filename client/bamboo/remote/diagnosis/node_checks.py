@@ -7,7 +7,7 @@ from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.quantities import quantity
 from bamboo.remote.operator_pods import arguments
-from bamboo_core.job.node_placement import PLACEMENTS, NodePlacement, placement
+from bamboo_core.job.node_placement import PLACEMENTS, asked_of_nodes, placement, worker_resources
 from bamboo_core.job.placement_spec import GPU_SUFFIX, Capacity, NodePool
 from bamboo_core.job.spec import JobSpec, whole_workers
 from bamboo_core.names import LABEL_NOTICE_SECONDS, NOTICE_SECONDS
@@ -95,8 +95,8 @@ def _pools(usable: Sequence[Object], spec: JobSpec) -> Iterator[Finding]:
     pools: tuple[NodePool | None, ...] = spec.node_pools or (None,)
     for pool in pools:
         subject = "nodes" if pool is None else f"pool {pool.name}"
-        fitting = [node for node in usable if _admits(node, placement(spec, pool), spec.worker.template)]
-        room = sum(_room(node, spec) for node in fitting)
+        fitting = [node for node in usable if _admits(node, spec, pool)]
+        room = sum(_room(node, spec, pool) for node in fitting)
         if not fitting:
             yield warning(
                 subject,
@@ -119,15 +119,13 @@ def _pools(usable: Sequence[Object], spec: JobSpec) -> Iterator[Finding]:
             yield ok(subject, f"{count(len(fitting), 'fitting node')}, for {wanted} workers")
 
 
-def _admits(node: Object, where: NodePlacement, template: Mapping[str, Any]) -> bool:
-    """Whether labels and taints of a node let such a worker on it. Affinities of the template are not looked at."""
-    asked = template.get("spec") or {}
+def _admits(node: Object, spec: JobSpec, pool: NodePool | None) -> bool:
+    """Whether labels and taints of a node let such a worker on it. Affinities of templates are not looked at."""
     labels = _labels(node)
-    selector = {**(asked.get("nodeSelector") or {}), **where.selector}
-    tolerations = [*(asked.get("tolerations") or ()), *where.tolerations]
+    selector, tolerations = asked_of_nodes(spec, pool)
     return (
         all(labels.get(key) == value for key, value in selector.items())
-        and all(_meets(labels, expression) for expression in where.expressions)
+        and all(_meets(labels, expression) for expression in placement(spec, pool).expressions)
         and all(any(_tolerates(one, taint) for one in tolerations) for taint in _keeping_taints(node))
     )
 
@@ -148,9 +146,9 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     )
 
 
-def _room(node: Object, spec: JobSpec) -> int:
-    """Workers of the job that an empty node like this has room for, no more than a node is to have."""
-    asked = {**spec.worker.resources.limits, **spec.worker.resources.requests}
+def _room(node: Object, spec: JobSpec, pool: NodePool | None) -> int:
+    """Workers of that pool that an empty node like this has room for, no more than a node is to have."""
+    asked = worker_resources(spec, pool)
     there = _allocatable(node)
     fits = [quantity(there.get(name, "0")) // quantity(amount) for name, amount in asked.items() if quantity(amount)]
     return min([spec.spread.workers_per_node, *(int(one) for one in fits)])

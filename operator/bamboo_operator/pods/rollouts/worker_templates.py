@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bamboo_core import names
-from bamboo_core.job.edits import worker_digest
-from bamboo_core.job.placement_spec import NodePool, WorkerSpec
+from bamboo_core.job.edits import PodSections
+from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_operator.manifests.worker_pod import (
     JobMeta,
@@ -33,8 +33,12 @@ class WorkerTemplate:
     settings: WorkerPodSettings
 
     def pod(self, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
-        """The pod of a worker of that number. group: of those that are to be in the same zone, if that is asked for."""
-        return worker_pod(self.job, self.meta, number, pool, self.settings, group)
+        """The pod of a worker of that number. pool: it may have another template by now than this one's job says.
+        group: of those that are to be in the same zone, if that is asked for.
+        """
+        name = pool.name if pool is not None else None
+        own = next((one for one in self.job.node_pools if one.name == name), pool)
+        return worker_pod(self.job, self.meta, number, own, self.settings, group)
 
     def revisions(self) -> dict[str | None, str]:
         """The revisions by the pool's name; None stands for pods that were made for no pool."""
@@ -43,19 +47,21 @@ class WorkerTemplate:
 
 
 class WorkerTemplates:
-    """The templates of one job's workers. section: the job's `worker` section that has this digest, if it is known."""
+    """The templates of one job's workers. sections: what its user wrote of pods that has a digest, if it is known."""
 
-    def __init__(self, meta: JobMeta, settings: WorkerPodSettings, section: Callable[[str], WorkerSpec | None]) -> None:
-        self._meta, self._settings, self._section = meta, settings, section
+    def __init__(
+        self, meta: JobMeta, settings: WorkerPodSettings, sections: Callable[[str], PodSections | None]
+    ) -> None:
+        self._meta, self._settings, self._sections = meta, settings, sections
         self._newest: WorkerTemplate | None = None
         self._revisions: dict[str | None, str] = {}  # of the newest
-        self._digest = ""  # of the newest one's section
+        self._digest = ""  # of the newest one's sections
 
     def newest(self, job: JobSpec) -> WorkerTemplate:
         """The template as the job says it now, and as this operator makes pods."""
         if self._newest is None or self._newest.job is not job:
             self._newest = WorkerTemplate(job=job, meta=self._meta, settings=self._settings)
-            self._revisions, self._digest = self._newest.revisions(), worker_digest(job.worker)
+            self._revisions, self._digest = self._newest.revisions(), PodSections.of(job).digest
         return self._newest
 
     def revision(self, job: JobSpec) -> str:
@@ -64,7 +70,7 @@ class WorkerTemplates:
         return self._revisions[pools[0].name if pools else None]
 
     def section_digest(self, job: JobSpec) -> str:
-        """The digest of what the user wrote of the job's worker section."""
+        """The digest of what the user wrote of the job's pods."""
         self.newest(job)
         return self._digest
 
@@ -81,7 +87,8 @@ class WorkerTemplates:
         """
         pod = max(pods.values(), key=lambda one: worker_number(one) or 0)
         digest = (pod["metadata"].get("labels") or {}).get(names.LABEL_WORKER_SPEC)
-        section = self._section(str(digest)) or job.worker
-        image = worker_image(pods) or self._settings.image
+        sections = self._sections(str(digest)) or PodSections.of(job)
+        plain = {name: one for name, one in pods.items() if worker_pool(one) not in sections.templates}
+        image = worker_image(plain) or self._settings.image  # those of templates stay where they are said
         settings = replace(self._settings, image=image)
-        return WorkerTemplate(job=replace(job, worker=section), meta=self._meta, settings=settings)
+        return WorkerTemplate(job=sections.within(job), meta=self._meta, settings=settings)

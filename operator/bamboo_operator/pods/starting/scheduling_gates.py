@@ -6,7 +6,7 @@ from typing import Any
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_QUEUE
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.manifests.template import read_template
+from bamboo_operator.manifests.template import read_templates
 
 Json = Mapping[str, Any]
 
@@ -24,7 +24,8 @@ class GateReleases:
     """
 
     def __init__(self, job: JobSpec) -> None:
-        self._template = bool(read_template(job).template["spec"].get("schedulingGates"))
+        readings = (one for pool in (None, *job.node_pools) for one in read_templates(job, pool))
+        self._template = any(one.template["spec"].get("schedulingGates") for one in readings)
         self._seen, self._held, self._at = set[WorkerId](), set[WorkerId](), dict[WorkerId, float]()
 
     def observe(self, waiting: Mapping[WorkerId, Json], now: float) -> None:
