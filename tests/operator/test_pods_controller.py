@@ -258,3 +258,33 @@ async def test_what_an_installation_does_not_want_is_not_made(begin: Callable[..
     bare.train()
     await bare.reconciles(REPAIR_SECONDS)
     assert (place.policies, place.budgets) == ([], [])
+
+
+# while the job is degraded
+
+
+async def test_who_is_made_while_the_job_is_degraded_comes_before_lesser_work(begin: Callable[..., Job]) -> None:
+    place = Place()
+    place.priorities = {"usual", "urgent"}
+    training = begin(place, degradedPriorityClassName="urgent", standby={"workers": 1})
+    await training.reconciles()
+    training.train()
+    await training.reconciles()
+    assert place.priorities_of() == {"tiny-w0": None, "tiny-w1": None, "tiny-w2": None}
+    for lost in ("tiny-w0", "tiny-w2"):
+        place.take(lost)
+    await training.reconciles()
+    made = place.priorities_of()
+    assert made == {"tiny-w1": None, "tiny-w3": "urgent", "tiny-w4": "urgent"}
+    assert "RolloutStarted" not in training.told(), "a priority does not make a pod out of date"
+
+
+async def test_a_priority_that_is_refused_holds_up_no_worker(begin: Callable[..., Job]) -> None:
+    place = Place()
+    training = begin(place, degradedPriorityClassName="nowhere")
+    await training.reconciles()
+    training.train()
+    place.take("tiny-w0")
+    await training.reconciles()
+    assert place.priorities_of() == {"tiny-w1": None, "tiny-w2": None}
+    assert training.told().count("PriorityRefused") == 1

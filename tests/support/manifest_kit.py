@@ -57,6 +57,7 @@ spec:
            template: {spec: {a: 1}}, allowMixedPlatforms: true, devices: 2}
   rollout: {paused: true, maxSurge: 0, progressDeadlineSeconds: 60}
   queue: {name: q}
+  degradedPriorityClassName: urgent
   failurePolicy: {backoffLimit: 2, rules: [{name: oom, onExitCodes: [137], action: RestartWorker}]}
   activeDeadlineSeconds: 86400
   progressDeadlineSeconds: 900

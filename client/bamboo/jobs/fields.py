@@ -521,6 +521,10 @@ class JobFields(TypedDict, total=False):
     """How long after its end the job is deleted; by default never."""
     cleanPodPolicy: Literal["Running", "All", "None"]
     """Which pods are deleted when the job ends: those that still run, all, or none."""
+    degradedPriorityClassName: str
+    """The PriorityClass of pods that are made while a worker runs two stages or a stage has no second copy: they get a
+    node before lesser work. Others have that of worker.template.
+    """
     disruptionBudget: Literal["OneAtATime", "None"]
     """OneAtATime creates a PodDisruptionBudget: evictions take one worker, and the next when every stage is held by two
     workers again.
