@@ -14,6 +14,7 @@ from manifest_kit import minimal
 Document = dict[str, Any]
 FREE = {
     "budget",
+    "degradedPriorityClassName",
     *(
         "suspend",
         "elastic",

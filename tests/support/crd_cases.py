@@ -507,9 +507,9 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     if training.get("profiler") is not None:
         first = training["profiler"]["firstStep"] = draw(st.integers(1, training.get("steps") or 2**31 - 1))
         training["profiler"]["lastStep"] = draw(st.integers(first, min(first + 19, training.get("steps") or 2**31 - 1)))
-    if (initial := spec["task"].get("initialFrom")) is not None and "url" not in initial:
+    if (initial := spec["task"].get("initialFrom")) is not None and initial.get("url") is None:
         initial["job"] = draw(st.sampled_from(["before", "a-1"]))
-    elif initial is not None and "job" not in initial:
+    elif initial is not None and initial.get("job") is None:
         initial.pop("best", None)
     for one in training.get("loggers") or ():
         one.pop("entrypoint", None)

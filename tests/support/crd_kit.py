@@ -165,18 +165,25 @@ def _duplicates(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[st
         yield from _duplicates(inner, item, f"{path}.{name}")
 
 
+JUDGED: dict[tuple[str, str], bool] = {}  # by rule and the text of both values
+
+
+def _holds(rule: str, value: Any, old: Any) -> bool:
+    program = compiled(rule)
+    if "oldSelf" not in program.variables():
+        return program.execute({"self": value}) is True
+    return old is ABSENT or program.execute({"self": value, "oldSelf": old}) is True
+
+
 def _broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:
     """Rules that do not hold. One that reads oldSelf is for what was there before and is there now."""
-    for rule in schema.get("x-kubernetes-validations", ()):
-        program = compiled(rule["rule"])
-        if "oldSelf" not in program.variables():
-            holds = program.execute({"self": value})
-        elif old is ABSENT:
-            continue
-        else:
-            holds = program.execute({"self": value, "oldSelf": old})
-        if holds is not True:
-            yield f"{path}{rule.get('fieldPath', '')}: {rule['message']}".lstrip(".")
+    if rules := schema.get("x-kubernetes-validations", ()):
+        seen = repr((value, old))  # documents differ in a field, so nearly all of this was judged before
+        for rule in rules:
+            if (rule["rule"], seen) not in JUDGED:
+                JUDGED[rule["rule"], seen] = _holds(rule["rule"], value, old)
+            if not JUDGED[rule["rule"], seen]:
+                yield f"{path}{rule.get('fieldPath', '')}: {rule['message']}".lstrip(".")
     for inner, name, item in _children(schema, value):
         yield from _broken(inner, item, _old(schema, old, name, item), f"{path}.{name}")
 
