@@ -5,6 +5,7 @@ stands in for a process that is forked from one that has imported everything onc
 launchers, or looks at their environment, asks for `cold_processes`.
 """
 
+import json
 import os
 import shutil
 import socket
@@ -14,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from folders import SUPPORT
+from warm_process import warm_stand_in
 
 FOLDER = SUPPORT / "warm_process"
 PLACE = "BAMBOO_WARM_PROCESSES"
@@ -25,6 +27,7 @@ class WarmProcesses:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bamboo-warm-"))
         place = str(self._folder / "socket")
+        Path(f"{place}.json").write_text(json.dumps(warm_stand_in.read_at_start()))
         python_path = os.pathsep.join(map(str, (SUPPORT, FOLDER)))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(place)

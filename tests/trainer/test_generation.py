@@ -126,7 +126,7 @@ def test_texts_change_nothing_of_the_training() -> None:
     ("grid", "mode", "step", "names"),
     [
         ((3, 1), "LazyForward", 2, {"Generate", "ReportReady"}),
-        ((2, 2), "EagerForward", STEPS, {"Generate"}),
+        pytest.param((2, 2), "EagerForward", STEPS, {"Generate"}, marks=pytest.mark.slow),
         ((1, 2), "LazyForward", 4, {"Generate"}),
     ],
 )

@@ -10,4 +10,5 @@ module = sys.orig_argv[3] if sys.orig_argv[1:3] == ["-P", "-m"] else ""
 if PLACE in os.environ and module in MODULES and "--bare" not in sys.orig_argv:
     import warm_stand_in
 
-    warm_stand_in.run(os.environ[PLACE])
+    if warm_stand_in.alike(os.environ[PLACE]):
+        warm_stand_in.run(os.environ[PLACE])

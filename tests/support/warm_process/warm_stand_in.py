@@ -7,7 +7,20 @@ import socket
 import sys
 from typing import NoReturn
 
+PREFIXES = ("ATEN_", "CUDA", "LANG", "LC_", "LD_", "MALLOC", "MKL_", "PRETENDED", "PYTHON")
+OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED")
 CODE_BYTES = 4  # of an exit code, negative for a signal
+
+
+def read_at_start() -> dict[str, str]:
+    """What Python and torch look at while they start, and never again."""
+    return {name: value for name, value in os.environ.items() if name.startswith(PREFIXES) and name not in OWN}
+
+
+def alike(place: str) -> bool:
+    """Would this process start like the warm ones there?"""
+    with open(f"{place}.json") as file:
+        return read_at_start() == json.load(file)
 
 
 def run(place: str) -> NoReturn:
