@@ -22,6 +22,7 @@ from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import CAPACITY_TYPE, GPU, ZONE, on_demand
 from folders import SUPPORT
+from pod_ends_kit import EVERYWHERE, check_ends, check_farewell
 
 pytest_plugins = ["cluster_kit"]
 pytestmark = pytest.mark.cluster
@@ -80,6 +81,11 @@ def test_a_pod_runs_and_its_exit_code_and_log_are_told(cluster: Cluster, namespa
     assert (ended(found)["exitCode"], ended(found)["reason"]) == (3, "Error")
     assert cluster.logs(namespace, "once") == "out\nerr\n"
     assert cluster.api.text("GET", path_of(namespace, "once") + "/log", tailLines=1) == "err\n"
+
+
+def test_the_operator_reads_ends_of_pods_as_on_real_nodes(cluster: Cluster, namespace: str) -> None:
+    check_ends(cluster, namespace, EVERYWHERE)
+    check_farewell(cluster, namespace)
 
 
 def test_scheduling_is_real(cluster: Cluster, namespace: str) -> None:

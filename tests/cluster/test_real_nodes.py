@@ -13,6 +13,8 @@ import pytest
 from cluster import cgroups
 from cluster.client import Json
 from cluster.handle import Cluster
+from operator_kit import render
+from pod_ends_kit import EVERYWHERE, ON_REAL_NODES, check_ends, check_farewell
 from real_cluster_kit import kubectl, pod, start
 
 pytest_plugins = ["cluster_kit"]
@@ -90,6 +92,37 @@ def test_an_end_is_told_with_its_message(cluster: Cluster, namespace: str, scrip
     ended = found["status"]["containerStatuses"][0]["state"]["terminated"]
     assert ended["exitCode"] == 7
     assert ended["message"].removeprefix("first\n") == "last words\n"
+
+
+def test_the_operator_reads_how_pods_end(cluster: Cluster, namespace: str) -> None:
+    check_ends(cluster, namespace, EVERYWHERE + ON_REAL_NODES)
+    check_farewell(cluster, namespace)
+
+
+def test_a_pod_runs_as_the_user_that_workers_have(cluster: Cluster, namespace: str) -> None:
+    """By the security context that the operator gives to every worker; busybox is an image of root's."""
+    (given,) = render()["spec"]["containers"]
+    restricted = {"securityContext": given["securityContext"]}
+    script = "id -u; touch /x 2>&1; grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self/status"
+    manifest = pod("worker", script, **restricted)
+    manifest["spec"]["securityContext"] = render()["spec"]["securityContext"]
+    path = create(cluster, namespace, manifest)
+    cluster.api.wait(path, lambda found: found and found["status"].get("phase") in ("Succeeded", "Failed"))
+    said = cluster.logs(namespace, "worker").split()
+    assert said[0] == "65532"
+    assert "Read-only" in said
+    assert said[-6:] == ["CapEff:", "0000000000000000", "NoNewPrivs:", "1", "Seccomp:", "2"]
+
+    manifest = pod("root", "id -u", securityContext={"runAsNonRoot": True})
+    path = create(cluster, namespace, manifest)
+    found = cluster.api.wait(path, lambda found: waiting(found).get("reason") == "CreateContainerConfigError")
+    assert "root" in waiting(found)["message"]
+
+
+def waiting(found: Json) -> Json:
+    """Why the pod's container has not started."""
+    statuses = found.get("status", {}).get("containerStatuses", ())
+    return next((each["state"].get("waiting") or {} for each in statuses), {})
 
 
 def test_a_pod_has_its_grace_and_no_more(cluster: Cluster, namespace: str) -> None:
