@@ -16,30 +16,27 @@ CLUSTER_TESTS = Path(__file__).parent.parent / "tests" / "cluster"
 BEGIN = "<!-- notices: made by `make docs` from cloud_marks.py, evictions.py and cloud_notices.py -->\n"
 END = "<!-- end of notices -->\n"
 
-NVSENTINEL = "[NVSentinel](https://github.com/NVIDIA/NVSentinel)"
 WRITERS = {  # who writes the marks of a source, by how the source begins
-    "Aws": "AWS: [node termination handler](https://github.com/aws/aws-node-termination-handler), metadata",
+    "Aws": "AWS",
     "Karpenter": "Karpenter",
     "Gke": "GKE",
     "Gcp": "GCP",
-    "Azure": "Azure: node problem detector, cloud provider, metadata",
+    "Azure": "Azure",
     "Aks": "AKS",
-    "OpenShift": "OpenShift: machine termination handler",
-    "Gpu": NVSENTINEL,
-    "CloudMaintenance": NVSENTINEL,
-    "ClusterAutoscaler": "cluster autoscaler",
-    "NodeDrain": "who drains nodes, since Kubernetes 1.37",
-    "NodeMaintenance": "who maintains nodes, since Kubernetes 1.37",
+    "OpenShift": "OpenShift",
+    "Gpu": "NVSentinel",
+    "CloudMaintenance": "NVSentinel",
+    "ClusterAutoscaler": "autoscaler",
+    "NodeDrain": "Kubernetes 1.37",
+    "NodeMaintenance": "Kubernetes 1.37",
     "Node": "Kubernetes",
-    "Eviction": "Kubernetes, since 1.37",
+    "Eviction": "Kubernetes 1.37",
 }
 SHORTER = {  # when there is less time than the mark alone says, by how the source begins
-    "AwsSpot": "less what has passed by the metadata or the handler's label",
     "AwsRebalance": "by metadata only with `BAMBOO_METADATA_REBALANCE=true`",
-    "Aws": "less what has passed by the handler's label",
+    "Aws": "or what is left of it",
     "GcpPreempted": "or `BAMBOO_METADATA_GCP_SECONDS`",
-    "Karpenter": "or until the deadline in the annotation",
-    "AzureSpot": "or until the time in the condition",
+    "Karpenter": "or until its deadline",
     "Azure": "or until the time in it",
     "Eviction": f"after {evictions.PASS_ON_SECONDS:.0f} s the eviction API may try",
 }
