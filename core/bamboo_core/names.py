@@ -87,6 +87,18 @@ class DocumentUnit(StrEnum):
     LINE = "line"
 
 
+def shard_of(namespace: str, shards: int) -> int:
+    """The shard of a namespace's jobs, where several operators divide them: the same in every version."""
+    import hashlib
+
+    return int.from_bytes(hashlib.sha256(namespace.encode()).digest()[:8], "big") % shards
+
+
+def shard_lease(lease: str, shard: int) -> str:
+    """The name of a shard's Lease. lease: of shard 0, which is the only one where jobs are not divided."""
+    return f"{lease}-shard-{shard}" if shard else lease
+
+
 def worker_index(worker: str) -> str:
     """The number that `worker_name` has put at the end of a worker's name."""
     return worker.rpartition("w")[2]

@@ -56,6 +56,17 @@ def test_the_operator_of_the_jobs_namespace_is_asked(operators: dict[str, list[s
     assert (chosen and chosen["metadata"]["name"]) == found
 
 
+@pytest.mark.parametrize(("active", "instances", "found"), [(1, "xx", "b"), (None, "xx", "a"), (None, "xy", None)])
+def test_of_several_replicas_the_one_that_works_is_asked(active: int | None, instances: str, found: str | None) -> None:
+    pods = [operator("a"), operator("b")]
+    for pod, instance in zip(pods, instances, strict=True):
+        pod["metadata"]["labels"] = {"app.kubernetes.io/instance": instance}
+    if active is not None:
+        pods[active]["metadata"]["labels"]["bamboo.dev/active"] = "true"
+    chosen = operator_for(pods, "team")
+    assert (chosen and chosen["metadata"]["name"]) == found
+
+
 URL = "http://127.0.0.1:1/jobs/team/story/#token=a.b-c&d"
 SHOW = "import asyncio, sys; from bamboo.remote.page import show; sys.exit(not asyncio.run(show(sys.argv[1], 1)))"
 

@@ -1,12 +1,8 @@
 """Two operators at the same time on a real control plane: one works, the other waits; a job trains on meanwhile."""
 
-import re
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -14,38 +10,13 @@ from bamboo_core.names import EXIT_FAILED
 from cluster.client import Json
 from cluster.handle import Cluster
 from operator_jobs import small
-from operator_process import LEASE, PATIENCE, Job, Operator
+from operator_process import LEASE, Job, Operator
+from operator_web import ask, stand_in, until_ready, until_step
 
 ELSEWHERE = "on-demand-a"  # a node on which no worker runs
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
-
-
-def stand_in(cluster: Cluster, namespace: str, name: str, **spec: Any) -> str:
-    """A pod of that name, for these operators have none; nothing runs it unless the spec says more. Its path."""
-    container = {"name": "operator", "image": "x", "command": ["sleep", "1000"]}
-    spec = {"schedulerName": "nobody", "containers": [container], **spec}
-    cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
-    return f"/api/v1/namespaces/{namespace}/pods/{name}"
-
-
-def ask(operator: Operator, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{operator.web_port}{path}", timeout=10) as answer:
-            return answer.status, answer.read().decode().strip()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode().strip()
-    except OSError as error:  # it has not begun
-        return 0, str(error)
-
-
-def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while (found := ask(operator, "/readyz")) != expected:
-        assert time.monotonic() < deadline, f"it was {found}, not {expected}:\n{operator.said}"
-        time.sleep(0.1)
 
 
 def lease(cluster: Cluster, namespace: str) -> Json:
@@ -65,20 +36,6 @@ def second(operator: Operator) -> Iterator[Operator]:
             other.kill()
         print(other.said)
     other.check()
-
-
-def step(operator: Operator) -> int:
-    """Of its only job, as it knows it at the moment; 0 if it knows of none."""
-    found = re.search(r"^bamboo_job_step\{.*\} (\d+)", ask(operator, "/metrics")[1], re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
-def until_step(operator: Operator, number: int, seconds: float = PATIENCE) -> int:
-    deadline = time.monotonic() + seconds
-    while (found := step(operator)) < number:
-        assert time.monotonic() < deadline, f"step {found}:\n{operator.said}"
-        time.sleep(0.2)
-    return found
 
 
 def test_the_second_waits_until_the_first_is_gone(

@@ -87,7 +87,7 @@ class Process:
             self.lease = self._lease()
             await self.lease.acquire()
             keeping = asyncio.create_task(self.lease.keep())
-            settling = asyncio.create_task(self.lease.settle())
+            settling = asyncio.create_task(self._settle())
             try:
                 await asyncio.wait((keeping, settling), return_when=asyncio.FIRST_COMPLETED)
                 self.works = not keeping.done()
@@ -99,6 +99,9 @@ class Process:
                 settling.cancel()
                 await asyncio.gather(keeping, settling, return_exceptions=True)
             await self.sleep(1)
+
+    async def _settle(self) -> None:
+        await self.lease.settle()
 
     @property
     def in_its_pod(self) -> bool:
@@ -146,8 +149,13 @@ class Process:
 
     async def read_lease(self, namespace: str, name: str) -> dict[str, Any] | None:
         await self._reach()
-        assert (namespace, name) == ("system", "operator")
-        return self.simulation.api.read("leases", name) if self.simulation.lease else None
+        assert namespace == PLACE.namespace
+        return self.simulation.api.read("leases", name) if name in self.simulation.api.all("leases") else None
+
+    async def list_leases(self, namespace: str) -> list[dict[str, Any]]:
+        await self._reach()
+        assert namespace == PLACE.namespace
+        return [self.simulation.api.read("leases", name) for name in self.simulation.api.all("leases")]
 
     async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
         await self._reach()

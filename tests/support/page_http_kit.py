@@ -12,6 +12,7 @@ from aiohttp import web
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.names import PAGE_AUDIENCE
 from bamboo_operator.http.job_pages import JobPages, PageSettings
+from bamboo_operator.http.other_operators import OtherOperators
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
@@ -79,11 +80,16 @@ def operated(namespace: str, name: str) -> OperatedJob:
 
 @asynccontextmanager
 async def cluster(
-    reviewer: Reviewer, settings: PageSettings | None = None, others: Sequence[JobKey] = ()
+    reviewer: Reviewer,
+    settings: PageSettings | None = None,
+    others: Sequence[JobKey] = (),
+    operators: OtherOperators | None = None,
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    """A session and the address of the operator's web port; there is the job team/tiny, and others."""
+    """A session and the address of the operator's web port; there is the job team/tiny, and others. operators: that
+    look after other jobs.
+    """
     known = {key: operated(*key) for key in (TEAM, *others)}
     app = web.Application()
-    JobPages(known.get, lambda: list(known.values()), reviewer, settings).add_to(app)
+    JobPages(known.get, lambda: list(known.values()), reviewer, settings, operators).add_to(app)
     async with serving(app) as url, aiohttp.ClientSession() as session:
         yield session, url

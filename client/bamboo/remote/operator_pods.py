@@ -7,9 +7,11 @@ from typing import Any, Final
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.kube.request_parts import Object, pods_path
+from bamboo_core.names import LABEL_ACTIVE
 
 EVICTIONS_FLAG: Final = "--eviction-requests"
 OPERATOR: Final = "app.kubernetes.io/name=bamboo-operator"
+INSTANCE: Final = "app.kubernetes.io/instance"
 
 
 async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
@@ -30,13 +32,23 @@ def running_operator(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mappi
 
 def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
     """The one that was told to watch that namespace, else the one that watches all; None if several do, or none does.
-    A single one is it in any case: how it was told may be another way than by its arguments."""
+    A single one is it in any case: how it was told may be another way than by its arguments. Of several replicas of one
+    release it is the one that works; where all do, each answers for all.
+    """
     if len(pods) == 1:
         return pods[0]
     told = [(pod, arguments(pod, "--namespace")) for pod in pods]
     by_name = [pod for pod, names in told if namespace in names]
     found = by_name or [pod for pod, names in told if not names]
-    return found[0] if len(found) == 1 else None
+    releases = {(pod["metadata"]["namespace"], _label(pod, INSTANCE) or pod["metadata"]["name"]) for pod in found}
+    if len(releases) != 1:
+        return None
+    return next((pod for pod in found if _label(pod, LABEL_ACTIVE)), found[0])
+
+
+def _label(pod: Mapping[str, Any], name: str) -> str | None:
+    value: str | None = (pod["metadata"].get("labels") or {}).get(name)
+    return value
 
 
 def told(pod: Mapping[str, Any], flag: str) -> bool:

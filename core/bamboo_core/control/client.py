@@ -12,13 +12,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from bamboo_core.control.codec import MAX_MESSAGE_BYTES, decode_from_coordinator, encode
 from bamboo_core.control.plan_change import HeardPlans, UnusableChange
 from bamboo_core.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker, WholePlanWanted
-from bamboo_core.control.server import REFUSED_HEADER
+from bamboo_core.control.server import ELSEWHERE_HEADER, REFUSED_HEADER
 from bamboo_core.names import HEARTBEAT_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -139,14 +140,7 @@ class Control:
 
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                opened = await session.ws_connect(
-                    self._url,
-                    ssl=self._tls,
-                    headers={"Authorization": f"Bearer {self._token()}"},
-                    heartbeat=PING_SECONDS,
-                    max_msg_size=MAX_MESSAGE_BYTES,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=0.5),
-                )
+                opened = await self._open(session)
             async with opened as socket:
                 await socket.send_str(encode(self._hello()).decode())
                 await until_first(read(socket), self._write(socket), self._beat(socket), self._stop.wait())
@@ -158,6 +152,32 @@ class Control:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("no channel to the coordinator: %s", error)
         return heard
+
+    async def _open(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket to the coordinator; where it is elsewhere, as an operator that does not run it says, to there."""
+        try:
+            return await self._open_at(session)
+        except aiohttp.WSServerHandshakeError as error:
+            where = error.headers.get(ELSEWHERE_HEADER) if error.headers else None
+            if error.status != HTTPStatus.MISDIRECTED_REQUEST or not where:
+                raise
+            logger.debug("the coordinator is at %s", where)
+            return await self._open_at(session, where)
+
+    async def _open_at(
+        self, session: aiohttp.ClientSession, where: str | None = None
+    ) -> aiohttp.ClientWebSocketResponse:
+        """where: HOST:PORT, whose certificate has to be for the URL's host all the same; None: the URL's own."""
+        own = urlsplit(self._url)
+        return await session.ws_connect(
+            own._replace(netloc=where).geturl() if where else self._url,
+            ssl=self._tls,
+            server_hostname=own.hostname if where and own.scheme == "wss" else None,
+            headers={"Authorization": f"Bearer {self._token()}"},
+            heartbeat=PING_SECONDS,
+            max_msg_size=MAX_MESSAGE_BYTES,
+            timeout=aiohttp.ClientWSTimeout(ws_close=0.5),
+        )
 
     def _receive(self, data: str | bytes, plans: HeardPlans) -> None:
         try:

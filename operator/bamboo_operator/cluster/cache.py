@@ -29,7 +29,7 @@ class ClusterCache:
         self._owned: dict[JobKey, dict[str, dict[str, Object]]] = {}  # the same by the owner's uid, as asked for
         self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
         self._listeners: dict[JobKey, PodListener] = {}
-        self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods
+        self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods and nodes
         self._evictions: dict[str, Object] = {}  # by uid
 
     def add_listener(self, job: JobKey, listener: PodListener) -> None:
@@ -119,8 +119,14 @@ class ClusterCache:
         found = ((job, pods[name]) for job, pods in self._pods.items() if job[0] == namespace and name in pods)
         return next(found, None)
 
+    def all_pods(self) -> Iterator[tuple[JobKey, Object]]:
+        """All pods, each with its job."""
+        return ((job, pod) for job, pods in tuple(self._pods.items()) for pod in tuple(pods.values()))
+
     def pod_created(self, pod: Mapping[str, Any]) -> None:
-        """The API server's answer to its creation; the watch may have reported more before that, even its deletion."""
+        """The API server's answer to its creation, or to a list; the watch may have reported more before that, even its
+        deletion.
+        """
         job, uid = job_of(pod), pod["metadata"]["uid"]
         if job is None:
             return
@@ -162,9 +168,15 @@ class ClusterCache:
         if listener:
             listener.pod_changed(name)
 
+    def node_listed(self, node: Mapping[str, Any]) -> None:
+        """It was listed beside the watch, which may have reported more before that, even its deletion."""
+        if node["metadata"]["name"] not in self.nodes and node["metadata"]["uid"] not in self._deleted:
+            self.node_event("ADDED", node)
+
     def node_event(self, kind: str | None, node: Mapping[str, Any]) -> None:
         name = node["metadata"]["name"]
         if kind == "DELETED":
+            self._deleted.append(node["metadata"].get("uid", ""))
             known = self.nodes.get(name)
             if known is not None and known["metadata"].get("uid") != node["metadata"].get("uid"):
                 return  # a new node has that name

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
@@ -24,6 +24,7 @@ from bamboo_operator.auth.page_callers import (
     caller_of,
     read_secret,
 )
+from bamboo_operator.http.other_operators import OtherOperators
 from bamboo_operator.http.page_document import cost, page_document
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.status.operated_job import OperatedJob
@@ -49,7 +50,7 @@ class PageSettings:
 
 class JobPages:
     """The pages of all jobs, and their list. known: what is known of a job; None for one that is not there. every: what
-    is known of all.
+    is known of all. others: operators that look after other jobs, if there are any.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class JobPages:
         every: Callable[[], Iterable[OperatedJob]],
         reviews: ReviewApi,
         settings: PageSettings | None = None,
+        others: OtherOperators | None = None,
     ) -> None:
-        self._known, self._every = known, every
+        self._known, self._every, self._others = known, every, others
         self._settings = settings or PageSettings()
         self._access = PageAccess(reviews, self._settings.callers.audiences)
         self._now = steady_clock()
@@ -85,6 +87,8 @@ class JobPages:
 
     async def _state(self, request: web.Request) -> web.Response:
         job = _job(request)
+        if self._others is not None and (answered := await self._others.answer(request, job[0])) is not None:
+            return answered
         caller = self._caller(request)
         refused = caller if isinstance(caller, PageRefusal) else await self._access.admit(caller, job)
         if refused is not None:
@@ -130,13 +134,18 @@ class JobPages:
             began = self._now()
             if began > self._rows_until:
                 found: list[d.JobRow] = []
-                for known in self._every():
-                    found.append(job_row(known.view, cost(known, None)))
+                for row in self._all_rows():
+                    found.append(row)
                     if len(found) % JOBS_AT_A_TIME == 0:
                         await asyncio.sleep(0)
                 self._rows, now = by_attention(found), self._now()
                 self._rows_until = now + max(FRESH_SECONDS, REST * (now - began))
         return self._rows
+
+    def _all_rows(self) -> Iterator[d.JobRow]:
+        yield from (job_row(known.view, cost(known, None)) for known in self._every())
+        if self._others is not None:
+            yield from self._others.rows()
 
     def _job_dashboard(self, job: JobKey) -> str | None:
         namespace, name = job

@@ -97,8 +97,9 @@ class DeletedJobs:
         job = JobIdentity(key, uid)
         self._begin(job, self._check(job), again=False)
 
-    async def stop(self) -> None:
-        tasks = list(self._tasks.values())
+    async def stop(self, which: Callable[[JobKey], bool] = lambda _: True) -> None:
+        """Those of these jobs."""
+        tasks = [task for job, task in self._tasks.items() if which(job.key)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -32,6 +32,7 @@ API_CONNECTIONS = 32
 POD_EVENTS = 100  # that are read of one; the kubelet counts what happens again, and begins 25 at most in a row
 APPLIED = {"fieldManager": "bamboo-operator", "force": "true"}
 EVICTIONS = "/apis/lifecycle.k8s.io/v1alpha1"  # not those of pods' subresource
+NODES = "/api/v1/nodes"
 
 
 class PodRefused(ApiError):
@@ -149,9 +150,7 @@ class ApiClient:
 
     async def list_revisions(self, namespace: str, selector: str) -> list[Object]:
         """ControllerRevisions with these labels."""
-        found = await self._call("GET", _revisions(namespace), query={"labelSelector": selector})
-        items = found.get("items")
-        return items if isinstance(items, list) else []
+        return await self._listed(_revisions(namespace), {"labelSelector": selector})
 
     async def create_revision(self, revision: Object) -> None:
         await self._call("POST", _revisions(revision["metadata"]["namespace"]), revision)
@@ -165,6 +164,17 @@ class ApiClient:
         found = await self._call("GET", jobs_path(namespace), query={"fieldSelector": f"metadata.name={name}"})
         items = found.get("items")
         return items[0] if isinstance(items, list) and items else None
+
+    async def list_jobs(self, namespace: str | None) -> list[Object]:
+        """All BambooJobs of the namespace; of all namespaces if it is None."""
+        return await self._listed(jobs_path(namespace))
+
+    async def list_pods(self, namespace: str, selector: str) -> list[Object]:
+        """The pods with these labels."""
+        return await self._listed(pods_path(namespace), {"labelSelector": selector})
+
+    async def list_nodes(self) -> list[Object]:
+        return await self._listed(NODES)
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""
@@ -211,6 +221,9 @@ class ApiClient:
     async def read_lease(self, namespace: str, name: str) -> Object | None:
         """None if there is no such Lease."""
         return await self._find(f"{_leases(namespace)}/{name}")
+
+    async def list_leases(self, namespace: str) -> list[Object]:
+        return await self._listed(_leases(namespace))
 
     async def create_lease(self, lease: Object) -> Object:
         return await self._call("POST", _leases(lease["metadata"]["namespace"]), lease)
@@ -262,8 +275,7 @@ class ApiClient:
     async def pod_events(self, namespace: str, uid: str) -> list[Object]:
         """What is told of that very pod."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(POD_EVENTS)}
-        items = (await self._call("GET", _events(namespace), query=query)).get("items")
-        return items if isinstance(items, list) else []
+        return await self._listed(_events(namespace), query)
 
     async def create_event(self, event: Object) -> Object:
         return await self._call("POST", _events(event["metadata"]["namespace"]), event)
@@ -278,6 +290,10 @@ class ApiClient:
                 return False
             raise
         return True
+
+    async def _listed(self, collection: str, query: Mapping[str, str] | None = None) -> list[Object]:
+        items = (await self._call("GET", collection, query=query)).get("items")
+        return items if isinstance(items, list) else []
 
     async def _apply(self, collection: str, thing: Object) -> None:
         """What others have changed of the fields that it has is changed back."""

@@ -10,7 +10,7 @@ from bamboo.remote.operator_pods import EVICTIONS_FLAG, arguments, operator_pods
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
-from bamboo_core.names import GROUP, PLURAL
+from bamboo_core.names import GROUP, PLURAL, shard_lease, shard_of
 
 T = TypeVar("T")
 REVIEWS = "/apis/authorization.k8s.io/v1"
@@ -33,7 +33,7 @@ async def read_facts(
         namespace_object=await _read(_there(api, of_namespace)),
         crd=await _read(_there(api, CRD)),
         operators=operators,
-        lease=await _lease(api, pod),
+        lease=await _lease(api, pod, namespace),
         slices=await _slices(api, pod),
         person=await _read(_own_rights(api, namespace)),
         operator=await _operator_rights(api, pod, namespace),
@@ -69,12 +69,14 @@ async def _serves_evictions(api: KubeApi) -> bool:
     return await _there(api, EVICTIONS) is not None
 
 
-async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None:
-    """Of an operator that was told of none there is none."""
+async def _lease(api: KubeApi, pod: Object | None, watching: str) -> Object | Unreadable | None:
+    """Of an operator that was told of none there is none. watching: the namespace, whose shard's it is."""
     names = arguments(pod, "--lease") if pod is not None else set()
     if not names:
         return None
     namespace, _, name = min(names).partition("/")
+    shards = int(min(arguments(pod, "--shards"), default="1")) if pod is not None else 1
+    name = shard_lease(name, shard_of(watching, shards))
     return await _read(_there(api, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"))
 
 
