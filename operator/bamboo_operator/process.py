@@ -276,7 +276,7 @@ class _Operator:
                 prices=self._prices,
             )
         if shared.settings.eviction_responder:
-            self._begin(EvictionResponder(shared.cluster, self._api).run())
+            self._begin(EvictionResponder(shared.cluster, self._api, jobs.looks_after).run())
         if not self._shards:
             self._record_nodes()
         sources = MetricSources(

@@ -30,7 +30,8 @@ class World:
 
     def __init__(self, *, attended: bool = True) -> None:
         self.cache, self.now = ClusterCache(), utc_now()
-        self.responder = EvictionResponder(self.cache, self, lambda: self.now)
+        self.ours = True
+        self.responder = EvictionResponder(self.cache, self, lambda _: self.ours, lambda: self.now)
         self.there, self.failing = True, list[Exception]()
         self.answers: list[dict[str, str]] = []
         self.heard: list[Any] = []
@@ -143,3 +144,12 @@ async def test_an_eviction_whose_end_no_watch_has_told_is_forgotten_with_its_not
     world.there = False
     assert await world.after(1) == []
     assert (world.heard[1:], world.cache.evictions()) == ([NoticeWithdrawn(NAME)], [])
+
+
+async def test_what_another_operator_looks_after_is_answered_by_that_one() -> None:
+    world = World(attended=False)
+    world.ours = False
+    world.asked()
+    assert await world.after(UNATTENDED_SECONDS + 1) == []
+    world.ours = True
+    assert "completionTime" in await world.after(1)

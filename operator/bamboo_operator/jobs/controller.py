@@ -120,8 +120,12 @@ class JobController:
         task.add_done_callback(lambda done: self._ended(key, done))
         self._reconcilers[key] = (reconciler, task)
 
+    def looks_after(self, namespace: str) -> bool:
+        """Are the jobs of that namespace this operator's?"""
+        return shard_of(namespace, self._shards) in self._held
+
     def _is_ours(self, key: JobKey) -> bool:
-        return shard_of(key[0], self._shards) in self._held
+        return self.looks_after(key[0])
 
     def _other_event(self, key: JobKey, body: Mapping[str, Any], *, gone: bool) -> None:
         if not gone:

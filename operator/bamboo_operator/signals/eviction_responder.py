@@ -23,10 +23,18 @@ class EvictionApi(Protocol):
 
 
 class EvictionResponder:
-    """What answers Evictions, one look at all of them after the other. clock: the time of day."""
+    """What answers Evictions, one look at all of them after the other. ours: whether this operator, and no other one,
+    looks after the jobs of a namespace. clock: the time of day.
+    """
 
-    def __init__(self, cluster: ClusterCache, api: EvictionApi, clock: Callable[[], datetime] = utc_now) -> None:
-        self._cluster, self._api, self._clock = cluster, api, clock
+    def __init__(
+        self,
+        cluster: ClusterCache,
+        api: EvictionApi,
+        ours: Callable[[str], bool],
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._cluster, self._api, self._ours, self._clock = cluster, api, ours, clock
         self._began = clock()
         self._failed = False  # the last write
 
@@ -53,6 +61,8 @@ class EvictionResponder:
                 self._cluster.eviction_event("DELETED", eviction)
 
     def _due(self, eviction: Object) -> dict[str, str] | None:
+        if not self._ours(eviction["metadata"]["namespace"]):
+            return None
         wanted = target(eviction)
         found = self._cluster.pod_named(eviction["metadata"]["namespace"], wanted.get("name"))
         job, pod = found if found is not None else (None, None)
