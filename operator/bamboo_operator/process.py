@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bamboo_core.kube.connection import Connection
 from bamboo_core.metrics.exposition import Exporter, MetricsPageCollector
+from bamboo_core.planning.hazards import Exposure, Place
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_core.view.job_view import JobView
@@ -183,6 +184,9 @@ class _Operator:
         holder = await self._shards.holder_of(job[0]) if self._shards else None
         return None if holder is None else holder.workers
 
+    def _exposures(self) -> Mapping[Place, Exposure]:
+        return self._recorder.exposures() if self._recorder else {}
+
     # shards
 
     async def take(self, shard: int) -> None:
@@ -262,6 +266,7 @@ class _Operator:
             settings=replace(options.workers, eviction_responder=await self._answers_evictions()),
             marks=options.marks,
             prices=self._prices,
+            exposures=self._exposures,
             page_url=options.pages.url,
         )
         jobs = self._jobs = JobController(shared, self._options.shards if self._shards else 1)

@@ -74,7 +74,7 @@ class Recording:
     def __init__(self, api=None, spec=None):
         self.api, self.spec = api or RecordApi(), spec or SPEC
         self.cache = ClusterCache()
-        self.now = BEGAN
+        self.now, self.pods = BEGAN, {}
         self.restart()
 
     def restart(self):
@@ -99,11 +99,16 @@ class Recording:
         status = {"conditions": [{"type": "Ready", "status": ready}]}
         self.cache.node_event(kind, {"metadata": metadata, "spec": {"taints": list(taints)}, "status": status})
 
+    def ends(self, number):
+        """That worker's pod is gone."""
+        self.cache.pod_event("DELETED", self.pods.pop(number))
+
     def worker(self, number, node, where=POOLS[0]):
         pod = worker_pod(job(), META, number, where, SETTINGS)
         pod["metadata"]["uid"] = f"pod-{number}"
         pod["spec"]["nodeName"] = node
         self.cache.pod_event("ADDED", pod)
+        self.pods[number] = pod
 
 
 def changes(trace):
@@ -132,6 +137,35 @@ def test_nodes_of_workers_are_recorded_with_zone_pool_notice_and_price():
     (gone,) = seen.api.trace.changes[2:]
     assert (gone.change, gone.node, gone.zone, gone.pool) == (Change.REMOVE, "n1", "b", "spot")
     assert gone.notice == pytest.approx(100, abs=6)
+
+
+def test_a_node_on_which_no_worker_was_any_more_is_no_loss():
+    seen = Recording()
+    for number, name in enumerate(("busy", "warned", "idle", "drained", "silent")):
+        seen.node(name)
+        seen.worker(number, name)
+    seen.passes(3600)
+    for number in (2, 3):
+        seen.ends(number)
+    seen.passes(60)
+    scaled_down = [{"key": "ToBeDeletedByClusterAutoscaler"}]
+    for name in ("warned", "drained"):
+        seen.node(name, taints=scaled_down, kind="MODIFIED")
+    seen.node("silent", ready="False", kind="MODIFIED")
+    seen.passes(30)
+    for number in (1, 4):
+        seen.ends(number)
+    seen.passes(30)
+    for name in ("busy", "warned", "idle", "drained", "silent"):
+        seen.node(name, kind="DELETED")
+    seen.passes(90)
+    gone = {change.node: change.idle for change in seen.api.trace.changes if change.change is Change.REMOVE}
+    assert gone == {"busy": False, "warned": False, "silent": False, "idle": True, "drained": True}
+    found = seen.recorder.exposures()[("spot", "a")]
+    assert (found.losses, round(found.hours)) == (3, 5)
+    seen.restart()
+    seen.passes(30)
+    assert seen.recorder.exposures()[("spot", "a")].losses == 3, "another operator goes on with the record"
 
 
 def test_prices_that_are_read_are_recorded_as_they_change_by_zone():

@@ -9,6 +9,8 @@ import pytest
 from bamboo_core.control.channel_events import ChannelClosed, Received
 from bamboo_core.control.protocol import PeerDown, PeerUp, WorkerReady
 from bamboo_core.kube.errors import ApiError
+from bamboo_core.planning.hazards import Exposure
+from bamboo_core.planning.pool_order import PATIENCE_SECONDS
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
@@ -288,3 +290,51 @@ async def test_a_priority_that_is_refused_holds_up_no_worker(begin: Callable[...
     await training.reconciles()
     assert place.priorities_of() == {"tiny-w1": None, "tiny-w2": None}
     assert training.told().count("PriorityRefused") == 1
+
+
+# in which pool
+
+
+TWO_ZONES = [
+    {"name": "a", "pricePerHour": "0.98"},
+    {"name": "b", "pricePerHour": "1.00"},
+    {"name": "sure", "capacity": "OnDemand", "pricePerHour": "3", "afterSeconds": 5000},
+]
+RISKY = {("a", "z1"): Exposure(losses=50_000, hours=10_000), ("b", "z2"): Exposure(losses=100, hours=10_000)}
+
+
+async def test_by_value_workers_are_asked_for_where_an_hour_with_its_losses_costs_least(
+    begin: Callable[..., Job],
+) -> None:
+    place = Place()
+    place.exposures = RISKY
+    listed = begin(place, nodePools=TWO_ZONES)
+    await listed.reconciles()
+    assert set(place.pools().values()) == {"a"}
+    assert listed.controller.pool_ranks == ()
+    other = Place()
+    other.exposures = RISKY
+    by_value = begin(other, nodePools=TWO_ZONES, poolOrder="Value")
+    await by_value.reconciles()
+    for name in other.pools():
+        other.run(name, 1.0)
+    other.take("tiny-w0")  # what all workers cost counts in a loss
+    await by_value.reconciles()
+    assert [rank.name for rank in by_value.controller.pool_ranks] == ["b", "a"]
+    assert other.pools()["tiny-w2"] == "b"
+    assert "PoolChosen" in by_value.told()
+
+
+async def test_by_value_a_pool_that_gives_no_node_is_left_for_another_one(begin: Callable[..., Job]) -> None:
+    place = Place()
+    waiting = begin(place, nodePools=TWO_ZONES, poolOrder="Value")
+    await waiting.reconciles()
+    assert set(place.pools().values()) == {"a"}
+    await waiting.reconciles(PATIENCE_SECONDS - 10)
+    assert place.deleted == []
+    assert waiting.controller.deadline <= waiting.now + 11
+    await waiting.reconciles(20, count=8)
+    assert set(place.pools().values()) == {"b"}
+    assert "FallbackPool" in waiting.told()
+    await waiting.reconciles(PATIENCE_SECONDS + 10, count=8)
+    assert set(place.pools().values()) == {"b"}, "nobody gives any"

@@ -498,7 +498,14 @@ class JobFields(TypedDict, total=False):
     standby: StandbyFields
     """Spare workers, which replace lost ones."""
     nodePools: Sequence[NodePoolFields]
-    """Where workers may run; the pools are tried in this order. By default on any node that fits."""
+    """Where workers may run; the pools are tried in this order, unless poolOrder says another one. By default on any
+    node that fits.
+    """
+    poolOrder: Literal["Listed", "Value"]
+    """Listed tries nodePools as they are listed. Value tries first where a worker's hour costs least, by price and by
+    what losses cost, which nodes of a pool of that name have had; one that gives no node for 300 s comes last for 900
+    s. Those with afterSeconds keep their places. By default Value with elastic.objective Value, else Listed.
+    """
     spread: SpreadFields
     """How workers are spread over zones and nodes. Cannot change."""
     checkpoint: CheckpointFields

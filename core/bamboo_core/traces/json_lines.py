@@ -38,6 +38,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     zone: str = ""
     notice: float | None = None
     pool: str = ""
+    idle: bool = False
     on_demand: float | None = msgspec.field(default=None, name="onDemand")
 
 
@@ -100,6 +101,7 @@ def _entry(one: NodeChange | PriceChange) -> Entry:
         zone=one.zone,
         notice=one.notice,
         pool=one.pool,
+        idle=one.idle,
     )
 
 
@@ -110,6 +112,8 @@ def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:
         raise NodeTraceError(f"{path} line {number}: expected one of add, remove and price, not {found}")
     if entry.notice is not None and said != ["remove"]:
         raise NodeTraceError(f"{path} line {number}: notice is of a removal, not of {said[0]}")
+    if entry.idle and said != ["remove"]:
+        raise NodeTraceError(f"{path} line {number}: idle is of a removal, not of {said[0]}")
     if entry.on_demand is not None and said != ["price"]:
         raise NodeTraceError(f"{path} line {number}: onDemand is of a price, not of {said[0]}")
     if entry.pool and said == ["price"]:
@@ -119,7 +123,15 @@ def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:
     change = Change.ADD if entry.add is not None else Change.REMOVE
     node = entry.add if entry.add is not None else entry.remove
     assert node is not None
-    return NodeChange(at=entry.at, change=change, node=node, zone=entry.zone, notice=entry.notice, pool=entry.pool)
+    return NodeChange(
+        at=entry.at,
+        change=change,
+        node=node,
+        zone=entry.zone,
+        notice=entry.notice,
+        pool=entry.pool,
+        idle=entry.idle,
+    )
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], path: str, number: int, line: str) -> T:

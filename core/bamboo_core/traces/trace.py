@@ -33,6 +33,7 @@ class NodeChange:
     # seconds between the notice and the removal; None if there was none, or if it is not known
     notice: float | None = None
     pool: str = ""
+    idle: bool = False  # nobody used it any more when it went
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.job_pods import JobPods
+from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
@@ -171,7 +172,7 @@ class JobReconciler:
         self.meter.begin()
         self._spec.report_problems(runner.events.append)
         self.runner = runner
-        settings, record = self._pod_settings(), runner.events.append
+        settings, record, first = self._pod_settings(), runner.events.append, status.written.pool_order
         templates = WorkerTemplates(self._meta, settings, self._spec.accepted.sections)
         controller = PodController(
             self._job,
@@ -183,6 +184,7 @@ class JobReconciler:
             created=status.created,
             resumed=run.resumed,
             rolling=RollingChange(templates, status.written.rollout, record),
+            choice=PoolChoice(shared.exposures, shared.prices, record, first.first if first else ""),
         )
         training = Training(
             run,

@@ -1,8 +1,10 @@
 """What all jobs of an operator share."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from bamboo_core.planning.hazards import Exposure, Place
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -21,7 +23,8 @@ STATUSES_AT_ONCE = 4
 class SharedResources:
     """url: ws://HOST:PORT, or wss:, under which workers reach the operator. key: jobs' secrets are made from it.
 
-    turns: for reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
+    exposures: what is recorded of nodes, by pool and zone. turns: for reconciliations, which may make many calls of the
+    API server. status_turns: for writes of a status.
     """
 
     cluster: ClusterCache
@@ -33,6 +36,7 @@ class SharedResources:
     settings: WorkerPodSettings
     marks: tuple[NodeMark, ...] = ()
     prices: PriceSource = field(default_factory=PriceSource)
+    exposures: Callable[[], Mapping[Place, Exposure]] = dict
     page_url: str = ""  # under which people reach job pages
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)

@@ -107,7 +107,10 @@ class Training:
         self._cost.count(repeated=more)
         self._tell_prices()
         self._status.update(
-            pods=dict(self._controller.pods.by_pool()), finish=self._runner.finish, rollout=self._controller.rollout
+            pods=dict(self._controller.pods.by_pool()),
+            finish=self._runner.finish,
+            rollout=self._controller.rollout,
+            pool_ranks=self._controller.pool_ranks,
         )
 
     def _tell_prices(self) -> None:

@@ -14,6 +14,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import worker_name
 from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
@@ -23,6 +24,7 @@ from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, wit
 from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
+from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
 from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
 from bamboo_operator.pods.requests import PodRequests
@@ -69,13 +71,14 @@ class PodController:
         created: int,
         resumed: bool,
         rolling: RollingChange,
+        choice: PoolChoice,
     ) -> None:
         self._job, self._requests, self._cluster, self._api = job, requests, cluster, api
         self._meta = JobMeta(uid=job.uid)
         self._settings, self._record = settings, record
         self.pods = JobPods(job, cluster)
         self.created = max(created, self.pods.next_number())
-        self._rolling = rolling
+        self._rolling, self._choice = rolling, choice
         self._waiting_since: float | None = None
         self._releases = GateReleases(self._spec)
         self._given_back: set[WorkerId] = set()
@@ -159,13 +162,14 @@ class PodController:
         if self._waiting_since is not None:
             released = [at for name in self.pods.unscheduled() if (at := self._releases.at(name)) is not None]
             for since in (self._waiting_since, *released):
-                yield from patience_ends(self._spec.node_pools, since)
+                yield from patience_ends(self._pools, since)
         for listening_since in (self._began, self._recovered):
             unjoined = self._unjoined(listening_since).values()
             yield from join_timeout.join_deadlines(unjoined, time.monotonic())
         yield from (since + LEAVE_SECONDS for since in self._requests.removing.values())
         yield from self._deletions.deadlines(self.pods.all().values())
         yield from self._rolling.deadlines
+        yield from self._choice.deadlines
         yield from (self._backoff.until, self._rechecks.next(), self._startup_events.next(), self._repair_at)
         if self._budget is not None:
             yield from self._budget.deadlines
@@ -206,6 +210,16 @@ class PodController:
         """The one in force: what is fixed while the job runs is so for new workers, too."""
         return self._requests.wanted.spec
 
+    @property
+    def _pools(self) -> tuple[NodePool, ...]:
+        """The pools in the order in which they are asked."""
+        return self._choice.ordered(self._spec.node_pools)
+
+    @property
+    def pool_ranks(self) -> tuple[PoolRank, ...]:
+        """The order of the pools, if it is not the listed one."""
+        return self._choice.ranks
+
     def _known(self) -> set[WorkerId]:
         """Workers that have joined, or are gone."""
         return {*self._requests.joined, *self._requests.wanted.gone}
@@ -235,6 +249,15 @@ class PodController:
             number = worker_number(pods.get(name) or {}) or 0
             self._backoff = self._backoff.after(number, self.created, now, f"{name} {detail}")
         self._rolling.look(self._sight())
+        self._choice.look(self._spec, self.pods.paid_for(), self._unplaced(now), self._requests.loss_seconds, now)
+
+    def _unplaced(self, now: float) -> dict[WorkerId, tuple[str, float]]:
+        """The workers for which the scheduler looks for a node: the pool of each, and since when."""
+        found = {}
+        for name, pod in self.pods.unscheduled().items():
+            released = self._releases.at(name)
+            found[name] = worker_pool(pod) or "", now - age(pod) if released is None else released
+        return found
 
     def _sight(self) -> Sight:
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
@@ -278,7 +301,7 @@ class PodController:
             now = time.monotonic()
             if not self.adding or self._requests.finished or self._backoff.holds(now) or now > end:
                 return
-            pools = self._spec.node_pools
+            pools = self._pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
             if pools and pool is None:
                 self._pools_full = True
@@ -372,7 +395,9 @@ class PodController:
             if pool is None or name in self._probes | self._rolling.surged:
                 continue
             since = max(self._waiting_since, released or 0.0)
-            target = fallback_pool(self._spec.node_pools, pool, time.monotonic(), since, self.pods.by_pool())
+            pools, counts = self._pools, self.pods.by_pool()
+            target = fallback_pool(pools, pool, time.monotonic(), since, counts)
+            target = target or self._choice.elsewhere(pools, pool, counts)
             if target is not None:
                 self._record(
                     Emit("FallbackPool", f"{name} finds no node in pool {pool}; pool {target.name} is tried", True)
@@ -390,7 +415,7 @@ class PodController:
 
     async def _replace_one(self, step: RolloutStep) -> None:
         """Let an old worker go, or request one more for it; if there is no room, the rollout goes on in another way."""
-        pools = self._spec.node_pools
+        pools = self._pools
         pool = choose_pool(pools, time.monotonic(), None, self.pods.by_pool())
         newest = self._rolling.newest(self._sight())
         if not self._rolling.proven and await self._is_invalid(newest.pod(self.created, pool)):
@@ -439,7 +464,7 @@ class PodController:
         status, gone = self._requests.status(), self._requests.wanted.gone
         by_state = {state: [w for w, found in status.workers if found is state] for state in WorkerState}
         return WorkersByPool(
-            pools=self._spec.node_pools,
+            pools=self._pools,
             placed={name: worker_pool(pod) or "" for name, pod in self.pods.living().items() if name not in gone},
             without_node={name: worker_pool(pod) or "" for name, pod in self.pods.without_node().items()},
             joined={worker for worker, _ in status.workers},

@@ -4,7 +4,7 @@ Level-triggered: what is recorded follows from which nodes there are now and whi
 that an operator that was away goes on with the record of the one before it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
@@ -31,17 +31,19 @@ class SeenNode:
     # price, on_demand: USD an hour of its pool, if known
     price: float | None = None
     on_demand: float | None = None
+    used: bool = True  # a worker is on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
     """What is wrong with a node: since when (seconds since 1970) it has had a notice, and since when it has not been
-    heard of.
+    heard of. used: a worker was on it when that began.
     """
 
     uid: str
     noticed: float | None = None
     silent: float | None = None
+    used: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +70,13 @@ def observed(
     """The record with what has changed. seen: all nodes to be recorded that there are; before: at the last look, if it
     was this process's. troubles: of the others, too.
 
-    A node that was not heard of before it was deleted went when it fell silent.
+    A node that was not heard of before it was deleted went when it fell silent. It was idle if no worker was on it any
+    more before its trouble began.
     """
     changes: list[NodeChange] = []
     for name, uid in record.there.items():
         if name not in seen or (uid and seen[name].uid != uid):
-            changes.append(_removal(record, name, troubles.get(name), now))
+            changes.append(_removal(record, name, troubles.get(name), now, before.get(name)))
     changes.sort(key=lambda change: change.at)
     gone = {change.node for change in changes}
     at = _at(record, now)
@@ -96,21 +99,25 @@ def observed(
 
 
 def troubles_of(
-    before: Mapping[str, Trouble], nodes: Mapping[str, Mapping[str, Any]], marks: Sequence[NodeMark], now: datetime
+    before: Mapping[str, Trouble],
+    nodes: Mapping[str, Mapping[str, Any]],
+    marks: Sequence[NodeMark],
+    now: datetime,
+    used: Collection[str] | None = None,
 ) -> dict[str, Trouble]:
     """The troubles of nodes that are, or were until now, announced to go, or not ready. before: what was known a moment
-    ago, which is kept for nodes that are gone by now.
+    ago, which is kept for nodes that are gone by now. used: the nodes with a worker; None if that is not known.
     """
     found = {name: trouble for name, trouble in before.items() if name not in nodes}
     for name, node in nodes.items():
         uid = str(node["metadata"].get("uid", ""))
         known = before.get(name)
         if known is None or known.uid != uid:
-            known = Trouble(uid=uid)
+            known = Trouble(uid=uid, used=used is None or name in used)
         noticed = known.noticed or now.timestamp() if node_signal(node, now, marks) else None
         silent = None if _is_ready(node) else known.silent or now.timestamp()
         if noticed is not None or silent is not None:
-            found[name] = Trouble(uid=uid, noticed=noticed, silent=silent)
+            found[name] = replace(known, noticed=noticed, silent=silent)
     return found
 
 
@@ -184,7 +191,8 @@ def _is_ready(node: Mapping[str, Any]) -> bool:
     return all(condition.get("status") == "True" for condition in conditions if condition.get("type") == "Ready")
 
 
-def _removal(record: NodeRecord, name: str, trouble: Trouble | None, now: float) -> NodeChange:
+def _removal(record: NodeRecord, name: str, trouble: Trouble | None, now: float, seen: SeenNode | None) -> NodeChange:
+    """The end of a node. seen: as it was at the last look, if anybody looked."""
     if trouble is not None and record.there[name] not in ("", trouble.uid):
         trouble = None  # of a newer node of that name
     when = now if trouble is None or trouble.silent is None else trouble.silent
@@ -192,7 +200,10 @@ def _removal(record: NodeRecord, name: str, trouble: Trouble | None, now: float)
     before = next(c for c in reversed(record.trace.changes) if c.node == name and c.change is Change.ADD)
     noticed = trouble.noticed if trouble else None
     notice = None if noticed is None else max(0.0, round(at - (noticed - record.began), 1))
-    return NodeChange(at=at, change=Change.REMOVE, node=name, zone=before.zone, pool=before.pool, notice=notice)
+    used = trouble.used if trouble is not None else seen is None or seen.used
+    return NodeChange(
+        at=at, change=Change.REMOVE, node=name, zone=before.zone, pool=before.pool, notice=notice, idle=not used
+    )
 
 
 def _new_prices(trace: Trace, new: Mapping[str, SeenNode], at: float) -> Iterator[PriceChange]:

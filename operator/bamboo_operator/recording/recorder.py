@@ -17,6 +17,7 @@ from bamboo_core.job.placement_spec import Capacity, pool_price
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import Object
+from bamboo_core.planning.hazards import Exposure, Place, exposures
 from bamboo_core.traces.trace import NodeTraceError
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.client import API_ERRORS, described
@@ -78,6 +79,7 @@ class NodeRecorder:
         self._looks, self._count = 0, -1  # with as many nodes
         self._changed, self._written = False, 0.0
         self._said: str | None = None  # what went wrong last
+        self._exposures: tuple[float, Mapping[Place, Exposure]] | None = None  # and when they were counted
 
     async def run(self) -> None:
         """Records nodes until it is cancelled."""
@@ -112,7 +114,8 @@ class NodeRecorder:
 
     def _look(self, record: NodeRecord) -> None:
         now, nodes = self._clock(), self._cluster.nodes
-        self._troubles = troubles_of(self._troubles, nodes, self._marks, now)
+        used = {name for name in nodes if self._worker_on(name) is not None}
+        self._troubles = troubles_of(self._troubles, nodes, self._marks, now, used)
         seen = {name: self._seen(name, node) for name, node in nodes.items() if self._is_ours(record, name)}
         after = bounded(observed(record, seen, self._troubles, now.timestamp(), self._seen_before))
         self._seen_before = seen
@@ -136,7 +139,7 @@ class NodeRecorder:
         zone = zone_of(node)
         found = self._worker_on(name)
         if found is None:
-            return SeenNode(uid=metadata["uid"], zone=zone)
+            return SeenNode(uid=metadata["uid"], zone=zone, used=False)
         job, pod = found
         spec, pool = self._spec(job), worker_pool(pod) or ""
         if spec is None:
@@ -149,6 +152,15 @@ class NodeRecorder:
         return SeenNode(
             uid=metadata["uid"], zone=zone, pool=pool, price=price, on_demand=None if price is None else dear
         )
+
+    def exposures(self) -> Mapping[Place, Exposure]:
+        """What is recorded of each pool in each zone, until about now."""
+        record, now = self._record, self._clock().timestamp()
+        if record is None:
+            return {}
+        if self._exposures is None or now - self._exposures[0] >= WRITE_SECONDS:
+            self._exposures = now, exposures(record.trace, now - record.began)
+        return self._exposures[1]
 
     # the ConfigMap
 

@@ -10,6 +10,7 @@ from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
+from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.pods.rollouts.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.status.savings import CostComparison
@@ -69,6 +70,7 @@ class StatusFacts:
     selector: str | None = None  # of all the job's pods
     page: str | None = None  # the address of the job's page; None if people reach none
     rollout: RolloutRecord | None = None  # None if it is not known yet
+    pool_ranks: tuple[PoolRank, ...] = ()  # the order in which pools are asked, if that is not the listed one
 
     @property
     def pools(self) -> tuple[NodePool, ...]:

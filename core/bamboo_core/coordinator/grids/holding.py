@@ -13,10 +13,12 @@ from typing import Final
 
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.grids import choosing, dates
-from bamboo_core.coordinator.grids.record import Exposure, Holding
+from bamboo_core.coordinator.grids.record import Holding
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.budget_reach import done_by, shown_date
 from bamboo_core.job.spec import JobSpec, fewest_workers, wanted_workers
+from bamboo_core.planning import hazards
+from bamboo_core.planning.hazards import Exposure
 from bamboo_core.planning.plan import Peer, WorkerId
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates
@@ -27,7 +29,6 @@ AS_FAST: Final = 0.95  # of what all workers that the job may have would train: 
 TOO_SLOW: Final = 0.88  # of that: more are asked for again below it, since estimates of grids are off by as much
 TOO_LATE: Final = 0.95  # of the speed that a date takes, which counts in place of both: the same
 THE_FASTEST: Final = 1 - 1e-6  # of what all would train: as fast, if a date takes more than that
-USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # of a zone's workers, before any are counted
 LEAST_CHANCE: Final = 1e-3  # of a number of missing workers that is looked at
 SPREAD: Final = 4.0  # standard deviations, within which numbers of missing workers are looked at
 LEAST_LOSSES: Final = 1e-6  # of a worker, until another one has come
@@ -96,7 +97,7 @@ def hazard(state: CoordinatorState, zone: str, now: float) -> float:
     known = state.holding
     was = known.zones.get(zone, Exposure())
     hours = was.hours + sum(now - since for place, since in known.there.values() if place == zone) / 3600
-    return (was.losses + USUAL_LOSSES) / (hours + USUAL_HOURS)
+    return hazards.hazard(Exposure(losses=was.losses, hours=hours))
 
 
 def missing_share(state: CoordinatorState, now: float) -> float:
