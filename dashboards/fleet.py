@@ -189,10 +189,11 @@ def _operator() -> list[object]:
             Query(increase("bamboo_operator_refusals_total", by="reason"), "{{reason}}"),
         ),
         graph(
-            "Age of the prices",
-            "Time since the prices of machines were read well; growing if the file or the URL is not as it should be.",
+            "Age of prices and tenants",
+            "Time since the lists were read well; growing if the file or the URL is not as it should be.",
             "s",
-            Query("max(bamboo_operator_prices_age_seconds)", "age"),
+            Query("max(bamboo_operator_prices_age_seconds)", "prices"),
+            Query("max(bamboo_operator_tenants_age_seconds)", "tenants"),
         ),
         graph(
             "Memory",

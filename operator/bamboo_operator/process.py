@@ -45,6 +45,8 @@ from bamboo_operator.recording.recorder import NodeRecorder
 from bamboo_operator.signals.eviction_responder import EvictionResponder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.tenants.controller import TenantController
+from bamboo_operator.tenants.tenant_list import TenantReader, TenantSource
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class OperatorOptions:
     shards: int = 1  # into which the jobs are divided, where several operators work
     address: str = ""  # of this one's pod, at which workers and the others reach it then
     prices: PriceAddress | None = None  # where they are, None if nowhere
+    tenants: TenantReader | None = None  # of the list of tenants, None if there is none
     pages: PageSettings = field(default_factory=PageSettings)
 
 
@@ -124,6 +127,7 @@ class _Operator:
         self._job_kind = JobKind(self._api, options.namespaces)
         self._gateway, self._watch_health = WorkerGateway(self._where), WatchHealth()
         self._prices = PriceSource(options.prices)
+        self._tenants = TenantSource(options.tenants)
         self._jobs: JobController | None = None
         self._new_recorder: Callable[[], NodeRecorder] | None = None
         self._recording: tuple[NodeRecorder, asyncio.Task[None]] | None = None
@@ -147,6 +151,7 @@ class _Operator:
                 await connection.open()
             await self._web.start(*self._options.web_listen)
             self._begin(self._prices.run())  # an operator that waits for the Lease knows them, too
+            self._begin(self._tenants.run())
             self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
             if self._active:
                 await self._active.give_up(first=True)
@@ -185,7 +190,7 @@ class _Operator:
         return None if holder is None else holder.workers
 
     def _exposures(self) -> Mapping[Place, Exposure]:
-        return self._recorder.exposures() if self._recorder else {}
+        return self._recording[0].exposures() if self._recording else {}
 
     # shards
 
@@ -267,9 +272,12 @@ class _Operator:
             marks=options.marks,
             prices=self._prices,
             exposures=self._exposures,
+            tenants=options.tenants is not None,
             page_url=options.pages.url,
         )
         jobs = self._jobs = JobController(shared, self._options.shards if self._shards else 1)
+        if options.tenants is not None:
+            self._begin(TenantController(self._tenants, jobs).run())
         if options.node_record:
             self._new_recorder = partial(
                 NodeRecorder,
@@ -290,6 +298,7 @@ class _Operator:
             calls=self._calls,
             counts=shared.counts,
             prices=self._prices,
+            tenants=self._tenants,
             page_url=options.pages.url,
         )
         self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))

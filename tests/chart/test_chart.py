@@ -257,23 +257,26 @@ def test_own_marks_reach_the_operator_as_it_reads_them(
     assert changed[0] != changed[1], "the operator has to be started again, for it reads them at its start"
 
 
-def test_prices_are_mounted_so_that_changes_arrive_and_need_no_rights(
-    rendered: dict[str, list[Json]], chart: Helm
+@pytest.mark.parametrize(("what", "name", "seconds"), [("prices", "machine-prices", 60), ("tenants", "who-shares", 10)])
+def test_lists_are_mounted_so_that_changes_arrive_and_need_no_rights(
+    rendered: dict[str, list[Json]], chart: Helm, what: str, name: str, seconds: int
 ) -> None:
     documents = rendered["everything"]
     spec = one(documents, "Deployment")["spec"]["template"]["spec"]
-    (mount,) = (m for m in container(documents)["volumeMounts"] if m["name"] == "prices")
+    (mount,) = (m for m in container(documents)["volumeMounts"] if m["name"] == what)
     assert "subPath" not in mount, "or it would never change"
-    (volume,) = (v for v in spec["volumes"] if v["name"] == "prices")
+    (volume,) = (v for v in spec["volumes"] if v["name"] == what)
     items = [{"key": "list.yaml", "path": "list.yaml"}]
-    assert volume["configMap"] == {"name": "machine-prices", "optional": True, "items": items}
+    assert volume["configMap"] == {"name": name, "optional": True, "items": items}
     arguments = container(documents)["args"]
-    assert {f"--prices={mount['mountPath']}/list.yaml", "--prices-interval=60"} <= set(arguments)
+    assert {f"--{what}={mount['mountPath']}/list.yaml", f"--{what}-interval={seconds}"} <= set(arguments)
     plain = rendered["default"]
-    assert not any("--prices" in argument for argument in container(plain)["args"])
+    assert not any(f"--{what}" in argument for argument in container(plain)["args"])
     for kind in ("Role", "ClusterRole"):
-        of_marks = {"prices": {"configMap": "machine-prices"}}
-        assert rules_of(chart.template(of_marks), kind) == rules_of(plain, kind)
+        assert rules_of(chart.template({what: {"configMap": name}}), kind) == rules_of(plain, kind)
+
+
+def test_prices_may_be_at_a_url(chart: Helm) -> None:
     url = chart.template({"prices": {"url": "https://prices.example/list.yaml"}})
     assert "--prices=https://prices.example/list.yaml" in container(url)["args"]
     assert not [v for v in one(url, "Deployment")["spec"]["template"]["spec"]["volumes"] if v["name"] == "prices"]

@@ -11,7 +11,7 @@ from status_kit import POOLED, conditions, holding, seen
 
 ALL = [
     *["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Straggling", "Corrupted"],
-    *["BudgetShort", "Suspended", "Restoring", "FallbackActive", "Complete", "Failed"],
+    *["BudgetShort", "HeldBack", "Suspended", "Restoring", "FallbackActive", "Complete", "Failed"],
 ]
 
 

@@ -19,6 +19,7 @@ CAMEL = re.compile(r"(?:[A-Z][a-z0-9]*)+")
 TELLERS: dict[str, tuple[int, str]] = {
     "Emit": (0, "reason"),
     "ConditionResult": (1, "reason"),
+    "HeldBack": (0, "reason"),
     "Shortfall": (0, "reason"),
     "Protection": (1, "reason"),
     "StartupProblem": (0, "reason"),
@@ -56,6 +57,7 @@ ANSWERS = {
 }
 # What is told under a name that holds a reason made elsewhere -> where
 PASSED_ON = {
+    "held.reason": "HeldBack",
     "reason": "an argument of Turn.finish, Turn.refuse, Channels._refuse, Worker._fail, or a field that is passed on",
     "plan.reason": "next_plan, and the first plan's",
     "message.reason": "the worker's own, WorkerFailed",

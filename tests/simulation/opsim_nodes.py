@@ -10,6 +10,7 @@ from opsim_scenario import CRASHING, MISSING
 from opsim_server import Object, Server, Watch
 
 GRACE_SECONDS = 30.0
+MANY = 1 << 20
 ZONE = "topology.kubernetes.io/zone"
 TAINT = {"key": "aws-node-termination-handler/spot-itn", "value": "", "effect": "NoSchedule"}
 
@@ -25,7 +26,9 @@ class Process(Protocol):
 
 
 class Nodes:
-    """start: a pod's worker process. full: pools in which no node can be had."""
+    """start: a pod's worker process. full: pools in which no node can be had. room: nodes that there are, if they are
+    few.
+    """
 
     def __init__(
         self, loop: VirtualLoop, rng: random.Random, server: Server, nodes: Watch, start: Callable[[Object], Process]
@@ -37,6 +40,7 @@ class Nodes:
         self._dead: set[str] = set()  # names of nodes that run nothing any more
         self._made = 0
         self.full: set[str] = set()
+        self.room = MANY
 
     # what the API server tells
 
@@ -60,11 +64,16 @@ class Nodes:
     def _there(self, pod: Object) -> bool:
         return pod["metadata"]["uid"] in self._pods
 
+    def _taken(self) -> int:
+        """Nodes on which a pod has not ended."""
+        ended = ("Succeeded", "Failed")
+        return sum("nodeName" in p["spec"] and p["status"].get("phase") not in ended for p in self._pods.values())
+
     def _schedule(self, pod: Object) -> None:
         if not self._there(pod) or pod["spec"].get("nodeName"):
             return
         pool = pod["metadata"]["labels"].get(LABEL_NODE_POOL, "")
-        if pool in self.full:
+        if pool in self.full or self._taken() >= self.room:
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
             if pod["status"].get("conditions") != [condition]:
                 pod["status"]["conditions"] = [condition]

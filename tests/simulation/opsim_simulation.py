@@ -25,6 +25,8 @@ from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.signals import lives
+from bamboo_operator.tenants.controller import TenantController
+from bamboo_operator.tenants.tenant_list import TenantList, TenantSource
 from opsim_audit import Audit
 from opsim_budgets import disruptions_allowed
 from opsim_loop import VirtualLoop, virtual_time
@@ -56,12 +58,21 @@ class RunResult:
 
 
 class OperatorSimulation:
-    """say: gets every line of the log. audit: reconciliations that are not due are made, too, and may do nothing."""
+    """say: gets every line of the log. audit: reconciliations that are not due are made, too, and may do nothing.
+    tenants: who shares the nodes, None if nobody decides that.
+    """
 
     def __init__(
-        self, scenario: ClusterScenario, say: Callable[[str], None] | None = None, *, audit: bool = False
+        self,
+        scenario: ClusterScenario,
+        say: Callable[[str], None] | None = None,
+        *,
+        audit: bool = False,
+        tenants: TenantList | None = None,
     ) -> None:
-        self.scenario, self._say = scenario, say
+        self.scenario, self._say, self.tenants = scenario, say, TenantSource()
+        self.tenants.current = tenants
+        self._sharing: asyncio.Task[None] | None = None
         self.audit = Audit(self.fail) if audit else None
         self.loop = VirtualLoop(scenario.grid)
         rng = self.rng = random.Random(f"world {scenario.seed}")
@@ -252,8 +263,11 @@ class OperatorSimulation:
             key=b"k" * 16,
             url="ws://operator",
             settings=settings,
+            tenants=self.tenants.current is not None,
         )
         self.controller, self.workers.gateway = JobController(self.shared), gateway
+        if self.shared.tenants:
+            self._sharing = asyncio.create_task(TenantController(self.tenants, self.controller).run())
         for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
             watch.listening = True
             for thing in list(watch.objects.values()):
@@ -263,6 +277,8 @@ class OperatorSimulation:
     async def stop_operator(self) -> None:
         self.log("the operator ends")
         ended, self.controller, self.workers.gateway = self.controller, None, None
+        if self._sharing:
+            self._sharing.cancel()
         self.server.names.clear()
         for watch in (self.pods, self.nodes, self.jobs):
             watch.forget()

@@ -30,6 +30,7 @@ from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.signals.node_marks import NodeMark
+from bamboo_operator.tenants.share import JobShare
 from fake_api import FakeApi
 from operator_kit import META, SETTINGS
 from opsim_budgets import disruptions_allowed, is_about
@@ -213,6 +214,7 @@ class Job:
         self.runner = CoordinatorRunner(
             running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", ReconcileTrigger()
         )  # type: ignore[arg-type]
+        self.share = JobShare()
         self.controller = PodController(
             running.job,
             self.runner,
@@ -224,6 +226,7 @@ class Job:
             resumed=resumed,
             rolling=self._rolling(written),
             choice=PoolChoice(lambda: place.exposures, PriceSource(), self.runner.events.append),
+            share=self.share,
         )
 
     def _rolling(self, written: RolloutStatus | None) -> RollingChange:

@@ -203,7 +203,7 @@ class BambooJobStatus(ApiPart, frozen=True):
     """The generation of the spec that the status is about."""
     conditions: Annotated[tuple[Condition, ...], _schema(maxItems=16, **_BY_TYPE)] = ()
     """Accepted, WorkersReady, WorkersUpdated, Running, Degraded, Protected, Straggling, Corrupted, BudgetShort,
-    Suspended, Restoring, FallbackActive, Complete, Failed: whether each holds, since when, and why.
+    HeldBack, Suspended, Restoring, FallbackActive, Complete, Failed: whether each holds, since when, and why.
     """
     state: Annotated[str, _schema(maxLength=63)] = "Pending"
     """The conditions in one word, such as Running or Degraded. For display only; programs read the conditions."""

@@ -79,3 +79,9 @@ OPERATOR_PRICES_AGE = _operator(
     "Time since the prices of machines were read well; absent if none ever were.",
     unit="seconds",
 )
+OPERATOR_TENANTS_AGE = _operator(
+    "tenants_age_seconds",
+    MetricKind.GAUGE,
+    "Time since the list of tenants was read well; absent if it never was.",
+    unit="seconds",
+)

@@ -20,6 +20,7 @@ from bamboo_operator.pods.rollouts.rollout import RolloutState
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.tenants.tenant_list import TenantSource
 
 IDLE_STATES = ("Suspended", "Invalid", "Complete", "Failed")
 
@@ -36,6 +37,7 @@ class MetricSources:
     calls: ApiCallCounts
     counts: OperatorCounts
     prices: PriceSource = field(default_factory=PriceSource)
+    tenants: TenantSource = field(default_factory=TenantSource)
     page_url: str = ""  # under which people reach job pages
 
     def fill(self, page: MetricsPage) -> None:
@@ -172,6 +174,8 @@ def _operator(page: MetricsPage, sources: MetricSources) -> None:
     page.add(operator_catalog.OPERATOR_CHANNELS, sources.gateway.connected)
     if (age := sources.prices.age) is not None:
         page.add(operator_catalog.OPERATOR_PRICES_AGE, age)
+    if (age := sources.tenants.age) is not None:
+        page.add(operator_catalog.OPERATOR_TENANTS_AGE, age)
 
 
 def _table(page: MetricsPage, metric: Metric, counts: Counter[str]) -> None:

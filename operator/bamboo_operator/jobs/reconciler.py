@@ -41,6 +41,8 @@ from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
+from bamboo_operator.tenants.demand import Grant, JobDemand
+from bamboo_operator.tenants.share import JobShare
 
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
 
@@ -56,6 +58,7 @@ class JobReconciler:
         self._made = read_leniently(Metadata, metadata).creation_timestamp
         self._job = JobIdentity(self.key, self.uid)
         self.meter = JobMeter(shared.counts)
+        self._share = JobShare(decided=not shared.tenants)
         self._meta = JobMeta(uid=self.uid)
         self._edited = asyncio.Event()
         self._trigger = ReconcileTrigger()
@@ -101,6 +104,21 @@ class JobReconciler:
             self._trigger.at_once()
             if self._training:
                 self._training.apply_edits()
+
+    def demand(self) -> JobDemand | None:
+        """What the job wants and has, if it is to train."""
+        return self._training.demand(self._made) if self._training else None
+
+    def granted(self, grant: Grant) -> None:
+        """It may have that from now on."""
+        if grant == self._share.grant:
+            return
+        self._share.grant = grant
+        if self._spec.bounded(grant.bound):
+            self._edited.set()
+            if self._training:
+                self._training.apply_edits()
+        self._trigger.at_once()
 
     def deleted(self) -> None:
         """The job was deleted: its workers need not wait for the end of their pods' grace period."""
@@ -172,6 +190,7 @@ class JobReconciler:
         self.meter.begin()
         self._spec.report_problems(runner.events.append)
         self.runner = runner
+        self._share = JobShare(decided=not shared.tenants)
         settings, record, first = self._pod_settings(), runner.events.append, status.written.pool_order
         templates = WorkerTemplates(self._meta, settings, self._spec.accepted.sections)
         controller = PodController(
@@ -185,6 +204,7 @@ class JobReconciler:
             resumed=run.resumed,
             rolling=RollingChange(templates, status.written.rollout, record),
             choice=PoolChoice(shared.exposures, shared.prices, record, first.first if first else ""),
+            share=self._share,
         )
         training = Training(
             run,
@@ -195,6 +215,7 @@ class JobReconciler:
             self._cost,
             shared,
             self._attempts,
+            self._share,
             edited=self._edited,
             trigger=self._trigger,
         )

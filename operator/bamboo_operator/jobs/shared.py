@@ -37,6 +37,7 @@ class SharedResources:
     marks: tuple[NodeMark, ...] = ()
     prices: PriceSource = field(default_factory=PriceSource)
     exposures: Callable[[], Mapping[Place, Exposure]] = dict
+    tenants: bool = False  # share nodes: somebody decides what each job may have
     page_url: str = ""  # under which people reach job pages
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)

@@ -8,12 +8,15 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import datetime
 from typing import Any
 
-from bamboo_core.coordinator.events import Outcome
+from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.coordinator.grids import holding
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
+from bamboo_operator.jobs.job_demand import job_demand
 from bamboo_operator.jobs.reconcile_schedule import (
     RECONCILE_SECONDS,
     ReconcileOutcome,
@@ -26,6 +29,8 @@ from bamboo_operator.pods.controller import PodController
 from bamboo_operator.status.budget import money_lasts, suspends
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
+from bamboo_operator.tenants.demand import JobDemand
+from bamboo_operator.tenants.share import JobShare
 
 COUNT_SECONDS = 2.0  # between two counts of what the workers cost, and looks at whether there is progress to write
 HEARTBEAT_SECONDS = 30.0  # while a job waits for its turn
@@ -46,6 +51,7 @@ class Training:
         cost: CostCounter,
         shared: SharedResources,
         attempts: ApiAttempts,
+        share: JobShare,
         *,
         edited: asyncio.Event,
         trigger: ReconcileTrigger,
@@ -55,6 +61,8 @@ class Training:
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
         self._edited, self._trigger, self._attempts = edited, trigger, attempts
+        self._share = share
+        self._fewest: tuple[object, int] = None, 0  # workers of the smallest grid, and what that was found from
         self._tell_prices()  # before it asks for workers
         self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.job.key}")
         self._coordinating.add_done_callback(lambda _: trigger.at_once())
@@ -106,12 +114,40 @@ class Training:
         more, self._repeated = repeated - self._repeated, repeated
         self._cost.count(repeated=more)
         self._tell_prices()
+        self._tell_what_holds_back()
         self._status.update(
             pods=dict(self._controller.pods.by_pool()),
             finish=self._runner.finish,
             rollout=self._controller.rollout,
             pool_ranks=self._controller.pool_ranks,
         )
+
+    def demand(self, made: datetime | None) -> JobDemand | None:
+        """What the job wants and has; None if it ends. made: when it was created."""
+        facts, runner = self._status.facts, self._runner
+        if facts.spec is None or runner.ending or runner.state.ending.stopping:
+            return None
+        known: object = (runner.state.profile, facts.spec)
+        if known != self._fewest[0]:
+            self._fewest = known, holding.fewest_to_begin(runner.state, facts.spec)
+        return job_demand(
+            "/".join(self._run.job.key),
+            made.timestamp() if made else 0.0,
+            facts.spec,
+            runner.wanted,
+            runner.status(),
+            self._controller.counts(),
+            facts.pools,
+            fewest=self._fewest[1],
+            resumed=self._run.resumed,
+        )
+
+    def _tell_what_holds_back(self) -> None:
+        """In the status, and when it is for another reason as an event."""
+        held, before = self._share.held_back, self._status.facts.held_back
+        self._status.update(held_back=held)
+        if held is not None and (before is None or held.reason != before.reason):
+            self._runner.events.append(Emit(held.reason, held.message))
 
     def _tell_prices(self) -> None:
         """What workers cost now, by their pools and zones, if the coordinator goes by that."""

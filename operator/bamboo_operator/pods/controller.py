@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -24,6 +25,7 @@ from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, wit
 from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
+from bamboo_operator.pods.pod_counts import JobPodCounts, leaving
 from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
 from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
@@ -39,10 +41,12 @@ from bamboo_operator.pods.starting.startup_events import StartupEvents
 from bamboo_operator.pods.starting.startup_problems import (
     GATED,
     StartupProblem,
+    finds_no_node,
     missing_pods,
     startup_problems,
 )
 from bamboo_operator.signals.signals import is_deleted, worker_exit
+from bamboo_operator.tenants.share import JobShare
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
@@ -53,7 +57,7 @@ GIVE_BACK_SECONDS = 3600.0
 
 class PodController:
     """The pods of one job. requests: the job's coordinator. created: how many workers the job has had. record: takes
-    events for the user.
+    events for the user. share: what the job may have at the moment.
 
     resumed: did the job run before this operator took it over? settled: the last reconciliation has left everything as
     it was, so that another one is of use only when something has changed, or at the deadline.
@@ -72,13 +76,14 @@ class PodController:
         resumed: bool,
         rolling: RollingChange,
         choice: PoolChoice,
+        share: JobShare,
     ) -> None:
         self._job, self._requests, self._cluster, self._api = job, requests, cluster, api
         self._meta = JobMeta(uid=job.uid)
         self._settings, self._record = settings, record
         self.pods = JobPods(job, cluster)
         self.created = max(created, self.pods.next_number())
-        self._rolling, self._choice = rolling, choice
+        self._rolling, self._choice, self._share = rolling, choice, share
         self._waiting_since: float | None = None
         self._releases = GateReleases(self._spec)
         self._given_back: set[WorkerId] = set()
@@ -112,6 +117,7 @@ class PodController:
             self._look_for_nodes,
             self._apply_network_policy,
             self._update_disruption_budget,
+            self._withdraw_pods,
             self._create_pods,
             self._delete_ended_pods,
             self._replace_unjoined,
@@ -229,6 +235,26 @@ class PodController:
         known = self._known()
         return {name: pod for name, pod in self.pods.all().items() if name not in known}
 
+    def _staying(self) -> dict[str, dict[str, Any]]:
+        """The pods that count as the job's: not those of workers that are lost or about to leave."""
+        out = {*self._requests.wanted.gone, *leaving(self._requests.status())}
+        return {name: pod for name, pod in self.pods.living().items() if name not in out}
+
+    def counts(self) -> JobPodCounts:
+        """What is there, for the job's share."""
+        staying, unscheduled = self._staying(), self.pods.unscheduled()
+        lacking = [name for name, pod in unscheduled.items() if finds_no_node(pod)]
+        pool = worker_pool(unscheduled[lacking[0]]) if lacking else None
+        pools = {one.name: one for one in self._spec.node_pools}
+        next_pool = choose_pool(self._pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
+        return JobPodCounts(
+            pods=len(staying),
+            by_pool=Counter(worker_pool(pod) or "" for pod in staying.values() if pod["spec"].get("nodeName")),
+            wanting=self.adding + len(unscheduled),
+            lacks_nodes=bool(lacking),
+            pool=next_pool if pool is None else pools.get(pool, next_pool),
+        )
+
     def _unjoined(self, since: datetime) -> dict[WorkerId, float]:
         return join_timeout.seconds_unjoined(self.pods.living(), self._requests.joined, since, utc_now())
 
@@ -237,7 +263,7 @@ class PodController:
         self.created = max(self.created, self.pods.next_number())  # the answer to a creation may have been lost
         self._withdraw()
         self._releases.observe(self.pods.without_node(), now)
-        if not self.pods.unscheduled() and not self.adding:
+        if not self.pods.unscheduled() and not (self.adding and not self._share.is_bound(len(self._staying()))):
             self._waiting_since = None
         elif self._waiting_since is None:
             released = {name: self._releases.at(name) for name in self.pods.unscheduled()}
@@ -301,12 +327,28 @@ class PodController:
             now = time.monotonic()
             if not self.adding or self._requests.finished or self._backoff.holds(now) or now > end:
                 return
+            if not self._share.room(len(self._staying())):
+                return
             pools = self._pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
             if pools and pool is None:
                 self._pools_full = True
                 return
             await self._create(self._rolling.template(self._sight()), pool)
+
+    async def _withdraw_pods(self) -> None:
+        """Deletes the newest pods that are more than the job may have: those without a node, and of a job without a
+        grid all, since they are of no use to it until it has its turn. A grid that runs is made smaller by its
+        coordinator.
+        """
+        staying = self._staying()
+        idle = [name for name in self.pods.without_node() if name in staying]
+        if self._requests.status().phase in ("Pending", "Restoring"):
+            idle = list(staying)
+        newest = sorted(idle, key=lambda name: worker_number(staying[name]) or 0, reverse=True)
+        newest.sort(key=lambda name: bool(staying[name]["spec"].get("nodeName")))
+        for name in newest[: self._share.surplus(len(staying))]:
+            await self._deletions.delete(staying[name])
 
     async def _create(self, template: WorkerTemplate, pool: NodePool | None) -> None:
         """Creates the next worker's pod. If its name is taken, the next number is tried the next time."""
@@ -425,6 +467,8 @@ class PodController:
             self._release(step.worker, f"{step.worker} is replaced: its pod would be made in another way now")
         elif pools and pool is None:
             self._rolling.refused("every node pool is at its maxWorkers", no_room=True)
+        elif not self._share.room(len(self._staying())):
+            self._rolling.refused("the job may have no worker more for a while (condition HeldBack)", no_room=True)
         else:
             name = worker_name(self._spec.name, self.created)
             try:
@@ -454,7 +498,7 @@ class PodController:
         self._probes = decision.probes
         if decision.release is not None:
             self._release(decision.release, decision.reason)
-        elif decision.probe is not None:
+        elif decision.probe is not None and self._share.room(len(self._staying())):
             self._probes |= {worker_name(self._spec.name, self.created)}
             await self._create(self._rolling.template(self._sight()), decision.probe)
         elif decision.delete is not None:

@@ -14,6 +14,7 @@ from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.pods.rollouts.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.status.savings import CostComparison
+from bamboo_operator.tenants.demand import HeldBack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ class StatusFacts:
     repeated_cost: Decimal = Decimal(0)  # of that, for repeated steps
     counted_until: datetime | None = None  # until when, None if it never was
     comparison: CostComparison = field(default_factory=CostComparison)  # of costs, over all operators
+    held_back: HeldBack | None = None  # what keeps the job from workers for the sake of others
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
     selector: str | None = None  # of all the job's pods

@@ -57,6 +57,7 @@ class StatusWriter:
             finish=None,
             plan=None,
             startup_problems=(),
+            held_back=None,
             unattended=False,
             rollout=None,
         )

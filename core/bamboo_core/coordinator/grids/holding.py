@@ -137,15 +137,19 @@ def to_have(state: CoordinatorState) -> int:
         if target is not None:
             wanted = min(wanted, target + state.spec.standby.workers)
         if affordable is not None:
-            wanted = min(wanted, max(_fewest_to_begin(state) if target is None else target, affordable))
+            wanted = min(wanted, max(fewest_to_begin(state) if target is None else target, affordable))
     return wanted + (state.stragglers.asked_at is not None)
 
 
-def _fewest_to_begin(state: CoordinatorState) -> int:
-    """Workers of the smallest grid that has room, as far as that is known."""
-    spec = state.spec
-    fewest, rates = fewest_workers(spec), choosing.rates_of(state)
+def fewest_to_begin(state: CoordinatorState, spec: JobSpec | None = None) -> int:
+    """Workers of the smallest grid that has room, as far as that is known. spec: with that specification in place of
+    the job's.
+    """
+    spec = spec or state.spec
+    fewest = fewest_workers(spec)
+    rates = choosing.rates_of(state) if spec.elastic.chooses_grid else None
     if rates is not None:
+        rates = rates if rates.spec == spec else GridRates(rates.figures, spec, rates.memory)
         most = spec.elastic.most_workers(spec.topology)
         fewest = next((n for n in range(fewest, most) if rates.best(n)), most)
     return fewest

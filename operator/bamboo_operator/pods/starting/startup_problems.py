@@ -107,12 +107,23 @@ def _of(pod: Json, events: Mapping[str, StartupProblem]) -> Iterator[StartupProb
     status = pod.get("status") or {}
     if not lives(pod) or gates_of(pod):
         return
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == UNSCHEDULABLE:
-            yield StartupProblem(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
-            return
+    if (condition := _unschedulable(pod)) is not None:
+        yield StartupProblem(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
+        return
     told = events.get(pod["metadata"]["uid"]) if is_unexplained(pod) else None
     yield from islice((told,) if told else _stalled(status), 1)
+
+
+def finds_no_node(pod: Json) -> bool:
+    """Has the scheduler found no node for it?"""
+    return _unschedulable(pod) is not None
+
+
+def _unschedulable(pod: Json) -> Json | None:
+    """The condition that says that there is no node for the pod, if there is one."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == UNSCHEDULABLE)
+    return next(found, None)
 
 
 def _stalled(status: Json) -> Iterator[StartupProblem]:

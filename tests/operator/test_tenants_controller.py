@@ -1,0 +1,71 @@
+"""What jobs may have is decided again and again, once all jobs are known."""
+
+from bamboo_operator.tenants.controller import SETTLED_LOOKS, TenantController
+from bamboo_operator.tenants.demand import UNBOUND, Grant, JobDemand
+from bamboo_operator.tenants.tenant_list import TenantSource
+from tenant_kit import job, running, tenants
+
+
+class Listed:
+    """A job of an operator."""
+
+    def __init__(self, wants: JobDemand | None) -> None:
+        self.wants = wants
+        self.grants: list[Grant] = []
+
+    def demand(self) -> JobDemand | None:
+        return self.wants
+
+    def granted(self, grant: Grant) -> None:
+        self.grants.append(grant)
+
+
+class Operator:
+    def __init__(self, *jobs: Listed) -> None:
+        self.jobs = list(jobs)
+
+    def running(self) -> list[Listed]:
+        return self.jobs
+
+
+def deciding(*jobs: Listed) -> tuple[TenantController, Operator, TenantSource]:
+    operator, source = Operator(*jobs), TenantSource()
+    source.current = tenants({"name": "t", "namespaces": ["a"], "most": {"workers": 5}})
+    return TenantController(source, operator), operator, source
+
+
+def test_nothing_is_decided_before_as_many_jobs_are_known_for_a_while() -> None:
+    first, second = Listed(running("a/x", 4)), Listed(job("a/y", made=1))
+    controller, operator, _ = deciding(first)
+    for _ in range(SETTLED_LOOKS):
+        controller.look()
+    operator.jobs.append(second)
+    for _ in range(SETTLED_LOOKS):
+        controller.look()
+    assert (first.grants, second.grants) == ([], [])
+    controller.look()
+    assert [grant.pods for grant in (*first.grants, *second.grants)] == [4, 0]
+    operator.jobs.append(third := Listed(job("a/z", made=2)))
+    controller.look()
+    assert len(third.grants) == 1, "an operator that works decides at once for a new job"
+
+
+def test_a_job_that_is_not_to_train_is_told_nothing() -> None:
+    idle = Listed(None)
+    controller, _, _ = deciding(idle)
+    for _ in range(SETTLED_LOOKS + 2):
+        controller.look()
+    assert idle.grants == []
+
+
+def test_without_a_list_that_can_be_read_only_those_go_on_that_have_begun() -> None:
+    old, new = Listed(running("a/x", 8)), Listed(job("a/y"))
+    controller, _, source = deciding(old, new)
+    source.current = None
+    for _ in range(SETTLED_LOOKS + 1):
+        controller.look()
+    assert old.grants == [UNBOUND]
+    assert [grant.pods for grant in new.grants] == [0]
+    source.current = tenants()
+    controller.look()
+    assert [grant.pods for grant in (old.grants[-1], new.grants[-1])] == [8, 8]

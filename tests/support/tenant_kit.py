@@ -1,0 +1,80 @@
+"""Tenants, and jobs that want workers."""
+
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import strategies as st
+
+from bamboo_operator.tenants.demand import JobDemand
+from bamboo_operator.tenants.tenant_list import TenantList, parse_tenants
+
+
+def tenants(*listed: dict[str, Any], **more: Any) -> TenantList:
+    return parse_tenants({"format": "bamboo-tenants", "version": 1, "tenants": list(listed), **more})
+
+
+def job(name: str, **more: Any) -> JobDemand:
+    """A job of 4 stages that has nothing yet, and would have two pipelines."""
+    namespace = name.partition("/")[0]
+    return JobDemand(**{"name": name, "namespace": namespace, "made": 0.0, "fewest": 4, "step": 4, "most": 8} | more)
+
+
+def running(name: str, workers: int, **more: Any) -> JobDemand:
+    """A job whose grid runs with so many workers."""
+    return job(name, **{"begun": True, "runs": True, "pods": workers, "placed": workers} | more)
+
+
+def waiting(name: str, **more: Any) -> JobDemand:
+    """A job of whose pods none finds a node."""
+    return job(name, **{"pods": 4, "wanting": 4, "lacks_nodes": True} | more)
+
+
+@st.composite
+def any_job(draw: st.DrawFn, number: int) -> JobDemand:
+    namespace, step = draw(st.sampled_from("abc")), draw(st.integers(1, 4))
+    fewest = step * draw(st.integers(1, 2))
+    most, begun = fewest + draw(st.integers(0, 8)), draw(st.booleans())
+    pods = draw(st.integers(0, most))
+    placed = draw(st.integers(0, pods))
+    return JobDemand(
+        name=f"{namespace}/job-{number}",
+        namespace=namespace,
+        made=draw(st.integers(0, 5)),
+        fewest=fewest,
+        step=step,
+        most=most,
+        devices=draw(st.integers(1, 3)),
+        price=Decimal(draw(st.integers(0, 5))),
+        pods=pods,
+        placed=placed,
+        wanting=most - placed,
+        begun=begun,
+        runs=begun and draw(st.booleans()),
+        broken=draw(st.integers(0, 2)),
+        harm=draw(st.sampled_from(("", "one more loss ends it"))),
+        nodes=draw(st.sampled_from(("", "spot"))),
+        lacks_nodes=draw(st.booleans()),
+    )
+
+
+@st.composite
+def any_jobs(draw: st.DrawFn) -> list[JobDemand]:
+    return [draw(any_job(number)) for number in range(draw(st.integers(1, 6)))]
+
+
+any_tenants = st.builds(
+    lambda workers, devices, money, each, weight: tenants(
+        {
+            "name": "first",
+            "namespaces": ["a", "b"],
+            "weight": weight,
+            "most": {"workers": workers, "devices": devices, "moneyPerHour": str(money)},
+            "mostPerJob": {"workers": each},
+        }
+    ),
+    st.integers(1, 30),
+    st.integers(1, 60),
+    st.integers(0, 60),
+    st.integers(1, 20),
+    st.integers(1, 3),
+)
