@@ -1,5 +1,10 @@
 """What jobs may have is decided again and again, once all jobs are known."""
 
+import asyncio
+
+import pytest
+
+from bamboo_operator.tenants import controller as controller_module
 from bamboo_operator.tenants.controller import SETTLED_LOOKS, TenantController
 from bamboo_operator.tenants.demand import UNBOUND, Grant, JobDemand
 from bamboo_operator.tenants.tenant_list import TenantSource
@@ -34,38 +39,55 @@ def deciding(*jobs: Listed) -> tuple[TenantController, Operator, TenantSource]:
     return TenantController(source, operator), operator, source
 
 
-def test_nothing_is_decided_before_as_many_jobs_are_known_for_a_while() -> None:
+async def test_nothing_is_decided_before_as_many_jobs_are_known_for_a_while() -> None:
     first, second = Listed(running("a/x", 4)), Listed(job("a/y", made=1))
     controller, operator, _ = deciding(first)
     for _ in range(SETTLED_LOOKS):
-        controller.look()
+        await controller.look()
     operator.jobs.append(second)
     for _ in range(SETTLED_LOOKS):
-        controller.look()
+        await controller.look()
     assert (first.grants, second.grants) == ([], [])
-    controller.look()
+    await controller.look()
     assert [grant.pods for grant in (*first.grants, *second.grants)] == [4, 0]
     operator.jobs.append(third := Listed(job("a/z", made=2)))
-    controller.look()
+    await controller.look()
     assert len(third.grants) == 1, "an operator that works decides at once for a new job"
 
 
-def test_a_job_that_is_not_to_train_is_told_nothing() -> None:
+async def test_a_job_that_is_not_to_train_is_told_nothing() -> None:
     idle = Listed(None)
     controller, _, _ = deciding(idle)
     for _ in range(SETTLED_LOOKS + 2):
-        controller.look()
+        await controller.look()
     assert idle.grants == []
 
 
-def test_without_a_list_that_can_be_read_only_those_go_on_that_have_begun() -> None:
+async def test_without_a_list_that_can_be_read_only_those_go_on_that_have_begun() -> None:
     old, new = Listed(running("a/x", 8)), Listed(job("a/y"))
     controller, _, source = deciding(old, new)
     source.current = None
     for _ in range(SETTLED_LOOKS + 1):
-        controller.look()
+        await controller.look()
     assert old.grants == [UNBOUND]
     assert [grant.pods for grant in new.grants] == [0]
     source.current = tenants()
-    controller.look()
+    await controller.look()
     assert [grant.pods for grant in (old.grants[-1], new.grants[-1])] == [8, 8]
+
+
+async def test_a_look_that_fails_is_said_once_and_the_next_one_is_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, good = Listed(running("a/x", 4)), Listed(running("a/y", 4))
+    controller, operator, _ = deciding(broken, good)
+    monkeypatch.setattr(controller_module, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(broken, "demand", lambda: 1 / 0)
+    deciding_again = asyncio.create_task(controller.run())
+    await asyncio.sleep(0.1)
+    operator.jobs.remove(broken)
+    async with asyncio.timeout(5):
+        while not good.grants:
+            await asyncio.sleep(0.01)
+    deciding_again.cancel()
+    assert [one.getMessage() for one in caplog.records] == ["what jobs may have could not be decided"]

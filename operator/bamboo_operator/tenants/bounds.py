@@ -46,8 +46,10 @@ class _Room:
 def shares(jobs: Iterable[JobDemand], tenants: TenantList) -> dict[str, Share]:
     """Each job's, by its name."""
     by_tenant: dict[str, tuple[Tenant, list[JobDemand]]] = {}
-    for job in sorted(jobs, key=lambda job: (job.made, job.name)):
-        tenant = tenants.of(job.namespace)
+    jobs = sorted(jobs, key=lambda job: (job.made, job.name))
+    owners = tenants.owners(job.namespace for job in jobs)
+    for job in jobs:
+        tenant = owners[job.namespace]
         by_tenant.setdefault(tenant.name, (tenant, []))[1].append(job)
     return {name: share for tenant, own in by_tenant.values() for name, share in _of_tenant(tenant, own).items()}
 

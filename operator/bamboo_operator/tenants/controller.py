@@ -1,6 +1,7 @@
 """Decides again and again what each job of the operator may have, and tells those for whom it is something else."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection
 from typing import Final, Protocol
@@ -10,7 +11,10 @@ from bamboo_operator.tenants.demand import Grant, JobDemand
 from bamboo_operator.tenants.line import NO_LINES, Lines
 from bamboo_operator.tenants.tenant_list import TenantSource
 
+logger = logging.getLogger(__name__)
+
 LOOK_SECONDS: Final = 1.0
+ASKED_AT_ONCE: Final = 20  # jobs, before others of the process get their turn
 SETTLED_LOOKS: Final = 3  # at the beginning, with as many jobs each time: then all have been listed
 
 
@@ -35,16 +39,28 @@ class TenantController:
         self._source, self._jobs = source, jobs
         self._lines: Lines = NO_LINES
         self._looks, self._count = 0, -1  # with as many jobs
+        self._said: str | None = None  # what failed last
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. A look that fails is a bug; all keep what they have, and the next may go well."""
         while True:
-            self.look()
+            try:
+                await self.look()
+                self._said = None
+            except Exception as error:
+                if (said := repr(error)) != self._said:
+                    logger.exception("what jobs may have could not be decided")
+                self._said = said
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Decide once."""
-        jobs = {demand.name: (job, demand) for job in self._jobs.running() if (demand := job.demand()) is not None}
+        jobs: dict[str, tuple[TenantJob, JobDemand]] = {}
+        for number, job in enumerate(self._jobs.running()):
+            if (demand := job.demand()) is not None:
+                jobs[demand.name] = job, demand
+            if number % ASKED_AT_ONCE == ASKED_AT_ONCE - 1:
+                await asyncio.sleep(0)
         if not self._has_settled(len(jobs)):
             return
         demands, tenants = [demand for _, demand in jobs.values()], self._source.current

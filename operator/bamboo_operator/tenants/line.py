@@ -85,13 +85,15 @@ def ask_of(job: JobDemand, pods: int) -> NodeRequest | None:
 
 def used_shares(jobs: Iterable[JobDemand], tenants: TenantList) -> dict[str, Fraction]:
     """What each tenant has for its weight, by its name: the largest of its parts of all workers, devices and money."""
+    jobs = list(jobs)
     used: dict[str, list[Fraction]] = defaultdict(lambda: [Fraction(0)] * 3)
+    owners = tenants.owners(job.namespace for job in jobs)
     for job in jobs:
         has = (Fraction(job.placed), Fraction(job.placed * job.devices), Fraction(job.placed * job.price))
-        tenant = tenants.of(job.namespace).name
+        tenant = owners[job.namespace].name
         used[tenant] = [before + more for before, more in zip(used[tenant], has, strict=True)]
     totals = [sum(column) for column in zip(*used.values(), strict=True)]
-    weights = {tenants.of(job.namespace).name: Fraction(tenants.of(job.namespace).weight) for job in jobs}
+    weights = {owner.name: Fraction(owner.weight) for owner in owners.values()}
     return {
         tenant: max(part / total if total else Fraction(0) for part, total in zip(parts, totals, strict=True))
         / weights[tenant]
@@ -101,9 +103,11 @@ def used_shares(jobs: Iterable[JobDemand], tenants: TenantList) -> dict[str, Fra
 
 def in_order(asks: Iterable[NodeRequest], tenants: TenantList, used: Mapping[str, Fraction]) -> list[NodeRequest]:
     """The most urgent first; the order is total."""
+    asks = list(asks)
+    owners = tenants.owners(ask.job.namespace for ask in asks)
 
     def key(ask: NodeRequest) -> tuple[NodeUrgency, Fraction, float, str]:
-        return ask.urgency, used[tenants.of(ask.job.namespace).name], ask.job.made, ask.job.name
+        return ask.urgency, used[owners[ask.job.namespace].name], ask.job.made, ask.job.name
 
     return sorted(asks, key=key)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Final
@@ -81,6 +81,10 @@ class TenantList:
         named = next((one for one in self.tenants if namespace in one.namespaces), None)
         rest = next((one for one in self.tenants if EVERY_OTHER in one.namespaces), None)
         return named or rest or Tenant(name=namespace, namespaces=(namespace,))
+
+    def owners(self, namespaces: Iterable[str]) -> dict[str, Tenant]:
+        """Whose each of these is."""
+        return {namespace: self.of(namespace) for namespace in set(namespaces)}
 
 
 def read_tenants(path: str) -> TenantList:
