@@ -15,6 +15,7 @@ Document = dict[str, Any]
 FREE = {
     "budget",
     "degradedPriorityClassName",
+    "poolOrder",
     *(
         "suspend",
         "elastic",
