@@ -1,6 +1,6 @@
 """Brings the chart up to date with what it is made from: `make chart`. A test fails if anything committed is stale.
 
-A chart reads only what lies in its folder. So the CRD, the operator's rules, the dashboards and the alerts are copied
+A chart reads only what lies in its folder. So the CRDs, the operator's rules, the dashboards and the alerts are copied
 into charts/bamboo/files, and the table in docs/chart.md is written from the comments in values.yaml.
 """
 
@@ -23,7 +23,8 @@ KEY = re.compile(r"( *)([A-Za-z]\w*):")
 
 def copies(root: Path = ROOT) -> dict[str, str]:
     """What is to be in files/, by its path there. Dashboards and alerts are there if they have been made."""
-    sources = {"bamboojob.yaml": root / "crds" / "bamboojob.yaml", "rbac.yaml": root / "operator" / "rbac.yaml"}
+    sources = {"rbac.yaml": root / "operator" / "rbac.yaml"}
+    sources |= {path.name: path for path in (root / "crds").glob("*bamboo*.yaml")}
     alerts = root / "dashboards" / "alerts.yaml"
     if alerts.exists():
         sources["alerts.yaml"] = alerts

@@ -24,6 +24,7 @@ from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
+from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.cluster.watch_health import WatchHealth
 from bamboo_operator.http.job_pages import JobPages, PageSettings
 from bamboo_operator.http.metrics import MetricSources
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 RELEASE_SECONDS = 3.0
 FIRST_PRICES_SECONDS = 2.0  # that jobs wait for prices: what was paid while nobody looked is counted at them
 RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
-WATCHES = 8  # of a namespace: connections of its watches, also while one is begun anew
+WATCHES = 12  # of a namespace: connections of its watches, also while one is begun anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +266,7 @@ class _Operator:
             cluster=ClusterCache(),
             gateway=self._gateway,
             api=self._api,
+            runtimes=RuntimeCache(self._api),
             reviews=TokenReviewer(self._reviewer),
             key=options.key,
             url=options.url or own,

@@ -62,6 +62,8 @@ def test_what_is_installed_by_default(rendered: dict[str, list[Json]]) -> None:
         ("ClusterRoleBinding", "bamboo-operator"),
         ("ClusterRoleBinding", "bamboo-operator-page"),
         ("CustomResourceDefinition", "bamboojobs.bamboo.dev"),
+        ("CustomResourceDefinition", "bambooruntimes.bamboo.dev"),
+        ("CustomResourceDefinition", "clusterbambooruntimes.bamboo.dev"),
         ("Deployment", "bamboo-operator"),
         ("NetworkPolicy", "bamboo-operator"),
         ("Role", "bamboo-operator-lease"),
@@ -96,17 +98,19 @@ def test_names_stay_valid_however_long_the_release_is_called(chart: Helm, releas
     assert "bamboo" in one(documents, "Deployment")["metadata"]["name"]
 
 
-def test_the_crd_is_the_repositorys(rendered: dict[str, list[Json]]) -> None:
-    crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
-    found = one(rendered["default"], "CustomResourceDefinition")
+@pytest.mark.parametrize("kind", ["bamboojob", "bambooruntime", "clusterbambooruntime"])
+def test_the_crds_are_the_repositorys(rendered: dict[str, list[Json]], kind: str) -> None:
+    crd = yaml.safe_load((ROOT / "crds" / f"{kind}.yaml").read_text())
+    found = one(rendered["default"], "CustomResourceDefinition", f"{kind}s.bamboo.dev")
     assert found["spec"] == crd["spec"]
     assert (found["apiVersion"], found["metadata"]["name"]) == (crd["apiVersion"], crd["metadata"]["name"])
     assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_the_crd_need_not_be_kept(chart: Helm) -> None:
-    crd = one(chart.template({"crds": {"keep": False}}), "CustomResourceDefinition")
-    assert "annotations" not in crd["metadata"]
+def test_the_crds_need_not_be_kept(chart: Helm) -> None:
+    found = [d for d in chart.template({"crds": {"keep": False}}) if d["kind"] == "CustomResourceDefinition"]
+    assert [crd for crd in found if "annotations" in crd["metadata"]] == []
+    assert len(found) == 3
 
 
 # The pod

@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.yaml_file import load_document
-from crd_cases import KEPT, RULES, SPEC, Edit, changed, edits, manifests, whole, whole_with_uri, wholes
+from crd_cases import (
+    KEPT,
+    RULES,
+    SPEC,
+    Edit,
+    changed,
+    edits,
+    manifests,
+    whole,
+    whole_with_runtime,
+    whole_with_uri,
+    wholes,
+)
 from crd_kit import ABSENT, ROOT, SCHEMA, broken_rules, defaulted, nodes, parsed, refusals
 from manifest_kit import minimal
 
@@ -19,6 +31,7 @@ VALID = {
     "minimal": minimal(),
     "whole": whole(),
     "whole with uri": whole_with_uri(),
+    "whole with runtime": whole_with_runtime(),
     **{path.name: load_document(str(path)) for path in sorted((ROOT / "examples").glob("*.yaml"))},
 }
 

@@ -37,6 +37,8 @@ class Cluster(Fake):
             "nodes": {"items": [spot_node(f"node-{number}") for number in range(4)]},
             "resourcequotas": {"items": []},
             "bamboojobs.bamboo.dev": yaml.safe_load(CRD.read_text()),
+            "bambooruntimes.bamboo.dev": {},
+            "clusterbambooruntimes.bamboo.dev": {},
             "team": {"metadata": {"name": "team"}},
             "states": claim(),
         }

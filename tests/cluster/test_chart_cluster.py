@@ -100,7 +100,7 @@ def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: st
 
     # it goes, and leaves jobs alone
     assert "kept due to the resource policy" in bamboo.uninstall()
-    bamboo.until_gone(allowed=lambda name: "bamboojobs.bamboo.dev" in name)
+    bamboo.until_gone(allowed=lambda name: name.endswith(".bamboo.dev"))
     assert any("bamboojobs.bamboo.dev" in name for name in bamboo.leftovers())
     assert (bamboo.secret("key"), bamboo.secret("ca")) == (key, authority)
     assert {pod["status"]["phase"] for pod in job.pods().values()} == {"Running"}
@@ -341,4 +341,4 @@ def test_what_watches_it_is_made_where_there_is_something_to_read_it(
     maps = cluster.api.get(f"/api/v1/namespaces/{namespace}/configmaps", labelSelector="grafana_dashboard=1")["items"]
     assert maps
     bamboo.uninstall()
-    bamboo.until_gone(allowed=lambda name: "bamboojobs.bamboo.dev" in name)
+    bamboo.until_gone(allowed=lambda name: name.endswith(".bamboo.dev"))

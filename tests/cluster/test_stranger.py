@@ -122,8 +122,9 @@ def test_a_stranger_gets_from_nothing_to_a_trained_model_and_back(
 
     stranger.types("kubectl", "delete", "bamboojob", "quickstart")
     bamboo.uninstall()
-    bamboo.until_gone(allowed=lambda name: "bamboojobs.bamboo.dev" in name)
-    stranger.types("kubectl", "delete", "crd", "bamboojobs.bamboo.dev")
+    bamboo.until_gone(allowed=lambda name: name.endswith(".bamboo.dev"))
+    kinds = (f"{kind}.bamboo.dev" for kind in ("bamboojobs", "bambooruntimes", "clusterbambooruntimes"))
+    stranger.types("kubectl", "delete", "crd", *kinds)
     cluster.api.wait(CRD, lambda found: not found)
     bamboo.until_gone()
     Stranger(cluster, bamboo.namespace).types("kubectl", "delete", "secret", *bamboo.kept_secrets)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo_core.job.pod_fields import unknown_fields, unknown_in_template
-from bamboo_operator.manifests.template import merge
+from bamboo_core.job.pod_template import merge
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from manifest_kit import minimal
 from operator_kit import TEMPLATE, job, render

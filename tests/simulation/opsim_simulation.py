@@ -18,6 +18,7 @@ from bamboo_core.job.spec import JobSpec, wanted_pipelines, wanted_workers
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
@@ -259,6 +260,7 @@ class OperatorSimulation:
             cluster=self._cluster,
             gateway=gateway,
             api=api,
+            runtimes=RuntimeCache(api),
             reviews=TokenReviewer(api),
             key=b"k" * 16,
             url="ws://operator",

@@ -17,7 +17,9 @@ from cluster.client import Client, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from helm_kit import Helm, chart_for
 
-CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CRD = f"{CRDS}/bamboojobs.bamboo.dev"
+RUNTIMES = ("bambooruntimes", "clusterbambooruntimes")
 POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 WAIT = ("--wait", "--timeout", "300s")
 
@@ -109,17 +111,18 @@ class Release:
 
 @contextmanager
 def no_crd(api: Client) -> Iterator[None]:
-    """A block before and after which there is no CRD: other tests have their own."""
-    remove_crd(api)
+    """A block before and after which there are no CRDs: other tests have their own."""
+    remove_crds(api)
     try:
         yield
     finally:
-        remove_crd(api)
+        remove_crds(api)
 
 
-def remove_crd(api: Client) -> None:
-    api.delete(CRD)
-    api.wait(CRD, lambda found: not found)
+def remove_crds(api: Client) -> None:
+    for crd in (CRD, *(f"{CRDS}/{kind}.bamboo.dev" for kind in RUNTIMES)):
+        api.delete(crd)
+        api.wait(crd, lambda found: not found)
 
 
 def until_none(left: Callable[[], list[str]], seconds: float = 120) -> None:

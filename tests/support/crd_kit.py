@@ -1,4 +1,4 @@
-"""The CRD as an API server uses it: defaults, structural schema, keys of lists and CEL rules.
+"""A CRD as an API server uses it: defaults, structural schema, keys of lists and CEL rules.
 
 In two things it is stricter, as the parser is: it refuses unknown fields, which a server drops, and 1.0 is no integer.
 """
@@ -72,11 +72,29 @@ def at(path: str) -> Mapping[str, Any]:
     return dict(nodes())[path]
 
 
-def defaulted(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What a server stores when a user creates this: no status, null is absent, defaults are filled in."""
-    stored: dict[str, Any] = deepcopy({k: v for k, v in document.items() if k != "status"})
-    _default(SCHEMA, stored)
-    return stored
+class Served:
+    """A kind of objects, as its CRD says. It has one version."""
+
+    def __init__(self, crd: Mapping[str, Any]) -> None:
+        (version,) = crd["spec"]["versions"]
+        self._head = f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"]
+        self.schema: dict[str, Any] = _read(version["schema"]["openAPIV3Schema"])
+        self._validator = _Judge(_strict_root(self.schema))
+
+    def defaulted(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What a server stores when a user creates this: no status, null is absent, defaults are filled in."""
+        stored: dict[str, Any] = deepcopy({k: v for k, v in document.items() if k != "status"})
+        _default(self.schema, stored)
+        return stored
+
+    def refusals(self, document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
+        """Why it cannot be created, or put in the place of the old one; empty if it can."""
+        new = self.defaulted(document)
+        if (new.get("apiVersion"), new.get("kind")) != self._head:
+            return [f"expected {self._head}"]
+        wrong = [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in self._validator.iter_errors(new)]
+        before = self.defaulted(old) if old else ABSENT
+        return wrong or [*_duplicates(self.schema, new, ""), *_broken(self.schema, new, before, "")]
 
 
 def _default(schema: Mapping[str, Any], value: Any) -> None:
@@ -92,16 +110,6 @@ def _default(schema: Mapping[str, Any], value: Any) -> None:
                 value[name] = deepcopy(inner["default"])
         if name in value:
             _default(inner, value[name])
-
-
-def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
-    """Why it cannot be created, or put in the place of the old one; empty if it can."""
-    new = defaulted(document)
-    expected = f"{CRD['spec']['group']}/{VERSION['name']}", CRD["spec"]["names"]["kind"]
-    if (new.get("apiVersion"), new.get("kind")) != expected:
-        return [f"expected {expected}"]
-    wrong = [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in VALIDATOR.iter_errors(new)]
-    return wrong or [*_duplicates(SCHEMA, new, ""), *_broken(SCHEMA, new, defaulted(old) if old else ABSENT, "")]
 
 
 def broken_rules(document: Mapping[str, Any]) -> list[str]:
@@ -130,10 +138,10 @@ def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
     return strict
 
 
-def _strict_root() -> dict[str, Any]:
-    root = _strict(SCHEMA)
+def _strict_root(schema: Mapping[str, Any]) -> dict[str, Any]:
+    root = _strict(schema)
     metadata = root["properties"]["metadata"]
-    metadata |= {"required": ["name"], "properties": {name: {} for name in METADATA} | metadata["properties"]}
+    metadata |= {"required": ["name"], "properties": {name: {} for name in METADATA} | metadata.get("properties", {})}
     return root | {"required": ["metadata", "spec"], "properties": root["properties"] | {"metadata": metadata}}
 
 
@@ -150,7 +158,7 @@ def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[ValidationEr
 _Judge = validators.extend(
     Draft4Validator, {"pattern": _pattern}, type_checker=Draft4Validator.TYPE_CHECKER.redefine("integer", _is_integer)
 )
-VALIDATOR, STATUS_VALIDATOR = _Judge(_strict_root()), _Judge(_strict(SCHEMA["properties"]["status"]))
+STATUS_VALIDATOR = _Judge(_strict(SCHEMA["properties"]["status"]))
 
 
 # What Kubernetes adds to it
@@ -212,3 +220,7 @@ def _is_map(schema: Mapping[str, Any]) -> bool:
 @cache
 def compiled(rule: str) -> Any:
     return cel.compile(rule)
+
+
+JOBS = Served(CRD)
+defaulted, refusals = JOBS.defaulted, JOBS.refusals

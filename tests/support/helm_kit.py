@@ -184,8 +184,8 @@ def chart_for(minor: int, folder: Path) -> Path:
     description = copied / "Chart.yaml"
     kept = [line for line in description.read_text().splitlines() if not line.startswith("kubeVersion:")]
     description.write_text("\n".join(kept) + "\n")
-    crd = copied / "files" / "bamboojob.yaml"
-    document = yaml.safe_load(crd.read_text())
-    strip_rules(document)
-    crd.write_text(yaml.safe_dump(document, sort_keys=False))
+    for crd in (copied / "files").glob("*bamboo*.yaml"):
+        document = yaml.safe_load(crd.read_text())
+        strip_rules(document)
+        crd.write_text(yaml.safe_dump(document, sort_keys=False))
     return copied

@@ -45,6 +45,15 @@ class TaskFields(TypedDict, total=False):
     """The weights that training begins with. A job that goes on from a checkpoint of its own does not look at them."""
 
 
+class RuntimeRefFields(TypedDict, total=False):
+    """The runtime that says what the job leaves out, such as nodePools (docs/runtimes.md). Cannot change."""
+
+    kind: Literal["ClusterBambooRuntime", "BambooRuntime"]
+    """A ClusterBambooRuntime is for jobs of all namespaces, a BambooRuntime for those of its own."""
+    name: Required[str]
+    """The name of the runtime."""
+
+
 class EvaluationFields(TypedDict, total=False):
     """Measures the model on other data from time to time."""
 
@@ -487,6 +496,8 @@ class JobFields(TypedDict, total=False):
     """
     managedBy: str
     """The controller that manages the job, as domain/path; Bamboo's operator ignores others. Cannot change."""
+    runtimeRef: RuntimeRefFields
+    """The runtime that says what the job leaves out, such as nodePools (docs/runtimes.md). Cannot change."""
     training: Required[TrainingFields]
     """How long to train, with which batch sizes and which precision. Cannot change."""
     topology: TopologyFields

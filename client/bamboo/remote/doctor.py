@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bamboo.remote.diagnosis.facts import ClusterFacts
+from bamboo.remote.diagnosis.facts import ClusterFacts, Object
 from bamboo.remote.diagnosis.findings import Finding, Severity
 from bamboo.remote.diagnosis.installation_checks import installation
 from bamboo.remote.diagnosis.job_checks import job, namespace
@@ -20,7 +20,9 @@ from bamboo.remote.session import Session, Target, names_file
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.job.fields import ManifestError
 from bamboo_core.job.manifest import load_manifest, parse_manifest
+from bamboo_core.job.runtime import with_written_runtime
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import read_status
 from bamboo_core.kube.errors import UsageError
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_core.text import count
@@ -44,13 +46,18 @@ async def doctor(
     of_namespace = session.namespace
     if target is not None:
         of_namespace, name = session.of(target)
-        spec = spec or parse_manifest(await session.api.job(of_namespace, name))
+        spec = spec or spec_of(await session.api.job(of_namespace, name))
     found = diagnosis(await read_facts(session.api, of_namespace, operator_namespace, spec), datetime.now(UTC))
     if form is OutputFormat.JSON:
         print(json.dumps([asdict(one) for one in found], indent=2))
     else:
         session.console.print(rendered(found))
     return EXIT_FAILED if any(one.severity is Severity.PROBLEM for one in found) else EXIT_OK
+
+
+def spec_of(body: Object) -> JobSpec:
+    """The job of the cluster with what its runtime says. Raises ManifestError."""
+    return parse_manifest(with_written_runtime(body, read_status(body.get("status"))))
 
 
 def spec_of_file(given: str | None) -> JobSpec | None:

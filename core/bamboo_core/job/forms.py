@@ -22,6 +22,7 @@ RESOURCE_NAMES = (
 )
 
 Schema = dict[str, Any]
+ANYTHING: Schema = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
 _NUMBER_OR_TEXT: Schema = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
 
 
@@ -421,8 +422,7 @@ class Tree:
 
     def schema(self) -> Schema:
         """A map of anything, and no object whose unknown fields are kept: a rule would not see a key renamed in it."""
-        anything = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
-        return {"type": "object", "maxProperties": MAX_TREE_VALUES, "additionalProperties": anything}
+        return {"type": "object", "maxProperties": MAX_TREE_VALUES, "additionalProperties": dict(ANYTHING)}
 
 
 @dataclass(slots=True)

@@ -18,10 +18,11 @@ import msgspec
 
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec
-from bamboo_core.kube.request_parts import Object, job_path, node_path, pod_path
+from bamboo_core.kube.request_parts import Object, job_path, node_path, pod_path, runtime_path
 from bamboo_core.names import LABEL_JOB_NAME, shard_of
 from bamboo_core.view.job_view import JobView, view_of
 from bamboo_operator.cluster.resync import Resync
+from bamboo_operator.cluster.runtimes import RuntimeKey
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
@@ -83,6 +84,9 @@ class JobController:
         self.jobs = Resync(self._uids, lambda key: uid_of(job_path(*key)), self._job_deleted)
         self.pods = Resync(cluster.pod_uids, lambda key: uid_of(pod_path(*key)), cluster.forget_pod)
         self.deleted_jobs = DeletedJobs(cluster, shared.gateway, shared.reviews, lambda key: uid_of(job_path(*key)))
+        runtimes = shared.runtimes
+        runtimes.changed = self._runtime_changed
+        self.runtimes = Resync(runtimes.uids, lambda key: uid_of(runtime_path(*key)), runtimes.forget)
         self.nodes = Resync(cluster.node_uids, lambda name: uid_of(node_path(name)), cluster.forget_node)
 
     def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
@@ -189,6 +193,10 @@ class JobController:
             uid = owner_uid(pod)
             self.deleted_jobs.pod_changed(pod, followed=any(job.uid == uid for job, _ in self._reconcilers.values()))
 
+    def _runtime_changed(self, key: RuntimeKey) -> None:
+        for job, _ in tuple(self._reconcilers.values()):
+            job.runtime_changed(key)
+
     def _uids(self) -> dict[JobKey, str]:
         ours = {key: job.uid for key, (job, _) in self._reconcilers.items()}
         return {key: other.uid for key, other in self._others.items()} | ours
@@ -251,8 +259,9 @@ class JobController:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.deleted_jobs.stop()
-        for resync in (self.jobs, self.pods, self.nodes):
+        for resync in (self.jobs, self.pods, self.nodes, self.runtimes):
             await resync.stop()
+        await self._shared.runtimes.stop()
 
 
 def _key(body: Mapping[str, Any]) -> JobKey:

@@ -17,9 +17,11 @@ from bamboo_core.coordinator.events import Status
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.placement_spec import CleanPodPolicy
+from bamboo_core.job.runtime import with_written_runtime
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth.worker_gateway import workers_path
+from bamboo_operator.cluster.runtimes import RuntimeKey
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
@@ -71,14 +73,14 @@ class JobReconciler:
         if shared.page_url:
             self._status.update(page=f"{shared.page_url}/jobs/{self.key[0]}/{self.key[1]}/")
         self._cost = CostCounter(JobPods(self._job, shared.cluster), self._status, self.meter, shared.prices)
-        self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
+        self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts, shared.runtimes)
 
     def known(self) -> OperatedJob:
         """What the job's page and metrics are made of."""
         runner, status, (namespace, name) = self.runner, self._status, self.key
         view = JobView(
             metadata=Metadata(name=name, namespace=namespace, uid=self.uid, creation_timestamp=self._made),
-            spec=status.facts.spec or read_spec(self.body),
+            spec=status.facts.spec or read_spec(with_written_runtime(self.body, status.written)),
             status=status.written,
             live=runner.status() if runner else None,
         )
@@ -100,10 +102,18 @@ class JobReconciler:
         self.body = body
         self._spec.update(body)
         if changed:
-            self._edited.set()
-            self._trigger.at_once()
-            if self._training:
-                self._training.apply_edits()
+            self._look_again()
+
+    def runtime_changed(self, key: RuntimeKey) -> None:
+        """It came, changed or went: an edit of the jobs that name it."""
+        if key == self._spec.runtime_key:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._edited.set()
+        self._trigger.at_once()
+        if self._training:
+            self._training.apply_edits()
 
     def demand(self) -> JobDemand | None:
         """What the job wants and has, if it is to train."""

@@ -8,6 +8,7 @@ from bamboo_core.planning.hazards import Exposure, Place
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.kube.client import ApiClient
@@ -30,6 +31,7 @@ class SharedResources:
     cluster: ClusterCache
     gateway: WorkerGateway
     api: ApiClient
+    runtimes: RuntimeCache
     reviews: TokenReviewer
     key: bytes
     url: str

@@ -22,6 +22,7 @@ from bamboo_core.kube.request_parts import (
     jobs_path,
     pod_path,
     pods_path,
+    runtime_path,
 )
 from bamboo_core.names import EVICTION_RESPONDER
 from bamboo_operator.kube.api_calls import ApiCallCounts
@@ -134,6 +135,13 @@ class ApiClient:
             if error.status == 404 or (error.status == 409 and await self.uid_of(job_path(namespace, name)) != uid):
                 raise JobGone(str(error)) from None
             raise
+
+    async def write_runtime_status(
+        self, kind: str, namespace: str, name: str, uid: str, status: Mapping[str, Any]
+    ) -> None:
+        """Merged into that very runtime's status. namespace: "" for one of the cluster."""
+        body = {"metadata": {"uid": uid}, "status": dict(status)}
+        await self._call("PATCH", f"{runtime_path(kind, namespace, name)}/status", body, kind=MERGE)
 
     async def apply_network_policy(self, policy: Object) -> None:
         """Makes it, or makes it what it is to be."""

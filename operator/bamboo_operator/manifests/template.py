@@ -1,8 +1,5 @@
-"""The user's part of a worker's pod: `worker.template` and the template of its pool, read, and merged one after the
+"""The user's part of a worker's pod: `worker.template` and the template of its pool, read, to be merged one after the
 other into what the operator renders.
-
-Maps are merged key by key, and null takes a key away. Lists whose items have a key are merged by it: containers
-into each other, everything else by putting the user's item in place. Any other list is replaced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +8,7 @@ from typing import Any
 
 from bamboo_core.job.node_placement import placement
 from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.pod_template import KEYED
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import (
     ENV_CA,
@@ -28,48 +26,11 @@ from bamboo_core.names import TRAINER_CONTAINER as TRAINER
 TOKEN_VOLUME = "bamboo-token"  # noqa: S105
 OWN_ENV = (ENV_WORKER, ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_HOST, ENV_CA, ENV_GRACE)
 
-# By the list's name: the key of its items. Of the first ones the items themselves are merged.
-_DEEP = {"containers": "name", "initContainers": "name"}
-_KEYED = {
-    **_DEEP,
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "imagePullSecrets": "name",
-    "resourceClaims": "name",
-    "schedulingGates": "name",
-    "evictionResponders": "name",
-    "hostAliases": "ip",
-}
-_LISTS = ("tolerations", "topologySpreadConstraints", "nodeSelectorTerms", "matchExpressions", *_KEYED)
+_LISTS = ("tolerations", "topologySpreadConstraints", "nodeSelectorTerms", "matchExpressions", *KEYED)
 _MAPS = (
     *("metadata", "spec", "labels", "annotations", "nodeSelector", "affinity", "nodeAffinity", "securityContext"),
     *("requiredDuringSchedulingIgnoredDuringExecution", "resources", "limits", "requests"),
 )
-
-
-def merge(base: Any, override: Any, name: str = "") -> Any:
-    """A new value; neither argument is changed. name: of the field that holds both."""
-    if isinstance(base, Mapping) and isinstance(override, Mapping):
-        merged = {key: merge(base.get(key), value, key) for key, value in override.items() if value is not None}
-        return {key: value for key, value in {**base, **merged}.items() if key in merged or key not in override}
-    if isinstance(override, Mapping):
-        return {key: merge(None, value, key) for key, value in override.items() if value is not None}
-    if isinstance(override, Sequence) and not isinstance(override, str):
-        return _merge_lists(base if isinstance(base, list) else [], override, name)
-    return override
-
-
-def _merge_lists(base: Sequence[Any], override: Sequence[Any], name: str) -> list[Any]:
-    key = _KEYED.get(name)
-    if key is None:
-        return [merge(None, item) for item in override]
-    merged = {item[key]: item for item in base}
-    for item in override:
-        old = merged.get(item[key]) if name in _DEEP else None
-        merged[item[key]] = merge(old, item)
-    return list(merged.values())
 
 
 @dataclass(slots=True)
@@ -158,7 +119,7 @@ class _Refusal:
             self.problems.append(f"{path}.{key}: ignored, it {why}")
 
     def items(self, parent: dict[str, Any], path: str, name: str, is_ours: Callable[[Any], bool]) -> None:
-        key = _KEYED[name]
+        key = KEYED[name]
         for item in [item for item in parent.get(name) or () if is_ours(item)]:
             parent[name].remove(item)
             self.problems.append(f"{path}.{name}[{item[key]}]: ignored, it is set by the operator")
@@ -172,7 +133,7 @@ def _well_formed(values: dict[str, Any], path: str, problems: list[str]) -> dict
         if value is not None and key in _MAPS and not isinstance(value, dict):
             wrong = "expected an object"
         elif value is not None and key in _LISTS:
-            wrong = _list_problem(value, _KEYED.get(key))
+            wrong = _list_problem(value, KEYED.get(key))
         if wrong:
             problems.append(f"{inner}: ignored, {wrong}")
         else:

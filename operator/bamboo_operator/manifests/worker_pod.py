@@ -11,6 +11,7 @@ from bamboo_core import names
 from bamboo_core.job.edits import PodSections
 from bamboo_core.job.node_placement import placement
 from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.pod_template import merge
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import worker_name
 from bamboo_core.planning.plan import WorkerId
@@ -19,7 +20,6 @@ from bamboo_operator.manifests.spread import spread, spread_labels
 from bamboo_operator.manifests.template import (
     TOKEN_VOLUME,
     ReadTemplate,
-    merge,
     read_pool_template,
     read_template,
     read_templates,

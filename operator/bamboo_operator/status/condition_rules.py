@@ -106,6 +106,8 @@ def _accepted(given: RuleInput) -> ConditionResult:
     facts = given.facts
     if facts.problems:
         return ConditionResult(False, "InvalidSpec", "; ".join(facts.problems))
+    if facts.no_runtime:
+        return ConditionResult(False, "RuntimeNotFound", facts.no_runtime)
     if facts.refused:
         return ConditionResult(False, "ChangeRefused", facts.refused)
     if warnings := (*facts.warnings, *facts.unpriced):

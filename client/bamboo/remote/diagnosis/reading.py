@@ -7,15 +7,17 @@ from typing import Any, TypeVar
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
 from bamboo.remote.diagnosis.rights import EVICTION_RIGHTS, OPERATOR, PERSON
 from bamboo.remote.operator_pods import EVICTIONS_FLAG, arguments, operator_pods, running_operator, told
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec, RuntimeKind
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
+from bamboo_core.kube.request_parts import runtime_plural
 from bamboo_core.names import GROUP, PLURAL, shard_lease, shard_of
 
 T = TypeVar("T")
 REVIEWS = "/apis/authorization.k8s.io/v1"
 EVICTIONS = "/apis/lifecycle.k8s.io/v1alpha1"
-CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CRD = f"{CRDS}/{PLURAL}.{GROUP}"
 
 
 async def read_facts(
@@ -32,6 +34,9 @@ async def read_facts(
         minor=minor,
         namespace_object=await _read(_there(api, of_namespace)),
         crd=await _read(_there(api, CRD)),
+        runtime_crds={
+            kind: await _read(_there(api, f"{CRDS}/{kind}.{GROUP}")) for kind in map(runtime_plural, RuntimeKind)
+        },
         operators=operators,
         lease=await _lease(api, pod, namespace),
         slices=await _slices(api, pod),

@@ -1,0 +1,66 @@
+"""Pod templates laid over each other: a user's over what the operator renders, and a job's over its runtime's.
+
+Maps are merged key by key, and null takes a key away. Lists whose items have a key are merged by it: containers
+into each other, everything else by putting the upper item in place. Any other list is replaced.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# By the list's name: the key of its items. Of the first ones the items themselves are merged.
+_DEEP = {"containers": "name", "initContainers": "name"}
+KEYED = {
+    **_DEEP,
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "evictionResponders": "name",
+    "hostAliases": "ip",
+}
+
+
+def merge(base: Any, override: Any, name: str = "") -> Any:
+    """A new value; neither argument is changed. name: of the field that holds both."""
+    if isinstance(base, Mapping) and isinstance(override, Mapping):
+        merged = {key: merge(base.get(key), value, key) for key, value in override.items() if value is not None}
+        return {key: value for key, value in {**base, **merged}.items() if key in merged or key not in override}
+    if isinstance(override, Mapping):
+        return {key: merge(None, value, key) for key, value in override.items() if value is not None}
+    if isinstance(override, Sequence) and not isinstance(override, str):
+        return _merge_lists(base if isinstance(base, list) else [], override, name)
+    return override
+
+
+def _merge_lists(base: Sequence[Any], override: Sequence[Any], name: str) -> list[Any]:
+    key = KEYED.get(name)
+    if key is None:
+        return [merge(None, item) for item in override]
+    merged = {item[key]: item for item in base}
+    for item in override:
+        old = merged.get(item[key]) if name in _DEEP else None
+        merged[item[key]] = merge(old, item)
+    return list(merged.values())
+
+
+def two_templates(lower: Any, upper: Any, name: str = "") -> Any:
+    """One template with the effect of both, the upper one laid over the lower one; but the tolerations of both hold.
+
+    Nulls of the upper one stay: they take away what the operator renders, too. Nothing is known to be well-formed.
+    """
+    if isinstance(lower, Mapping) and isinstance(upper, Mapping):
+        return {**lower, **{key: two_templates(lower.get(key), value, key) for key, value in upper.items()}}
+    if not isinstance(lower, list) or not isinstance(upper, list):
+        return upper
+    if name == "tolerations":
+        return [*lower, *(item for item in upper if item not in lower)]
+    key = KEYED.get(name, "")
+    if not key or not all(isinstance(item, Mapping) and isinstance(item.get(key), str) for item in (*lower, *upper)):
+        return upper
+    items = {item[key]: item for item in lower}
+    for item in upper:
+        items[item[key]] = two_templates(items.get(item[key]), item) if name in _DEEP else item
+    return list(items.values())
