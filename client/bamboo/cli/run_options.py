@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.options import RuntimeFile
 from bamboo.cli.output_files import check_is_path
 from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain, system_reason
@@ -122,6 +123,7 @@ class LocalRunOptions:
     sentence.
     """
 
+    runtime: RuntimeFile = None
     workers: _Workers = None
     standby: _Standby = None
     workers_per_node: _WorkersPerNode = None
@@ -148,15 +150,16 @@ class LocalRunOptions:
         from bamboo.jobs.here import on_this_machine, profiled
 
         try:
-            found, warnings = on_this_machine(
-                self._sized(job_of(path, pods=False)), checkpoints=self.checkpoints, resume=self.resume
-            )
+            given = job_of(path, pods=False, runtime=self.runtime)
+            found, warnings = on_this_machine(self._sized(given), checkpoints=self.checkpoints, resume=self.resume)
             if self.profile is not None:
                 found = profiled(found, self.profile, kept=self.output is not None)
         except InvalidRequest as error:
             usage(*str(error).split("\n"))
         for warning in warnings:
             complain(warning)
+        if given.spec.runtime_ref is not None:
+            complain(f"warning: without what {given.spec.runtime_ref} says for the job (--runtime FILE)")
         return found
 
     def _sized(self, job: "JobSource") -> "JobSource":

@@ -14,6 +14,7 @@ from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.edits import worker_digest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.placement_spec import WorkerSpec
+from bamboo_core.job.runtime import ref_of
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.kube.request_parts import Object
 from bamboo_core.names import ANNOTATION_RESTARTED, API_VERSION, EXIT_FAILED, EXIT_OK, KIND
@@ -102,7 +103,8 @@ async def restart(session: Session, name: Target, now: datetime) -> int:
 async def history(session: Session, name: Target) -> int:
     namespace, job_name = session.of(name)
     body = await session.api.job(namespace, job_name)
-    found, now = await _revisions(session, body), _worker_of(body)
+    found = await _revisions(session, body)
+    now = _worker_of(body) if ref_of(body) is None or not found else found[-1].worker
     if not found:
         session.say(f"{job_name} has no revisions: its operator has accepted none yet")
         return EXIT_OK
@@ -121,6 +123,8 @@ async def undo(session: Session, name: Target, *, to: int | None) -> int:
     """Raises RemoteError if there is nothing to go back to."""
     job = await _living(session, name)
     body = await session.api.job(job.namespace, job.name)
+    if (ref := ref_of(body)) is not None:
+        raise RemoteError(f"the workers of {job.name} are of its runtime, too: change {ref}, or spec.worker")
     current, found = _worker_of(body), await _revisions(session, body)
     chosen = revision_to_restore(found, current, to)
     if chosen is None:

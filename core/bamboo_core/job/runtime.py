@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from bamboo_core.job.fields import Fields, ManifestError, Problem
 from bamboo_core.job.forms import FieldSlot, OneOf, Quantities, TextList, Tree
-from bamboo_core.job.manifest import METADATA, ROOT
+from bamboo_core.job.manifest import METADATA, ROOT, Check, parse_manifest
 from bamboo_core.job.manifest_rules import check_rules
 from bamboo_core.job.model import (
     ApiField,
@@ -31,7 +31,8 @@ from bamboo_core.job.pod_template import two_templates
 from bamboo_core.job.spec import JobSpec, RuntimeKind, RuntimeRef
 from bamboo_core.job.status import BambooJobStatus, JobRuntime
 from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME, exactly, one_of
-from bamboo_core.names import API_VERSION
+from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
+from bamboo_core.names import ANNOTATION_RESTARTED, API_VERSION
 
 Json = Mapping[str, Any]
 REF: Final = "runtimeRef"
@@ -121,6 +122,15 @@ def parse_runtime(document: Json) -> Runtime:
     )
 
 
+def read_runtime(path: str) -> Runtime:
+    """A file's runtime; - is standard input. The problems of its ManifestError name file and line."""
+    source = read_manifest_source(path)
+    try:
+        return parse_runtime(source.document)
+    except ManifestError as error:
+        raise ManifestError(*map(source.place, error.problems)) from None
+
+
 def ref_of(document: Json) -> RuntimeRef | None:
     """The runtime that a job names; None if it names none, or not so that it can be read."""
     spec = document.get("spec")
@@ -147,6 +157,25 @@ def with_runtime(document: Json, runtime: Runtime) -> dict[str, Any]:
     if refused := [path for path in _overridden(part, spec) if not _may_say(runtime, path)]:
         raise ManifestError(*(Problem(f"spec.{path}", _fixed(runtime)) for path in refused))
     return _laid_over(document, part)
+
+
+def parse_source_with(
+    source: ManifestSource, runtime: Runtime, also: Check = lambda job: ()
+) -> tuple[dict[str, Any], JobSpec]:
+    """A file's job with its runtime: the manifest of both, and its spec. The problems of its ManifestError name file
+    and line. also: see `parse_manifest`.
+    """
+    ref = ref_of(source.document)
+    try:
+        if ref != runtime.ref:
+            raise ManifestError(Problem(f"spec.{REF}", f"expected {runtime.ref}, which was given, got {ref or 'none'}"))
+        document = with_runtime(source.document, runtime)
+        try:
+            return document, parse_manifest(document, also)
+        except ManifestError as error:
+            raise told_with(error, source.document, runtime) from None
+    except ManifestError as error:
+        raise ManifestError(*map(source.place, error.problems)) from None
 
 
 def told_with(error: ManifestError, document: Json, runtime: Runtime) -> ManifestError:
@@ -241,12 +270,28 @@ def _merged_field(one: ApiField, given: Any, said: Any) -> Any:
 
 
 def _overridden(part: Json, said: Json) -> Iterator[str]:
-    """The paths of the fields of which the part does not hold as it is."""
-    merged = _merged(JobSpec, part, said)
+    """The paths of the fields of which the part does not hold as it is. To have its workers replaced, a job need not be
+    allowed another template.
+    """
+    merged = _merged(JobSpec, part, _without_restart(said))
     for path in PATHS:
         given = _at(part, path)
         if given is not None and _at(merged, path) != given:
             yield path
+
+
+def _without_restart(said: Json) -> Json:
+    """Without the mark of `bamboo rollout restart`."""
+    annotations = _at(said, "worker.template.metadata.annotations")
+    if not isinstance(annotations, Mapping) or ANNOTATION_RESTARTED not in annotations:
+        return said
+    template = deepcopy(dict(said["worker"]["template"]))
+    del template["metadata"]["annotations"][ANNOTATION_RESTARTED]
+    for path in ("annotations", "metadata"):
+        inside = template["metadata"] if path == "annotations" else template
+        if not inside[path]:
+            del inside[path]
+    return {**said, "worker": {**said["worker"], "template": template}}
 
 
 def _may_say(runtime: Runtime, path: str) -> bool:

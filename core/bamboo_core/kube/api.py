@@ -22,6 +22,7 @@ from bamboo_core.kube.request_parts import (
     node_path,
     pod_path,
     pods_path,
+    runtime_path,
 )
 from bamboo_core.names import GROUP, LABEL_JOB_NAME, LABEL_JOB_UID, PLURAL, VERSION
 
@@ -102,6 +103,10 @@ class KubeApi:
         if not name:
             return error
         return ApiError(404, "NotFound", f"there is no job {name} in namespace {namespace}")
+
+    async def runtime(self, kind: str, namespace: str, name: str) -> Object:
+        """namespace: "" for one of the cluster."""
+        return await self.call("GET", runtime_path(kind, namespace, name))
 
     # pods, nodes, events
 

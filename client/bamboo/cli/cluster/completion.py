@@ -17,15 +17,15 @@ MOST = 200
 def job_names(incomplete: str, namespace: str | None, context: str | None, path: str | None) -> list[str]:
     """The names of jobs that begin so; none if the cluster does not answer at once."""
     try:
-        access = _silent(kubeconfig.load(path, context))
+        access = without_questions(kubeconfig.load(path, context))
         found = loop_signals.run_until_stopped(lambda: _names(access, namespace or access.namespace))
     except (RemoteError, TimeoutError, asyncio.CancelledError):
         return []
     return sorted(name for name in found if name.startswith(incomplete))[:MOST]
 
 
-def _silent(access: kubeconfig.Access) -> kubeconfig.Access:
-    """A plugin must not ask anything while a command is being typed."""
+def without_questions(access: kubeconfig.Access) -> kubeconfig.Access:
+    """A plugin must not ask anything, as while a command is being typed."""
     plugin = access.user.plugin
     if plugin is None:
         return access
