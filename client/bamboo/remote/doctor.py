@@ -16,14 +16,15 @@ from bamboo.remote.diagnosis.installation_checks import installation
 from bamboo.remote.diagnosis.job_checks import job, namespace
 from bamboo.remote.diagnosis.node_checks import nodes
 from bamboo.remote.diagnosis.reading import read_facts
+from bamboo.remote.runtimes import runtime_of
 from bamboo.remote.session import Session, Target, names_file
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.job.fields import ManifestError
-from bamboo_core.job.manifest import load_manifest, parse_manifest
-from bamboo_core.job.runtime import with_written_runtime
+from bamboo_core.job.manifest import parse_manifest, read_manifest
+from bamboo_core.job.runtime import ref_of, with_runtime, with_written_runtime
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import read_status
-from bamboo_core.kube.errors import UsageError
+from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_core.text import count
 
@@ -36,17 +37,17 @@ STYLES: Final = {
 
 
 async def doctor(
-    session: Session, target: Target | None, spec: JobSpec | None, *, operator_namespace: str | None, form: OutputFormat
+    session: Session, target: Target | None, file: Object | None, *, operator_namespace: str | None, form: OutputFormat
 ) -> int:
-    """EXIT_FAILED if there is a problem. target: the job that is looked at, too. spec: of its manifest's file; None if
-    it is the cluster's.
+    """EXIT_FAILED if there is a problem. target: the job that is looked at, too. file: its manifest; None if it is the
+    cluster's.
     """
     if form not in (OutputFormat.TEXT, OutputFormat.JSON):
         raise UsageError(f"--output {form}: expected text or json")
-    of_namespace = session.namespace
+    of_namespace, spec = session.namespace, None
     if target is not None:
         of_namespace, name = session.of(target)
-        spec = spec or spec_of(await session.api.job(of_namespace, name))
+        spec = await _whole_spec(session, of_namespace, file or await session.api.job(of_namespace, name))
     found = diagnosis(await read_facts(session.api, of_namespace, operator_namespace, spec), datetime.now(UTC))
     if form is OutputFormat.JSON:
         print(json.dumps([asdict(one) for one in found], indent=2))
@@ -56,16 +57,29 @@ async def doctor(
 
 
 def spec_of(body: Object) -> JobSpec:
-    """The job of the cluster with what its runtime says. Raises ManifestError."""
+    """The job with what its status has of its runtime. Raises ManifestError."""
     return parse_manifest(with_written_runtime(body, read_status(body.get("status"))))
 
 
-def spec_of_file(given: str | None) -> JobSpec | None:
-    """The job of a manifest's file; None if a job's name was given, or nothing. Raises UsageError."""
+async def _whole_spec(session: Session, namespace: str, body: Object) -> JobSpec:
+    """The job with what its runtime says, or what its status has of that if the runtime may not be looked at."""
+    ref = ref_of(body)
+    try:
+        try:
+            whole = body if ref is None else with_runtime(body, await runtime_of(session.api, ref, namespace))
+        except RemoteError:
+            return spec_of(body)
+        return parse_manifest(whole)
+    except ManifestError as error:
+        raise UsageError(str(error)) from None
+
+
+def manifest_of_file(given: str | None) -> Object | None:
+    """The manifest in a file; None if a job's name was given, or nothing. Raises UsageError."""
     if given is None or not names_file(given):
         return None
     try:
-        return load_manifest(given)
+        return read_manifest(given)[1]
     except ManifestError as error:
         raise UsageError(str(error)) from None
 

@@ -363,7 +363,8 @@ def displayed_state(found: Mapping[str, ConditionResult]) -> str:
         if found[name].holds:
             return name
     running = found["Running"]
-    if not found["Accepted"].holds and not running.holds:
+    accepted = found["Accepted"]
+    if not accepted.holds and not running.holds and accepted.reason != "RuntimeNotFound":
         return "Invalid"
     for name in ("Suspended", "Restoring"):
         if found[name].holds:

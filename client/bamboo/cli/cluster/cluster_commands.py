@@ -328,10 +328,10 @@ def doctor(
 
     target = targets_of([job])[0] if job else None
     try:
-        spec = diagnosing.spec_of_file(job)
+        file = diagnosing.manifest_of_file(job)
     except UsageError as error:
         usage(str(error))
-    run(cluster, lambda s: diagnosing.doctor(s, target, spec, operator_namespace=operator_namespace, form=output))
+    run(cluster, lambda s: diagnosing.doctor(s, target, file, operator_namespace=operator_namespace, form=output))
 
 
 @app.command("bug-report")
