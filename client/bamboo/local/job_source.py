@@ -1,18 +1,16 @@
 """A job as it is given: by a file or by a program, with what its errors call it and where its modules are."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bamboo.local.trainer_calls.task_check import module_folders
-from bamboo_core.job.fields import Problem
-from bamboo_core.job.manifest import parse_source
+from bamboo_core.job.manifest import parse_source, read_job
 from bamboo_core.job.pod_fields import unknown_in_template
 from bamboo_core.job.runtime import Runtime, parse_source_with
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source, source_of
+from bamboo_core.job.yaml_file import ManifestSource, source_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +34,13 @@ def source_of_file(path: str, *, pods: bool = True, runtime: Runtime | None = No
     pods: fields of the pod template that no Kubernetes is known to have are mistakes, too. runtime: the one that the
     job names, with which it is read; without, only what the job says is judged.
     """
-    manifest, folders = read_manifest_source(path), module_folders(Path(path))
-
-    def also(job: JobSpec) -> Sequence[Problem]:
-        return unknown_in_template(job) if pods else ()
-
-    if runtime is None:
-        return _made(manifest, parse_source(manifest, also), folders)
-    document, spec = parse_source_with(manifest, runtime, also)
-    return replace(_made(manifest, spec, folders), document=document)
+    manifest, spec = read_job(path, unknown_in_template) if pods else read_job(path)
+    source = _made(manifest, spec, module_folders(Path(path)))
+    return source if runtime is None else with_runtime(source, runtime)
 
 
 def with_runtime(job: JobSource, runtime: Runtime) -> JobSource:
-    """The job that was read without its runtime, as `source_of_file` has it with it. Raises ManifestError."""
+    """The job that was read without its runtime, with it. Raises ManifestError."""
     document, spec = parse_source_with(source_of(job.name, job.text), runtime, unknown_in_template)
     return replace(job, document=document, spec=spec)
 

@@ -18,7 +18,7 @@ from bamboo_core.job.text_patterns import DNS_LABEL, exactly
 from bamboo_core.job.yaml_file import ManifestSource, load_document, read_manifest_source
 from bamboo_core.names import API_VERSION, KIND
 
-__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source", "read_manifest"]
+__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source", "read_job", "read_manifest"]
 
 Check = Callable[[JobSpec], Sequence[Problem]]
 
@@ -43,8 +43,14 @@ def load_manifest(path: str | Path) -> JobSpec:
 
 def read_manifest(path: str) -> tuple[JobSpec, dict[str, Any]]:
     """A file's job and its document; - is standard input. The problems of its ManifestError name file and line."""
+    source, job = read_job(path)
+    return job, copy.deepcopy(source.document)
+
+
+def read_job(path: str, also: Check = lambda job: ()) -> tuple[ManifestSource, JobSpec]:
+    """A file's text and lines, and its job; see `read_manifest_source` and `parse_source`."""
     source = read_manifest_source(path)
-    return parse_source(source), copy.deepcopy(source.document)
+    return source, parse_source(source, also)
 
 
 def parse_source(source: ManifestSource, also: Check = lambda job: ()) -> JobSpec:
