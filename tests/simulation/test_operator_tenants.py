@@ -22,13 +22,13 @@ from sim_arithmetic import Oracle
 from tenant_kit import tenants
 
 QUICK = {"afterSeconds": 5, "turnSeconds": 60}
-STORED = {"everySteps": 10, "storage": {"uri": "memory://x"}}
 
 
-def of_two_stages(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
-    """A job of one to `most` pipelines of two stages; a step takes about a second."""
+def of_two_stages(seed: int, *, steps: int = 60, stages: int = 2, **changes: Any) -> ClusterScenario:
+    """A job of one to `most` pipelines of two stages, or so many; a step takes about a second."""
     made, most = scenario(seed), changes.get("most", 1)
-    arithmetic = replace(made.arithmetic, stages=2, pipelines=1, microbatches=4, steps=steps, sizes=(1,) * 6, groups=2)
+    sizes = {"stages": stages, "pipelines": 1, "microbatches": 4, "steps": steps, "sizes": (1,) * 6, "groups": 2}
+    arithmetic = replace(made.arithmetic, **sizes)
     still = {"pools": (), "most": 1, "standby": 0, "policy": "Running", "disturbances": (), "slowdown": 60.0}
     return replace(made, arithmetic=arithmetic, mode="EagerForward", **{**still, **changes, "most": most})
 
@@ -158,8 +158,8 @@ def test_jobs_that_would_each_hold_half_of_what_they_need_begin_one_after_the_ot
                 self.make(name)
             await self.complete(*self.scenarios)
 
-    jobs = {name: of_two_stages(seed + i, steps=30) for i, name in enumerate("abcd")}
-    Halves(jobs, 3, tenants(order=QUICK)).succeed()
+    jobs = {name: of_two_stages(seed + i, steps=30, stages=3) for i, name in enumerate("abc")}
+    Halves(jobs, 4, tenants(order=QUICK)).succeed()
 
 
 def test_a_job_shrinks_for_another_of_its_tenant_and_grows_again() -> None:
