@@ -129,7 +129,7 @@ def test_a_bound_counts_in_a_line_and_is_told() -> None:
     )
     world.look(0.0)
     told = HeldBack("TenantBound", "it may have 4 of 8 workers: tenant t may have 5 workers")
-    assert world.look(20.0)["a/x"] == Grant(bound=4, pods=4, in_line=True, held_back=told)
+    assert world.look(200.0)["a/x"] == Grant(bound=4, pods=4, in_line=True, held_back=told)
 
 
 def test_without_a_list_only_those_go_on_that_have_begun() -> None:

@@ -44,12 +44,14 @@ async def test_pods_of_a_job_without_a_grid_are_withdrawn_those_without_a_node_f
     held = begin(place)
     await held.reconciles()
     place.run("tiny-w1", 1.0)
+    held.hear("tiny-w1")
     held.share.grant = Grant(bound=2, pods=1, in_line=True)
     await held.reconciles()
-    assert place.deleted == ["tiny-w0"]
+    assert (place.deleted, "GivingBack" in held.told()) == (["tiny-w0"], False)
     held.share.grant = Grant(bound=2, pods=0, in_line=True)
     await held.reconciles()
     assert place.deleted == ["tiny-w0", "tiny-w1"]
+    assert "GivingBack" in held.told(), "it has joined"
     held.share.grant = Grant(bound=2, pods=2)
     await held.reconciles()
     assert len(place.pods) == 2

@@ -348,6 +348,8 @@ class PodController:
         newest = sorted(idle, key=lambda name: worker_number(staying[name]) or 0, reverse=True)
         newest.sort(key=lambda name: bool(staying[name]["spec"].get("nodeName")))
         for name in newest[: self._share.surplus(len(staying))]:
+            if name in self._requests.joined:
+                self._release(name, f"{name} is given back until the job has its turn (condition HeldBack)")
             await self._deletions.delete(staying[name])
 
     async def _create(self, template: WorkerTemplate, pool: NodePool | None) -> None:

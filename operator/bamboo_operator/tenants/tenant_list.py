@@ -63,7 +63,7 @@ class FairOrder:
     node comes. Both in seconds.
     """
 
-    after_seconds: Annotated[float, Number(86400)] = 10.0
+    after_seconds: Annotated[float, Number(86400)] = 120.0
     turn_seconds: Annotated[float, Number(86400)] = 600.0
 
 
