@@ -25,6 +25,7 @@ TAINT = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
 MICROBATCHES = 8
 STEP_SECONDS = 1.0
 START_SECONDS = 120.0
+LAYERS = 8  # of a model, at least
 HEAR_SECONDS = 30.0
 CALM_SECONDS = 2.5  # without a new plan
 HEAL_SECONDS = 90.0
@@ -39,6 +40,10 @@ class Size:
     stages: int = 4
     pipelines: int = 2
     pulls: bool = True  # can the workers' image be pulled?
+
+    @property
+    def layers(self) -> int:
+        return max(LAYERS, self.stages)
 
     @property
     def workers(self) -> int:
@@ -62,8 +67,8 @@ class Window:
 class Scene:
     def __init__(self, size: Size, rng: random.Random, plane: Plane, api: Api, operator: Operator) -> None:
         self.size, self._rng, self._plane, self._api, self._operator = size, rng, plane, api, operator
-        names = [f"job-{index:03}" for index in range(size.jobs)]
-        self.plays = {name: Play(name, STEP_SECONDS, MICROBATCHES) for name in names}
+        names = [f"job-{index:04}" for index in range(size.jobs)]
+        self.plays = {name: Play(name, STEP_SECONDS, MICROBATCHES, size.layers) for name in names}
         self.fleet = Fleet(api, self.plays, rng, pulls=size.pulls)
         self._pids = {"operator": operator.pid, **plane.pids(), "stand-ins": os.getpid()}
         self._next = 0
@@ -227,13 +232,19 @@ async def _namespace(api: Api) -> None:
 
 
 def _manifest(name: str, size: Size) -> dict[str, Any]:
+    groups = {"gradientGroups": size.pipelines} if size.pipelines > MICROBATCHES else {}
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": {"blocks": 6}},
-            "training": {"steps": 1_000_000, "globalBatchSize": 4 * MICROBATCHES, "microBatchSize": 4},
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": {"blocks": size.layers - 2}},
+            "training": {
+                "steps": 1_000_000,
+                "globalBatchSize": 4 * max(MICROBATCHES, size.pipelines),
+                "microBatchSize": 4,
+                **groups,
+            },
             "topology": {"stages": size.stages, "pipelines": size.pipelines},
             "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}],
         },

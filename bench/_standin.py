@@ -4,6 +4,7 @@ import asyncio
 import random
 import ssl
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,11 +36,39 @@ from bamboo_core.control.protocol import (
 from bamboo_core.names import HEARTBEAT_SECONDS
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 
-LAYERS = 8
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.05, 2.0  # as a worker's
 PINGS = 5.0  # as a worker's
 MEMORY_EVERY = 5  # heartbeats
+LONG_FRAME = 500  # bytes, from which a frame may have a plan
+REMEMBERED = 64  # frames of a job
 MEMORY = Memory(parameters=1 << 30, optimizer=2 << 30, replica=3 << 30, log=1 << 28)
+
+
+class SharedEar:
+    """What the workers of a job are told, decoded once for all: the same frame after the same plan is the same plan.
+    Each worker has a machine of its own for that; here a thousand would hold up each other.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[int, str | bytes], Message] = OrderedDict()
+
+    def heard(self, last: Plan | None, frame: str | bytes) -> Message:
+        """last: the plan that the worker had before."""
+        if len(frame) < LONG_FRAME:
+            return self._decoded(last, frame)
+        key = (last.epoch if last is not None else -1, frame)
+        if key not in self._known:
+            self._known[key] = self._decoded(last, frame)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+    @staticmethod
+    def _decoded(last: Plan | None, frame: str | bytes) -> Message:
+        plans = HeardPlans()
+        if last is not None:
+            plans.heard(SendPlan(plan=last))
+        return plans.heard(decode_from_coordinator(frame))
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +78,7 @@ class Play:
     name: str
     step_seconds: float
     microbatches: int
+    layers: int
     workers: dict[WorkerId, "Standin"] = field(default_factory=dict)  # those with a channel
     plan: Plan | None = None  # the newest that any of them was sent
     plan_at: float = 0.0
@@ -56,6 +86,7 @@ class Play:
     # when each worker received the plan of each epoch (monotonic clock)
     heard: dict[int, dict[WorkerId, float]] = field(default_factory=dict)
     cuts: int = 0  # channels that broke
+    ear: SharedEar = field(default_factory=SharedEar)
     ended: list[str] = field(default_factory=list)  # reasons for which workers were told to go, but for their notice
 
     async def train(self) -> None:
@@ -129,12 +160,14 @@ class Standin:
             hello = Hello(worker=self.name, host=self._address, port=7000, plan=self._plan)
             await socket.send_str(encode(hello).decode())
             parts = [asyncio.create_task(part) for part in (self._write(socket), self._beat(socket))]
-            plans = HeardPlans()
+            last: Plan | None = None  # over this connection
             try:
                 async for frame in socket:
                     if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                         return  # a ping was not answered in time
-                    self._obey(plans.heard(decode_from_coordinator(frame.data)), time.monotonic())
+                    now, message = time.monotonic(), self.play.ear.heard(last, frame.data)
+                    last = message.plan if isinstance(message, SendPlan) else last
+                    self._obey(message, now)
                     if self._over:
                         await socket.send_str(encode(Bye()).decode())
                         return
@@ -166,7 +199,7 @@ class Standin:
                 if self._plan is not None:
                     self._apply(self._plan)
             case ProfileRequest():
-                self.say(Profile(costs=(1.0,) * LAYERS))
+                self.say(Profile(costs=(1.0,) * self.play.layers))
             case ReportRequest():
                 held = {c.stage: self.play.step for c in self._plan.cells()} if self._plan else {}
                 self.say(Report(committed=self.play.step - 1, held=held))

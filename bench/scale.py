@@ -1,6 +1,7 @@
 """What does the operator take with many jobs, and how fast is it when nodes get notice?
 
     python bench/scale.py [--nodes 40] [--jobs 4] [--notices 8] [--burst 4] [--repeat 2] [--json FILE]
+    python bench/scale.py --jobs 1 --stages 10 --pipelines 100 --nodes 1000 --burst 1 [--json FILE]
 
 The real operator on the test cluster's real control plane; docs/testing-cluster.md says what that needs. Nodes are
 fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
@@ -39,7 +40,9 @@ PLAIN = (  # name, key in a window, scale
 
 def run(
     nodes: Annotated[int, typer.Option(min=8, max=5000)] = 40,
-    jobs: Annotated[int, typer.Option(min=1, max=500, help="Of 8 workers each: 2 pipelines of 4 stages.")] = 4,
+    jobs: Annotated[int, typer.Option(min=1, max=1000, help="Of 8 workers each: 2 pipelines of 4 stages.")] = 4,
+    stages: Annotated[int, typer.Option(min=2, max=100)] = 4,
+    pipelines: Annotated[int, typer.Option(min=1, max=500, help="Of each job.")] = 2,
     wave: Annotated[int, typer.Option(min=1, help="Jobs that are begun at the same time.")] = 10,
     rest: Annotated[float, typer.Option(help="Seconds in which nothing happens.")] = 30,
     notices: Annotated[int, typer.Option(min=0, help="One after the other, to one job after the other.")] = 8,
@@ -51,7 +54,7 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
 ) -> None:
     """Start the jobs, leave them alone, give notice to single nodes and to many at once."""
-    size = Size(nodes=nodes, jobs=jobs, wave=wave, pulls=not cannot_pull)
+    size = Size(nodes=nodes, jobs=jobs, wave=wave, stages=stages, pipelines=pipelines, pulls=not cannot_pull)
     if cannot_pull:
         main(_run_without_image(size, rest, random.Random(seed), json))
         return

@@ -5,7 +5,8 @@
 
 The first one drives the real coordinator with workers that answer at once, loses some of them one after the other, and
 puts what it sends on channels as a server does. All times are of the processor. A change is a new plan. Its decision is
-the event that led to it; its answers are what all workers say to it, one after the other. The second one runs a job of
+the event that led to it; its answers are what all workers say to it, one after the other. A status is what a shell
+makes once a step. The second one runs a job of
 ten stages for half an hour of virtual time.
 """
 
@@ -28,11 +29,14 @@ from bamboo_core.control.codec import Frames
 from bamboo_core.control.plan_change import PlanChanges, SendPlan, SentPlans
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import AddWorkers, Event, Send, WorkerLost
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell, WorkerId
 
 STAGES = 10
 LAYERS = 50
+STATUSES = 9
 
 
 def document(workers: int, *, objective: bool) -> Json:
@@ -183,7 +187,20 @@ def run(
         ("plan", "plans", "MB as whole plans", "MB sent", "decision, ms", "encoding, ms", "all answers, ms"),
         rows,
     )
-    write_json(json, {"machine": machine(), "workers": workers, "losses": losses, "plans": job.made[first:]})
+    seconds = _status_seconds(job.state)
+    show(f"with {workers} workers, processor time", ("a status, ms",), [[f"{1e3 * seconds:.1f}"]])
+    figures = {"workers": workers, "losses": losses, "plans": job.made[first:], "status": seconds}
+    write_json(json, {"machine": machine(), **figures})
+
+
+def _status_seconds(state: CoordinatorState) -> float:
+    """Median processor time of a status, which is made with each step, and for whoever looks at the job."""
+    times = []
+    for _ in range(STATUSES):
+        began = time.process_time()
+        status(state, 0.0)
+        times.append(time.process_time() - began)
+    return median(times)
 
 
 def _half_hour(workers: int, rate: float, *, objective: bool) -> Json:

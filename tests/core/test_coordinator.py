@@ -9,7 +9,7 @@ from bamboo_core.coordinator.events import (
     Outcome,
     PreemptionNotice,
 )
-from bamboo_core.planning.heirs import copies
+from replica_kit import copies
 from world import World
 
 actions = st.lists(

@@ -12,10 +12,10 @@ from bamboo_core.coordinator.events import SpecChanged
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.protection import protection
 from bamboo_core.job.spec import RedundancySpec
-from bamboo_core.planning.heirs import copies, heirs_may_differ
+from bamboo_core.planning.heirs import heirs_may_differ
 from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from operator_kit import job, said
-from replica_kit import adjacent_heirs_differ, after_loss, planned
+from replica_kit import adjacent_heirs_differ, after_loss, copies, planned
 from world import World
 
 grids = st.tuples(

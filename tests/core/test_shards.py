@@ -11,12 +11,12 @@ from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.desired import PlanningView
 from bamboo_core.planning.grid import initial_plan
-from bamboo_core.planning.heirs import copies
 from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
 from bamboo_core.planning.shards import shard_layers, sharded
 from bamboo_core.planning.shares import kept_share
 from bamboo_core.planning.transitions import StageLost, improve, takeover
 from manifest_kit import bamboojob, training
+from replica_kit import copies
 from world import World
 
 SIZES = st.lists(st.floats(0, 1e9), min_size=1, max_size=24)

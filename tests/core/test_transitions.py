@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.planning.desired import PlanningView, Urgency
-from bamboo_core.planning.heirs import copies, heirs_may_differ
+from bamboo_core.planning.heirs import heirs_may_differ
 from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
 from bamboo_core.planning.transitions import StageLost, drain, improve, switch_mode, takeover
-from replica_kit import planned
+from replica_kit import copies, planned
 
 
 def view(

@@ -8,8 +8,8 @@ from bamboo_core.job.spec import RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.desired import PlanningView
 from bamboo_core.planning.grid import initial_plan
-from bamboo_core.planning.heirs import lost_runs
-from bamboo_core.planning.plan import Assignment, Peer, Plan
+from bamboo_core.planning.heirs import Synced, lost_runs
+from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, WorkerId
 from bamboo_core.planning.transitions import takeover
 
 TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
@@ -59,3 +59,15 @@ def peer(name: str, zone: str = "") -> Peer:
 
 def training(microbatches: int) -> TrainingSpec:
     return TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1)
+
+
+def level_holders(plan: Plan, synced: Synced, cell: Cell) -> set[WorkerId]:
+    """Who has the cell's state in step: its owner, replicas, other pipelines' owners unless each holds a shard."""
+    others = () if plan.shards else (plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines))
+    replicas = (w for w in plan.at(cell).replicas if (cell, w) in synced)
+    return {plan.at(cell).owner, *others, *replicas}
+
+
+def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
+    """How many workers may be lost at once, whichever they are, without losing the cell's state."""
+    return len(level_holders(plan, synced, cell)) - 1

@@ -12,11 +12,11 @@ from torch import nn
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.planning.heirs import copies
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from manifest_kit import bamboojob, gpt_task, training
+from replica_kit import copies
 from training_job import Job, MemoryStore
 
 STAGES, STEPS = 4, 12

@@ -1,6 +1,7 @@
 """The coordinator's state as a person sees it."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from bamboo_core.control.evaluations import best
 from bamboo_core.control.verification import ForwardPlace
@@ -20,7 +21,7 @@ from bamboo_core.coordinator.stragglers.judging import told
 from bamboo_core.coordinator.verification.evidence import StatePlace
 from bamboo_core.coordinator.verification.settled import is_on
 from bamboo_core.job.spec import storage_place
-from bamboo_core.planning.heirs import copies, domains_of, level_holders
+from bamboo_core.planning.heirs import domains_of, level_counts
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import grid_of
 
@@ -31,6 +32,7 @@ def status(state: CoordinatorState, now: float) -> Status:
     last, stop = state.spec.training.known_steps, state.terms.early_stop
     losses = tuple(state.progress.losses[k] for k in sorted(state.progress.losses))
     plan = state.plan
+    cells = _Cells.of(state, plan) if plan else _Cells()
     return Status(
         phase=state.phase,
         epoch=plan.epoch if plan else 0,
@@ -46,15 +48,15 @@ def status(state: CoordinatorState, now: float) -> Status:
         step_seconds=seconds,
         samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
         eta_seconds=(last - state.step) * seconds if seconds and last is not None else None,
-        grid=_grid(state, plan) if plan else (),
+        grid=_grid(plan, cells) if plan else (),
         workers=tuple((w, _part(state, w)) for w in state.workers),
         preemptions=state.membership.preemptions,
         notices=state.membership.notices,
         takeovers=state.moves.takeovers,
-        unprotected=tuple(map(_named, _unprotected(state, plan))) if plan else (),
-        replicating=tuple(map(_named, _replicating(state, plan))) if plan else (),
-        replicas=_replicas(state, plan) if plan else None,
-        nodes=_nodes(state, plan) if plan else None,
+        unprotected=tuple(map(_named, cells.unprotected)),
+        replicating=tuple(map(_named, cells.replicating)),
+        replicas=cells.replicas,
+        nodes=cells.nodes,
         crowded=_crowded(state),
         date=dates.reach(state, now),
         lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan), plan.stages),
@@ -118,34 +120,31 @@ def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
     return CheckpointWrite(step=c.writing.step, seconds=now - c.since, written=len(c.parts), layers=layers)
 
 
-def _lost_together(state: CoordinatorState, plan: Plan) -> dict[WorkerId, str]:
-    """With what each holder is lost: its node, if that has several workers, else by itself."""
-    return domains_of(plan) if counts_nodes(state.spec) else {w: w for w in plan.holders()}
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """How well the plan's cells are protected. unprotected: those whose state is with what is lost at once.
+    replicating: those of them that will be protected when their replicas are in step. replicas: how many workers any
+    cell may lose. nodes: on how many nodes the cell with the fewest is. None: there is no plan.
+    """
 
+    unprotected: tuple[Cell, ...] = ()
+    replicating: tuple[Cell, ...] = ()
+    replicas: int | None = None
+    nodes: int | None = None
 
-def _unprotected(state: CoordinatorState, plan: Plan) -> list[Cell]:
-    together = _lost_together(state, plan)
-    return [c for c in plan.cells() if len({together[w] for w in _level(state, plan, c)}) <= 1]
-
-
-def _level(state: CoordinatorState, plan: Plan, cell: Cell) -> set[WorkerId]:
-    return level_holders(plan, state.plans.synced, cell, state.workers.keys())
-
-
-def _replicating(state: CoordinatorState, plan: Plan) -> list[Cell]:
-    """Those of the unprotected cells that will be protected when their replicas are in step."""
-    together = _lost_together(state, plan)
-    there = state.workers.keys()
-    return [c for c in _unprotected(state, plan) if len({together[w] for w in there & {*plan.at(c).holders}}) > 1]
-
-
-def _replicas(state: CoordinatorState, plan: Plan) -> int:
-    return min(copies(plan, state.plans.synced, cell, state.workers.keys()) for cell in plan.cells())
-
-
-def _nodes(state: CoordinatorState, plan: Plan) -> int:
-    nodes = domains_of(plan)
-    return min(len({nodes[w] for w in _level(state, plan, cell)}) for cell in plan.cells())
+    @classmethod
+    def of(cls, state: CoordinatorState, plan: Plan) -> "_Cells":
+        there, synced, nodes = state.workers.keys(), state.plans.synced, domains_of(plan)
+        workers = {w: w for w in plan.holders()}
+        by_worker, by_node = (level_counts(plan, synced, there, lost) for lost in (workers, nodes))
+        together, counted = (nodes, by_node) if counts_nodes(state.spec) else (workers, by_worker)
+        bare = tuple(cell for cell, count in counted.items() if count <= 1)
+        return cls(
+            unprotected=bare,
+            replicating=tuple(c for c in bare if len({together[w] for w in there & {*plan.at(c).holders}}) > 1),
+            replicas=max(0, min(by_worker.values()) - 1),
+            nodes=min(by_node.values()),
+        )
 
 
 def _crowded(state: CoordinatorState) -> tuple[tuple[str, int], ...]:
@@ -189,8 +188,8 @@ def _named(cell: Cell) -> str:
     return cell_name(cell.pipeline, cell.stage)
 
 
-def _grid(state: CoordinatorState, plan: Plan) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:
-    bare = set(_unprotected(state, plan))
+def _grid(plan: Plan, cells: _Cells) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:
+    bare = set(cells.unprotected)
     return tuple(
         tuple((a.owner, Cell(d, s) not in bare) for s, a in enumerate(row)) for d, row in enumerate(plan.pipelines)
     )

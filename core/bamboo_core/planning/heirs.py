@@ -66,14 +66,29 @@ def _may_differ(row: Sequence[Assignment], domains: Mapping[WorkerId, str]) -> b
     return False
 
 
-def level_holders(plan: Plan, synced: Synced, cell: Cell, there: Set[WorkerId] | None = None) -> set[WorkerId]:
-    """Who has the cell's state, in step: its owner, replicas, other pipelines' owners unless each holds a shard.
+def level_counts(
+    plan: Plan, synced: Synced, there: Set[WorkerId], lost_with: Mapping[WorkerId, str]
+) -> dict[Cell, int]:
+    """For each cell of the plan, how many workers, or nodes, have its state in step: those of its owner, its replicas,
+    and other pipelines' owners unless each holds a shard.
 
-    there: nobody else counts, such as who is lost, or is not heard yet by a restarted coordinator; None: the plan's.
+    there: nobody else counts, such as who is lost, or is not heard yet by a restarted coordinator. lost_with: what each
+    holder is lost with: itself, or its node. Other pipelines' owners are looked at once for each stage, not for each
+    cell: of a thousand workers a hundred may be.
     """
-    level = {w for w in plan.at(cell).replicas if (cell, w) in synced}
-    found = {plan.at(cell).owner, *siblings(plan, cell), *level}
-    return found if there is None else found & there
+    common = [
+        set() if plan.shards else {lost_with[w] for w in owners if w in there}
+        for owners in (
+            {plan.at(Cell(d, s)).owner for d in range(plan.target.pipelines)} for s in range(len(plan.stages))
+        )
+    ]
+    found = {}
+    for cell in plan.cells():
+        assignment = plan.at(cell)
+        level = (assignment.owner, *(w for w in assignment.replicas if (cell, w) in synced))
+        own = {lost_with[w] for w in level if w in there} - common[cell.stage]
+        found[cell] = len(common[cell.stage]) + len(own)
+    return found
 
 
 def siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
@@ -81,11 +96,6 @@ def siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
     if plan.shards:
         return []
     return [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
-
-
-def copies(plan: Plan, synced: Synced, cell: Cell, there: Set[WorkerId] | None = None) -> int:
-    """How many workers may be lost at once, whichever they are, without losing the cell's state. there: as above."""
-    return max(0, len(level_holders(plan, synced, cell, there)) - 1)
 
 
 def domains_of(plan: Plan) -> dict[WorkerId, str]:
