@@ -159,7 +159,7 @@ class LocalRunOptions:
         for warning in warnings:
             complain(warning)
         if given.spec.runtime_ref is not None:
-            complain(f"warning: without what {given.spec.runtime_ref} says for the job (--runtime FILE)")
+            complain(f"warning: run without what {given.spec.runtime_ref} says for it; --runtime FILE gives that")
         return found
 
     def _sized(self, job: "JobSource") -> "JobSource":
