@@ -118,6 +118,13 @@ _EvictionRequests = Annotated[
         help="Answer EvictionRequests (lifecycle.k8s.io/v1alpha1) for workers, where the API server serves them."
     ),
 ]
+_Kueue = Annotated[
+    bool, typer.Option(help="Follow spec.queue where the cluster serves Workloads of kueue.x-k8s.io (docs/install.md).")
+]
+_KueueSlices = Annotated[
+    bool,
+    typer.Option(help="Let jobs grow and shrink by Kueue's workload slices, which are on in 0.18."),
+]
 _Lease = Annotated[
     str | None,
     typer.Option(
@@ -204,6 +211,8 @@ class WorkerFlags:
     network_policy: _NetworkPolicy = True
     disruption_budgets: _DisruptionBudgets = True
     eviction_requests: _EvictionRequests = False
+    kueue: _Kueue = True
+    kueue_slices: _KueueSlices = True
     prices: _Prices = None
     prices_interval: _PricesInterval = 300.0
     tenants: _Tenants = None
@@ -382,6 +391,8 @@ def operator_options(
         node_record=workers.record_place(),
         prices=workers.price_address(),
         tenants=TenantReader(workers.tenants, workers.tenants_interval) if workers.tenants else None,
+        kueue=workers.kueue,
+        kueue_slices=workers.kueue_slices,
         pages=pages.settings(),
     )
 

@@ -26,6 +26,8 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
 from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.cluster.watch_health import WatchHealth
+from bamboo_operator.cluster.workload_cache import WorkloadCache
+from bamboo_operator.cluster.workload_kind import WorkloadKind
 from bamboo_operator.http.job_pages import JobPages, PageSettings
 from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.other_operators import OtherOperators
@@ -55,7 +57,7 @@ logger = logging.getLogger(__name__)
 RELEASE_SECONDS = 3.0
 FIRST_PRICES_SECONDS = 2.0  # that jobs wait for prices: what was paid while nobody looked is counted at them
 RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
-WATCHES = 12  # of a namespace: connections of its watches, also while one is begun anew
+WATCHES = 14  # of a namespace: connections of its watches, also while one is begun anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class OperatorOptions:
     address: str = ""  # of this one's pod, at which workers and the others reach it then
     prices: PriceAddress | None = None  # where they are, None if nowhere
     tenants: TenantReader | None = None  # of the list of tenants, None if there is none
+    kueue: bool = True  # are queues followed?
+    kueue_slices: bool = True  # may Kueue's Workloads replace each other?
     pages: PageSettings = field(default_factory=PageSettings)
 
 
@@ -126,6 +130,7 @@ class _Operator:
         if options.lease and options.label_active and not self._shards:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._job_kind = JobKind(self._api, options.namespaces)
+        self._workload_kind = WorkloadKind(self._api)
         self._gateway, self._watch_health = WorkerGateway(self._where), WatchHealth()
         self._prices = PriceSource(options.prices)
         self._tenants = TenantSource(options.tenants)
@@ -262,6 +267,7 @@ class _Operator:
         bound = await self._gateway.start(*options.listen, tls, bounds)
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
         await self._prices.first_read(FIRST_PRICES_SECONDS)
+        workloads = await self._workloads()
         shared = SharedResources(
             cluster=ClusterCache(),
             gateway=self._gateway,
@@ -272,6 +278,8 @@ class _Operator:
             url=options.url or own,
             settings=replace(options.workers, eviction_responder=await self._answers_evictions()),
             marks=options.marks,
+            workloads=workloads,
+            slices=options.kueue_slices,
             prices=self._prices,
             exposures=self._exposures,
             tenants=options.tenants is not None,
@@ -326,6 +334,20 @@ class _Operator:
         if not served:
             logger.warning("the API server does not serve EvictionRequests, so there is none to answer")
         return served
+
+    async def _workloads(self) -> WorkloadCache:
+        if not self._options.kueue:
+            return WorkloadCache()
+        version = await self._workload_kind.version()
+        if version is None:
+            logger.info("no Workloads of Kueue in v1beta2 or newer: jobs' queues are not followed")
+            self._begin(self._end_with_kueue())
+        return WorkloadCache(version)
+
+    async def _end_with_kueue(self) -> None:
+        await self._workload_kind.until_served()
+        logger.warning("there are Workloads of Kueue now: this operator ends, to be restarted and to follow queues")
+        self._stop.set()
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:
         """Works until stop is set, a signal comes, or kopf fails.

@@ -6,7 +6,7 @@ import kopf
 
 from bamboo_core.job.spec import RuntimeKind
 from bamboo_core.kube.request_parts import runtime_plural
-from bamboo_core.names import EVICTION_RESPONDER, GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_core.names import EVICTION_RESPONDER, GROUP, KUEUE, LABEL_JOB_NAME, PLURAL, VERSION
 from bamboo_operator.cluster.runtimes import RuntimeKey
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
@@ -15,6 +15,7 @@ EVICTIONS = "lifecycle.k8s.io"
 
 
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
+    """Workloads are watched if the API server serves them."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, id="job", registry=handlers)
@@ -58,6 +59,8 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
             shared.counts.watched["eviction"] += 1
             shared.cluster.eviction_event(event["type"], event["object"])
 
+    if (version := shared.workloads.version) is not None:
+        _watch_workloads(handlers, version, jobs, shared)
     return handlers
 
 
@@ -79,6 +82,24 @@ def _watch_runtimes(
             shared.runtimes.event(kind, "DELETED", event["object"])
 
 
+def _watch_workloads(
+    handlers: kopf.OperatorRegistry, version: str, jobs: JobController, shared: SharedResources
+) -> None:
+    @kopf.index(KUEUE, version, "workloads", id="workload", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
+    async def workload(body: Any, **_: Any) -> None:
+        jobs.workload_changed(None, dict(body))
+
+    @kopf.on.event(
+        KUEUE, version, "workloads", id="workload-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT}
+    )
+    async def workload_gone(event: Any, **_: Any) -> None:
+        shared.counts.watched["workload"] += 1
+        metadata = event["object"]["metadata"]
+        jobs.workloads.observed(event["type"], (metadata["namespace"], metadata["name"]))
+        if event["type"] == "DELETED":
+            jobs.workload_changed("DELETED", event["object"])
+
+
 class NoDiffBase(kopf.DiffBaseStorage):
     """No handler here asks what has changed: kopf need not copy every object at each of its events to know it."""
 
@@ -97,6 +118,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
     chosen.watching.label_selectors[f"{EVICTIONS}/evictions"] = EVICTION_RESPONDER
+    chosen.watching.label_selectors[KUEUE, "workloads"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300
     chosen.watching.client_timeout = 330
     chosen.watching.connect_timeout = 10

@@ -194,6 +194,7 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         "--tls-ca=/var/run/secrets/bamboo.dev/tls/ca.crt",
         "--disruption-budgets",
         "--no-eviction-requests",
+        "--kueue",
         "--network-policy",
         "--lease=bamboo-system/bamboo-operator",
         "--identity=$(POD_NAME)",

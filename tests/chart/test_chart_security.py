@@ -20,6 +20,7 @@ RBAC: list[Json] = list(yaml.safe_load_all((ROOT / "operator" / "rbac.yaml").rea
 NOT_IN_A_NAMESPACE = {
     *("nodes", "namespaces", "tokenreviews", "subjectaccessreviews", "customresourcedefinitions"),
     *("clusterbambooruntimes", "clusterbambooruntimes/status"),
+    *("resourceflavors", "workloadpriorityclasses", "priorityclasses"),
 }
 
 

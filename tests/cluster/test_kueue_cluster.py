@@ -1,4 +1,4 @@
-"""Jobs in a queue of Kueue, whose own manager admits their pods: one by one, and takes them away for others."""
+"""Jobs in a queue: one Workload each, which a stand-in for Kueue's manager admits, or its own where there is one."""
 
 import base64
 import contextlib
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import trustme
@@ -19,7 +19,8 @@ import yaml
 from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU
-from operator_jobs import TOLERATE, small
+from kueue_stand_in import StandIn, workloads_served
+from operator_jobs import TOLERATE, digests_of_a_local_run, manifest, slowed, small
 from operator_process import Job, Operator, condition
 
 GIVEN = "BAMBOO_KUEUE"
@@ -28,6 +29,7 @@ ACCOUNT = "kueue-controller-manager"
 API = "kueue.x-k8s.io/v1beta2"
 LEFT_OUT = ("APIService", "Deployment", "Service", "Secret", "ConfigMap")  # what needs pods and a network
 STOP_SECONDS = 30
+STEPS = 600
 # Where it looks for the certificate of its metrics cannot be chosen, so it gets an /etc of its own.
 CERTIFICATES = "/etc/kueue/metrics/certs"
 OWN_ETC = (
@@ -54,13 +56,13 @@ def kueue(cluster: Cluster, source: Path, folder: Path) -> Iterator[None]:
 
     hooks = []
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
-    for manifest in filter(None, yaml.safe_load_all((source / "manifests.yaml").read_text())):
-        _by_address(manifest, f"https://127.0.0.1:{port}", bundle)
-        if manifest["kind"].endswith("WebhookConfiguration"):
-            manifest["metadata"].pop("namespace", None)  # which such an object has not
-            hooks.append(manifest)
-        elif manifest["kind"] not in LEFT_OUT:
-            _create(cluster.api, manifest)
+    for one in filter(None, yaml.safe_load_all((source / "manifests.yaml").read_text())):
+        _by_address(one, f"https://127.0.0.1:{port}", bundle)
+        if one["kind"].endswith("WebhookConfiguration"):
+            one["metadata"].pop("namespace", None)  # which such an object has not
+            hooks.append(one)
+        elif one["kind"] not in LEFT_OUT:
+            _create(cluster.api, one)
 
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(_config(port, health, folder)))
@@ -83,7 +85,7 @@ def kueue(cluster: Cluster, source: Path, folder: Path) -> Iterator[None]:
 
 
 def _config(port: int, health: int, folder: Path) -> Json:
-    """Plain pods only. Processors and memory have no quota here."""
+    """No pods by themselves. Processors and memory have no quota here."""
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
@@ -92,7 +94,7 @@ def _config(port: int, health: int, folder: Path) -> Json:
         "webhook": {"host": "127.0.0.1", "port": port, "certDir": str(folder)},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
-        "integrations": {"frameworks": ["pod"]},
+        "integrations": {"externalFrameworks": ["BambooJob.v1alpha1.bamboo.dev"]},
         "resources": {"excludeResourcePrefixes": ["cpu", "memory"]},
     }
 
@@ -118,127 +120,216 @@ def _create(api: Client, manifest: Json) -> None:
             raise
 
 
-def make_queue(api: Client, namespace: str, gpus: int) -> str:
-    """A queue of that namespace with a quota of so many GPUs; its name, which the ClusterQueue has, too.
+class Queue(Protocol):
+    """A queue in the test's namespace, whose quota counts workers. name: of its LocalQueue."""
 
-    Whoever is more important takes the GPUs of others.
-    """
-    name = f"queue-{namespace}"
-    _create(api, {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": "default"}})
-    flavor = {"name": "default", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": gpus}]}
-    spec = {
-        "namespaceSelector": {},
-        "resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [flavor]}],
-        "preemption": {"withinClusterQueue": "LowerPriority"},
-    }
-    _create(api, {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec})
-    local = {"apiVersion": API, "kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": name}}
-    api.create(local, namespace)
-    return name
+    name: str
+
+    def set_quota(self, workers: int) -> None: ...
+
+    @property
+    def used(self) -> int: ...
 
 
-def set_quota(api: Client, name: str, gpus: int) -> None:
-    flavor = {"name": "default", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": gpus}]}
-    groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [flavor]}]
-    api.patch(f"/apis/{API}/clusterqueues/{name}", {"spec": {"resourceGroups": groups}})
+class StandInQueue:
+    """Played."""
+
+    name = "queue"
+
+    def __init__(self, manager: StandIn) -> None:
+        self._manager = manager
+
+    def set_quota(self, workers: int) -> None:
+        self._manager.manager.quota = workers
+
+    @property
+    def used(self) -> int:
+        return self._manager.used
+
+
+class KueueQueue:
+    """Of Kueue itself: GPUs, of which each worker has one. Whoever is more important takes those of others."""
+
+    def __init__(self, api: Client, namespace: str) -> None:
+        self._api, self.name = api, f"queue-{namespace}"
+        self._path = f"/apis/{API}/clusterqueues/{self.name}"
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                _create(api, {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": "default"}})
+                break
+            except ApiError as error:  # its webhooks take a while
+                if "connection refused" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+        spec = {
+            "namespaceSelector": {},
+            "resourceGroups": _groups(0),
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+        }
+        _create(api, {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": self.name}, "spec": spec})
+        local = {"kind": "LocalQueue", "metadata": {"name": self.name}, "spec": {"clusterQueue": self.name}}
+        api.create({"apiVersion": API, **local}, namespace)
+
+    def set_quota(self, workers: int) -> None:
+        self._api.patch(self._path, {"spec": {"resourceGroups": _groups(workers)}})
+
+    @property
+    def used(self) -> int:
+        flavors = (self._api.get(self._path).get("status") or {}).get("flavorsReservation") or ()
+        return sum(int(r["total"]) for flavor in flavors for r in flavor["resources"])
+
+
+def _groups(gpus: int) -> list[Json]:
+    flavor = {"name": "default", "resources": [{"name": GPU, "nominalQuota": gpus}]}
+    return [{"coveredResources": [GPU], "flavors": [flavor]}]
 
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
-GATED = "worker(s) are held back by scheduling gates: kueue.x-k8s.io/admission"
-PATIENCE = 300.0
+PATIENCE = 120.0
+NOTICES = 20
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One of its own: Kueue's webhooks are asked for every pod, and end with these tests."""
+def queues(installed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The cluster serves Workloads, before any operator begins. Kueue's webhooks go with the tests of this file."""
     source = given()
-    if source is None:
-        pytest.skip(f"{GIVEN} names no folder with Kueue's manager and manifests")
-    started = Cluster.start()
-    try:
-        with kueue(started, source, tmp_path_factory.mktemp("kueue")):
-            yield started
-    finally:
-        started.stop()
+    with (
+        workloads_served(installed.api)
+        if source is None
+        else kueue(installed, source, tmp_path_factory.mktemp("kueue"))
+    ):
+        urgent = {"apiVersion": API, "kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, "value": 1000}
+        installed.api.create(urgent)
+        yield
 
 
-def test_a_queue_admits_workers_and_takes_them_away(installed: Cluster, namespace: str, operator: Operator) -> None:
-    """With a quota for one of two workers, that one waits for the other. What is taken away has notice, and its quota
-    is free; so is that of a suspended job.
-    """
-    api = installed.api
-    queue = admitting(installed, namespace)
-    job = Job(api, namespace, small("queued", queue={"name": queue}))
-    job.wait(lambda s: f"1 {GATED}" in condition(s, "WorkersReady").get("message", ""))
-    job.until_pods(lambda pods: sorted(bool(p["spec"].get("schedulingGates")) for p in pods.values()) == [False, True])
+@pytest.fixture
+def queue(queues: None, installed: Cluster, namespace: str) -> Iterator[Queue]:
+    if given() is not None:
+        yield KueueQueue(installed.api, namespace)
+        return
+    with StandIn(installed.api, namespace, 0) as manager:
+        yield StandInQueue(manager)
 
-    set_quota(api, queue, 2)
+
+def test_a_job_waits_for_all_its_seats_and_keeps_them(
+    installed: Cluster, namespace: str, queue: Queue, operator: Operator
+) -> None:
+    """Without quota it has no pod. A lost worker costs no seat. What is taken from it suspends it until it is back."""
+    queue.set_quota(1)
+    job = Job(installed.api, namespace, small("queued", queue={"name": queue.name}))
+    status = job.until("Suspended")
+    assert condition(status, "Suspended")["reason"] == "WaitingForQuota"
+    job.told("WaitingForQuota")
+    assert job.pods() == {}
+
+    queue.set_quota(2)
+    pods = job.until_pods(lambda found: len(found) == 2)
+    assert not [p for p in pods.values() if p["spec"].get("schedulingGates")]
+    assert not [label for p in pods.values() for label in p["metadata"]["labels"] if "kueue" in label]
     victim = owners(whole(job))[0]
     installed.signal(namespace, victim, 9)
     job.wait(lambda s: victim not in owners(s))
-    assert whole(job)["preemptions"] == 1, "a replacement is admitted with the lost worker's quota"
+    assert whole(job)["preemptions"] == 1
+    assert queue.used == 2
 
-    with more_important(installed, namespace, queue):
-        assert job.told("PodDeleted").endswith("is being deleted")
-        job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "Gated")
-        job.told("PlannedTakeover")
-    assert whole(job)["preemptions"] == 2
-    assert sum(reason == "Takeover" for reason, _ in job.events()) == 1, f"a notice was of no use: {job.events()}"
-
-    job.edit({"suspend": True})
-    job.until_pods(lambda pods: not pods)
-    until_used(installed, queue, 0)
-    job.edit({"suspend": False})
+    with outsider(installed.api, namespace, queue):
+        status = job.wait(lambda s: condition(s, "Suspended").get("reason") == "QuotaPreempted")
+        job.until_pods(lambda found: not found)
+        until_used(queue, 1)
     whole(job)
-    until_used(installed, queue, 2)
     job.delete()
     job.until_gone()
-    until_used(installed, queue, 0)
+    until_used(queue, 0)
+
+
+@pytest.mark.slow
+def test_two_jobs_share_a_quota_for_one_and_a_half(
+    installed: Cluster, namespace: str, queue: Queue, operator: Operator, tmp_path: Path
+) -> None:
+    """The second is more important and admitted as a whole; the first gives back a pipeline for it, and gets it again.
+    Twenty notices cost no seat, and both train the same bits as undisturbed.
+    """
+    queue.set_quota(6)
+    first_document, first_slow = paced_job("first", tmp_path, {"minPipelines": 1}, {"name": queue.name})
+    first = Job(installed.api, namespace, first_document)
+    grown(first, 2)
+    important = {"name": queue.name, "priorityClass": "urgent"}
+    second_document, second_slow = paced_job("second", tmp_path, {"minPipelines": 2}, important)
+    second = Job(installed.api, namespace, second_document)
+    grown(second, 2)
+    grown(first, 1)
+    until_used(queue, 6)
+    assert condition(first.status(), "WorkersReady")["reason"] == "QuotaPreempted"
+
+    for number in range(NOTICES):
+        job, pipelines = ((second, 2), (first, 1))[number % 2]
+        victim = owners(job.status())[number % 2]
+        installed.api.delete(f"/api/v1/namespaces/{namespace}/pods/{victim}")
+        job.wait(lambda s, gone=victim: gone not in owners(s))
+        grown(job, pipelines)
+        assert queue.used == 6
+    assert not [reason for reason, _ in first.events() if reason == "Suspended"]
+
+    second_slow.unlink()
+    status = second.until("Complete")
+    assert status["digests"] == digests_of_a_local_run(second_document, tmp_path / "second")
+    grown(first, 2)
+    first_slow.unlink()
+    status = first.until("Complete")
+    assert status["digests"] == digests_of_a_local_run(first_document, tmp_path / "first")
+    until_used(queue, 0)
+
+
+def paced_job(name: str, folder: Path, elastic: Json, queue: Json) -> tuple[Json, Path]:
+    """A job of two pipelines, and the file as long as which is there its steps take a second."""
+    (folder / name).mkdir()
+    asked = {"topology": {"stages": 2, "pipelines": 2}, "elastic": {**elastic, "maxPipelines": 2}, "queue": queue}
+    return slowed(manifest(name, steps=STEPS, standby=0, **asked), folder / name)
+
+
+def grown(job: Job, pipelines: int) -> None:
+    """Waits until the job trains with so many pipelines, each of two workers of its own."""
+
+    def trains(status: Json) -> bool:
+        rows = json.loads(status.get("plan") or "{}").get("pipelines") or ()
+        return len(rows) == pipelines and len({worker for row in rows for worker in row}) == 2 * pipelines
+
+    job.wait(trains)
 
 
 def owners(status: Json) -> list[str]:
-    found: list[str] = json.loads(status["plan"])["pipelines"][0]
-    return found
+    rows: list[list[str]] = json.loads(status["plan"])["pipelines"]
+    return [worker for row in rows for worker in row]
 
 
 def whole(job: Job) -> Json:
     return job.wait(lambda s: s["state"] == "Running" and condition(s, "WorkersReady")["status"] == "True")
 
 
-def admitting(cluster: Cluster, namespace: str) -> str:
-    """A queue with a quota of one GPU, as soon as Kueue answers."""
+def until_used(queue: Queue, workers: int) -> None:
     deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return make_queue(cluster.api, namespace, 1)
-        except ApiError as error:
-            if "connection refused" not in str(error) or time.monotonic() > deadline:
-                raise
+    while queue.used != workers:
+        assert time.monotonic() < deadline, f"{queue.used} workers hold quota, not {workers}"
         time.sleep(0.2)
 
 
-def until_used(cluster: Cluster, queue: str, gpus: int) -> None:
-    def used(found: Json) -> bool:
-        flavors = (found.get("status") or {}).get("flavorsReservation") or ()
-        return sum(int(r["total"]) for flavor in flavors for r in flavor["resources"]) == gpus
-
-    cluster.api.wait(f"/apis/{API}/clusterqueues/{queue}", used)
-
-
 @contextmanager
-def more_important(cluster: Cluster, namespace: str, queue: str) -> Iterator[None]:
-    """A pod that wants one of the queue's GPUs, and may take it from others."""
-    name = f"important-{namespace}"
-    cluster.api.request("POST", PRIORITIES, {"metadata": {"name": name}, "value": 1000})
-    container = {"name": "one", "image": "x", "command": ["sleep", "1000"], "resources": {"limits": {GPU: "1"}}}
-    spec = {"priorityClassName": name, "tolerations": TOLERATE, "containers": [container]}
-    metadata = {"name": "important", "labels": {"kueue.x-k8s.io/queue-name": queue}}
-    cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, namespace)
+def outsider(api: Client, namespace: str, queue: Queue) -> Iterator[None]:
+    """A Workload that is more important, and not Bamboo's."""
+    container = {"name": "one", "image": "x", "resources": {"requests": {GPU: "1"}}}
+    template = {"spec": {"tolerations": TOLERATE, "containers": [container], "restartPolicy": "Never"}}
+    spec = {
+        "queueName": queue.name,
+        "priority": 1000,
+        "podSets": [{"name": "main", "count": 1, "template": template}],
+    }
+    workload = {"apiVersion": API, "kind": "Workload", "metadata": {"name": "outsider"}, "spec": spec}
+    api.create(workload, namespace)
     try:
         yield
     finally:
-        cluster.api.delete(f"/api/v1/namespaces/{namespace}/pods/important", 0)
-        cluster.api.delete(f"{PRIORITIES}/{name}")
+        api.delete(f"/apis/{API}/namespaces/{namespace}/workloads/outsider")

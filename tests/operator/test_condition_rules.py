@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from bamboo_core.coordinator.events import Differences, Finish, Outcome, SlowWorker, WorkerState
+from bamboo_operator.queues.decision import FREE, QueueStanding
 from operator_kit import NOW, at, job, said
 from status_kit import POOLED, conditions, holding, seen
 
@@ -244,3 +245,32 @@ def test_a_restarted_operator_wants_as_many_workers_as_the_one_before():
     for status in (before, after):
         assert conditions(status)["WorkersReady"]["status"] == "True", conditions(status)["WorkersReady"]
         assert status["workers"]["desired"] == 2
+
+
+HELD = QueueStanding(seats=0, reason="WaitingForQuota", message="2 more needed")
+PARTLY = QueueStanding(seats=2, reason="WaitingForQuota", message="the queue has admitted 2 of 4 workers")
+QUEUED = job(topology={"stages": 2, "pipelines": 2}, queue={"name": "q"})
+
+
+def test_a_job_without_a_seat_is_suspended_for_that() -> None:
+    status = seen(None, spec=QUEUED, queue=HELD)
+    assert status["state"] == "Suspended"
+    found = conditions(status)["Suspended"]
+    assert (found["reason"], found["message"]) == ("WaitingForQuota", "2 more needed")
+    by_user = seen(None, spec=job(queue={"name": "q"}, suspend=True), queue=FREE)
+    assert conditions(by_user)["Suspended"]["reason"] == "Suspended"
+
+
+def test_one_with_fewer_seats_says_what_it_waits_for() -> None:
+    found = conditions(seen(said(), spec=QUEUED, queue=PARTLY))["WorkersReady"]
+    assert (found["status"], found["reason"]) == ("False", "WaitingForQuota")
+    assert found["message"].endswith("; the queue has admitted 2 of 4 workers")
+
+
+def test_a_queue_that_is_not_followed_is_a_warning() -> None:
+    found = conditions(seen(said(), spec=QUEUED, queue_warning="spec.queue: not followed"))["Accepted"]
+    assert (found["status"], found["reason"], found["message"]) == (
+        "True",
+        "AcceptedInPart",
+        "spec.queue: not followed",
+    )

@@ -2,20 +2,18 @@
 
 from typing import Any
 
-from bamboo_core.names import LABEL_QUEUE
 from bamboo_operator.pods.starting.scheduling_gates import GateReleases, gates_of
 from operator_kit import job
 
-GATE = {"name": "kueue.x-k8s.io/admission"}
+GATE = {"name": "example.com/held"}
 
 
-def pod(*gates: Any, queued: bool = False) -> dict[str, Any]:
-    labels = {LABEL_QUEUE: "q"} if queued else {}
-    return {"metadata": {"labels": labels}, "spec": {"schedulingGates": list(gates)} if gates else {}}
+def pod(*gates: Any) -> dict[str, Any]:
+    return {"metadata": {}, "spec": {"schedulingGates": list(gates)} if gates else {}}
 
 
 def test_gates_have_names() -> None:
-    assert gates_of(pod(GATE, {"name": "other"})) == ("kueue.x-k8s.io/admission", "other")
+    assert gates_of(pod(GATE, {"name": "other"})) == ("example.com/held", "other")
     assert gates_of(pod()) == gates_of({}) == gates_of({"spec": {"schedulingGates": None}}) == ()
 
 
@@ -37,9 +35,6 @@ def test_a_pod_that_never_had_a_gate_was_never_released() -> None:
 
 
 def test_one_that_may_have_had_a_gate_counts_as_released_when_it_is_first_seen_without() -> None:
-    queued = GateReleases(job())
-    queued.observe({"w0": pod(queued=True), "w1": pod(GATE, queued=True)}, 5.0)
-    assert (queued.at("w0"), queued.at("w1")) == (5.0, None)
-    by_template = GateReleases(job(worker={"template": {"spec": {"schedulingGates": [GATE]}}}))
-    by_template.observe({"w0": pod()}, 6.0)
-    assert by_template.at("w0") == 6.0
+    gated = GateReleases(job(worker={"template": {"spec": {"schedulingGates": [GATE]}}}))
+    gated.observe({"w0": pod(), "w1": pod(GATE)}, 6.0)
+    assert (gated.at("w0"), gated.at("w1")) == (6.0, None)

@@ -113,6 +113,7 @@ async def test_a_job_says_what_it_wants_and_has(begin: Callable[..., Job]) -> No
             spec.node_pools,
             fewest=fewest_workers(spec),
             resumed=False,
+            queued=False,
         )
 
     found = demand()

@@ -5,6 +5,7 @@
 
 --regression: the disturbances are those of a scenario that went wrong once; with --seeds, "all" is each of them.
 --grids: the coordinator chooses the grid of each job, of all that its workers can run.
+--queues: the job is in a queue of Kueue, whose manager is played.
 --audit: jobs are also reconciled when nothing is due, and whatever such a reconciliation does is a failure.
 """
 
@@ -30,16 +31,17 @@ class Trial:
 
     regression: str | None
     grids: bool
+    queues: bool
     audit: bool
 
     def scenario(self, seed: int) -> ClusterScenario:
         if self.regression:
             return regression(self.regression, seed, chooses=self.grids)
-        return scenario(seed, chooses=self.grids)
+        return scenario(seed, chooses=self.grids, queued=self.queues)
 
     def command(self, seed: int) -> str:
         flags = f' --regression "{self.regression}"' if self.regression else ""
-        flags += " --grids" * self.grids + " --audit" * self.audit
+        flags += " --grids" * self.grids + " --queues" * self.queues + " --audit" * self.audit
         return f"python tests/simulation/operator_simulate.py --seed {seed}{flags} --verbose"
 
 
@@ -52,8 +54,12 @@ def _alone(trial: Trial, seed: int) -> list[RunResult]:
     return [run_seed(trial, seed)]
 
 
+def _trial(arguments: argparse.Namespace, name: str | None) -> Trial:
+    return Trial(regression=name, grids=arguments.grids, queues=arguments.queues, audit=arguments.audit)
+
+
 def one(arguments: argparse.Namespace) -> int:
-    trial = Trial(regression=arguments.regression, grids=arguments.grids, audit=arguments.audit)
+    trial = _trial(arguments, arguments.regression)
     wanted = trial.scenario(arguments.seed)
     print(wanted)
     for disturbance in wanted.disturbances:
@@ -70,7 +76,7 @@ def many(arguments: argparse.Namespace) -> int:
     wrong = 0
     with multiprocessing.Pool(arguments.processes) as pool:
         for name in REGRESSIONS if arguments.regression == ALL else (arguments.regression,):
-            trial = Trial(regression=name, grids=arguments.grids, audit=arguments.audit)
+            trial = _trial(arguments, name)
             results = pool.imap_unordered(partial(_alone, trial), range(first, last))
             wrong |= report(results, trial.command, arguments.keep_going)
             if wrong and not arguments.keep_going:
@@ -86,6 +92,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--grids", action="store_true", help="the coordinator chooses stages and pipelines")
+    parser.add_argument("--queues", action="store_true", help="the job is in a queue of Kueue")
     parser.add_argument("--audit", action="store_true", help="reconcile also when nothing is due: it may do nothing")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()

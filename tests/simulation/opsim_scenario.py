@@ -1,6 +1,7 @@
 """What a seed stands for: a job, and what befalls it, its pods, its cluster and its operator. Pure."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -31,6 +32,10 @@ class DisturbanceKind(StrEnum):
     FREEZE = "freeze a worker"
     CUT_OFF = "no worker reaches the operator"
     ISOLATE = "the operator restarts, and no worker reaches it"
+    PREEMPT = "more important pods want quota"
+    STOP = "the job's Workload is made inactive"
+    UNQUEUE = "the job's Workload is deleted"
+    KUEUE = "nobody admits Workloads"
 
 
 WEIGHTS = {
@@ -56,6 +61,12 @@ WEIGHTS = {
     DisturbanceKind.ISOLATE: 1,
     DisturbanceKind.FREEZE: 2,
     DisturbanceKind.CUT_OFF: 1,
+}
+QUEUE_WEIGHTS = {  # of what befalls jobs in queues
+    DisturbanceKind.PREEMPT: 12,
+    DisturbanceKind.STOP: 2,
+    DisturbanceKind.UNQUEUE: 1,
+    DisturbanceKind.KUEUE: 2,
 }
 TOGETHER = (  # what is worse in company
     (DisturbanceKind.CUT_OFF, DisturbanceKind.SUSPEND),
@@ -109,6 +120,7 @@ class ClusterScenario:
     disturbances: tuple[Disturbance, ...]
     # that section of the spec; of random jobs none has one, and what they lose they have to have twice
     checkpoint: dict[str, Any] | None = None
+    queued: bool = False  # it is in a queue with a quota for all that it may want
     chooses: bool = False  # the coordinator chooses stages and pipelines, of all grids that the workers can run
 
     @property
@@ -132,6 +144,8 @@ class ClusterScenario:
         if self.chooses:
             spec["elastic"] |= {"objective": "Throughput", "minStages": 1, "maxStages": a.stages + 1}
             spec["elastic"]["maxWorkers"] = a.stages * self.most
+        if self.queued:
+            spec["queue"] = {"name": "queue"}
         if self.checkpoint:
             spec["checkpoint"] = dict(self.checkpoint)
         if self.pools:
@@ -145,15 +159,17 @@ class ClusterScenario:
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} to {self.most} pipelines, {a.microbatches} "
             f"microbatches, {a.steps} steps, standby {self.standby}, pods {self.policy}, {self.mode}, "
             f"pools {len(self.pools)}, careful {self.careful}, slowdown {self.slowdown:.0f}, grid {self.grid}, "
-            f"chooses {self.chooses}"
+            f"chooses {self.chooses}, queued {self.queued}"
         )
 
 
 POOLS = ({"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSeconds": 20, "revert": True})
 
 
-def scenario(seed: int, *, chooses: bool = False) -> ClusterScenario:
-    """What the seed stands for; chooses: a job whose grid the coordinator chooses, which the same befalls."""
+def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> ClusterScenario:
+    """What the seed stands for; chooses: a job whose grid the coordinator chooses, which the same befalls. queued: one
+    that is in a queue, which other things befall, too.
+    """
     rng = random.Random(f"operator {seed}")
     stages, pipelines = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
     return ClusterScenario(
@@ -175,17 +191,18 @@ def scenario(seed: int, *, chooses: bool = False) -> ClusterScenario:
         careful=rng.random() < 0.7,
         slowdown=10 ** rng.uniform(1.5, 2.5),
         grid=rng.choice((0.0, 0.01, 0.1)),
-        disturbances=_disturbances(rng),
+        disturbances=_disturbances(rng, {**WEIGHTS, **QUEUE_WEIGHTS} if queued else WEIGHTS),
         chooses=chooses,
+        queued=queued,
     )
 
 
-def _disturbances(rng: random.Random) -> tuple[Disturbance, ...]:
+def _disturbances(rng: random.Random, weights: Mapping[DisturbanceKind, int]) -> tuple[Disturbance, ...]:
     """Many come close after the one before."""
     disturbances: list[Disturbance] = []
     at = rng.uniform(0.0, 30.0)
     for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8))):
-        alone = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        alone = rng.choices(list(weights), list(weights.values()))
         for kind in rng.choice(TOGETHER) if rng.random() < 0.3 else alone:
             disturbances.append(
                 Disturbance(kind=kind, at=at, seconds=10 ** rng.uniform(-1.5, 2.0), number=rng.randrange(1000))

@@ -14,6 +14,7 @@ from bamboo_core.kube.connection import JSON
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import LABEL_JOB_UID, TOKEN_AUDIENCE
 from bamboo_operator.auth.pod_tokens import POD_NAME, POD_UID
+from kueue_manager import refusal as webhook_refusal
 from opsim_loop import VirtualLoop
 
 Object = dict[str, Any]
@@ -90,7 +91,7 @@ class Server:
         called: Callable[[str], None] | None = None,
     ) -> None:
         self._loop, self._rng, self._watches, self._changed, self._called = loop, rng, watches, changed, called
-        self._made = 0
+        self._made = self._version = 0
         self.names: set[tuple[str, str]] = set()  # of pods that this operator has made, with their jobs' uids
         self.room = 1000
         self.revisions: dict[str, Object] = {}  # by name
@@ -135,6 +136,11 @@ class Server:
             return {"status": self._review(body["spec"]["token"])}
         if kind == "networkpolicies":
             return body or {}
+        if kind == "resourceflavors":
+            return {"metadata": {"name": name}, "spec": {}}
+        if kind == "workloads" and method == "PATCH":
+            assert body
+            return self._change_workload((namespace or "", name or ""), body, "status" if status else "spec")
         if kind == "poddisruptionbudgets":
             return self._budget(method, name or "", body)
         if kind == "controllerrevisions":
@@ -160,6 +166,20 @@ class Server:
             self.modified(kind, thing)
         elif method == "DELETE":
             self.delete(kind, thing)
+        return thing
+
+    def _change_workload(self, key: tuple[str, str], body: Object, part: str) -> Object:
+        """Merges it into that part, if the Workload is still the one that was read and Kueue's webhook lets it."""
+        thing = self._watches["workloads"].objects.get(key)
+        if thing is None:
+            raise refusal(404, "NotFound", key[1])
+        if body["metadata"]["resourceVersion"] != thing["metadata"]["resourceVersion"]:
+            raise refusal(409, "Conflict", key[1])
+        after = {**thing, part: merged(thing.get(part) or {}, body[part])}
+        if why := webhook_refusal(thing, after):
+            raise refusal(422, why, key[1])
+        thing[part] = after[part]
+        self.modified("workloads", thing)
         return thing
 
     def _budget(self, method: str, name: str, body: Object | None) -> Object:
@@ -194,8 +214,10 @@ class Server:
         key = (metadata["namespace"], metadata["name"])
         if key in self._watches[kind].objects:
             raise refusal(409, "AlreadyExists", key[1])
-        if len(self._watches[kind].objects) >= self.room:
+        if kind == "pods" and len(self._watches[kind].objects) >= self.room:
             raise refusal(403, "exceeded quota")
+        if kind == "workloads" and (why := webhook_refusal(None, body)):
+            raise refusal(422, why, key[1])
         return body if dry_run else self.create(kind, body)
 
     def _review(self, token: str) -> Object:
@@ -251,6 +273,8 @@ class Server:
         return (self._loop.date() + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _tell(self, kind: str, change: str, thing: Object) -> None:
+        self._version += 1
+        thing["metadata"]["resourceVersion"] = str(self._version)
         self._watches[kind].changed(change, thing)
         self._changed(f"{kind} {change}", thing)
 

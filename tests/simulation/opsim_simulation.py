@@ -14,11 +14,14 @@ from typing import Any
 from unittest.mock import patch
 
 from bamboo_core.control.digests import add_digests
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec, wanted_pipelines, wanted_workers
+from bamboo_core.names import LABEL_JOB_NAME
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.runtimes import RuntimeCache
+from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
@@ -32,6 +35,7 @@ from opsim_audit import Audit
 from opsim_budgets import disruptions_allowed
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
+from opsim_queue import SimQueue
 from opsim_scenario import JOB, MISSING, SPAN_SECONDS, ClusterScenario
 from opsim_server import Object, Server, Watch
 from opsim_user import User
@@ -77,12 +81,15 @@ class OperatorSimulation:
         self.audit = Audit(self.fail) if audit else None
         self.loop = VirtualLoop(scenario.grid)
         rng = self.rng = random.Random(f"world {scenario.seed}")
-        self.pods, self.nodes, self.jobs = (
-            Watch(self.loop, rng, show) for show in (self._show_pod, self._show_node, self._show_job)
+        self.pods, self.nodes, self.jobs, self.workloads = (
+            Watch(self.loop, rng, show)
+            for show in (self._show_pod, self._show_node, self._show_job, self._show_workload)
         )
-        watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs}
+        watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs, "workloads": self.workloads}
         self.server = Server(self.loop, rng, watches, self._changed, self.audit and self.audit.called)
         self.kubelets = Nodes(self.loop, rng, self.server, self.nodes, self._start)
+        quota = wanted_workers(parse_manifest(scenario.manifest())) if scenario.queued else None
+        self.queue = None if quota is None else SimQueue(self, quota)
         self.workers = Workers(
             self.loop, rng, Oracle(scenario.arithmetic), JOB, scenario.slowdown, scenario.work, self.fail
         )
@@ -129,6 +136,7 @@ class OperatorSimulation:
         user = User(self)
         user.create()
         self.start_operator()
+        admitting = None if self.queue is None else self.loop.create_task(self.queue.run())
         try:
             for disturbance in self.scenario.disturbances:
                 self.loop.call_at(disturbance.at, user.disturb, disturbance)
@@ -143,6 +151,9 @@ class OperatorSimulation:
                 lambda: self._left("pods", "processes", "reconcilers", "gateway", "listeners"), TIDY_SECONDS
             )
         finally:
+            if admitting is not None:
+                admitting.cancel()
+                await asyncio.gather(admitting, return_exceptions=True)
             await self.stop_operator()
 
     async def _watch(self, seconds: float) -> None:
@@ -155,6 +166,8 @@ class OperatorSimulation:
             left = left and "deletionTimestamp" not in job["metadata"]
             if self.runner is not None or self.controller is None or not left or self.server.trouble or self._ends():
                 since = self.loop.time()
+            if self.queue is not None:
+                self.queue.judge()
             if self.loop.time() - since > ALONE_SECONDS:
                 raise Failure(f"the workers have been left alone for {ALONE_SECONDS:g} s")
 
@@ -187,6 +200,8 @@ class OperatorSimulation:
             "known": (set(self._cluster.pod_uids()), set(self.pods.objects)),
             "spec": (state.spec.elastic.max_pipelines, self.job["spec"]["elastic"]["maxPipelines"]),
         }
+        if self.queue is not None:
+            facts["seats"] = (self.queue.seats(), wanted_workers(state.spec))
         rollout = (self.job.get("status") or {}).get("rollout") or {}
         if rollout.get("state") != "Stalled":  # as if new workers are lost again and again
             images = {pod["spec"]["containers"][0]["image"] for pod in living}
@@ -266,11 +281,16 @@ class OperatorSimulation:
             url="ws://operator",
             settings=settings,
             tenants=self.tenants.current is not None,
+            workloads=WorkloadCache(None if self.queue is None else "v1beta2"),
         )
         self.controller, self.workers.gateway = JobController(self.shared), gateway
         if self.shared.tenants:
             self._sharing = asyncio.create_task(TenantController(self.tenants, self.controller).run())
-        for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
+        for watch, show in (
+            (self.nodes, self._show_node),
+            (self.pods, self._show_pod),
+            (self.workloads, self._show_workload),
+        ):
             watch.listening = True
             for thing in list(watch.objects.values()):
                 show(None, thing)
@@ -282,7 +302,7 @@ class OperatorSimulation:
         if self._sharing:
             self._sharing.cancel()
         self.server.names.clear()
-        for watch in (self.pods, self.nodes, self.jobs):
+        for watch in (self.pods, self.nodes, self.jobs, self.workloads):
             watch.forget()
         if ended:
             await ended.stop()
@@ -311,6 +331,16 @@ class OperatorSimulation:
         if kind == "DELETED":
             self._cluster.node_event("DELETED", node)
 
+    def _show_workload(self, kind: str | None, workload: Object) -> None:
+        if self.controller is None or LABEL_JOB_NAME not in (workload["metadata"].get("labels") or {}):
+            return
+        if kind != "DELETED":
+            self.controller.workload_changed(None, workload)
+        metadata = workload["metadata"]
+        self.controller.workloads.observed(kind, (metadata["namespace"], metadata["name"]))
+        if kind == "DELETED":
+            self.controller.workload_changed("DELETED", workload)
+
     # the cluster
 
     def _changed(self, what: str, thing: Object) -> None:
@@ -333,6 +363,10 @@ class OperatorSimulation:
             case "bamboojobs DELETED":
                 for pod in self.pods_of(thing):
                     self.collect(pod)
+                for workload in list(self.workloads.objects.values()):
+                    owners = workload["metadata"].get("ownerReferences") or ()
+                    if any(one["uid"] == metadata["uid"] for one in owners):
+                        self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.remove, "workloads", workload)
 
     def pods_of(self, job: Object) -> list[Object]:
         uid = job["metadata"]["uid"]

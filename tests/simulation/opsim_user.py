@@ -54,6 +54,10 @@ class User:
             DisturbanceKind.MARK: self._lose,
             DisturbanceKind.ISOLATE: self._isolate,
             DisturbanceKind.CUT_OFF: self._cut_off,
+            DisturbanceKind.PREEMPT: self._preempt,
+            DisturbanceKind.STOP: self._stop,
+            DisturbanceKind.UNQUEUE: self._unqueue,
+            DisturbanceKind.KUEUE: self._kueue,
         }
         handlers.get(disturbance.kind, self._lose)(disturbance)
 
@@ -64,6 +68,8 @@ class User:
         simulation, server = self._simulation, self._simulation.server
         server.trouble, server.slowness, server.room = 0.0, 1.0, 1000
         simulation.kubelets.full.clear()
+        if simulation.queue is not None:
+            simulation.queue.heal()
         if self._returning:
             await self._returning
         await asyncio.sleep(max(0.0, simulation.workers.reachable_at - self._loop.time()))
@@ -73,7 +79,7 @@ class User:
             self.create()
         self.edit(lambda spec: spec.update(suspend=False))
         self.edit(self._mend)
-        for watch in (simulation.pods, simulation.nodes, simulation.jobs):
+        for watch in (simulation.pods, simulation.nodes, simulation.jobs, simulation.workloads):
             watch.list()
 
     def create(self) -> None:
@@ -200,8 +206,35 @@ class User:
 
     def _watch(self, disturbance: Disturbance) -> None:
         simulation = self._simulation
-        watch = (simulation.pods, simulation.nodes, simulation.jobs)[disturbance.number % 3]
+        watches = [simulation.pods, simulation.nodes, simulation.jobs]
+        watches += [simulation.workloads] if simulation.queue is not None else []
+        watch = watches[disturbance.number % len(watches)]
         watch.interrupt(disturbance.seconds)
+
+    # its queue
+
+    def _preempt(self, disturbance: Disturbance) -> None:
+        queue = self._simulation.queue
+        assert queue is not None
+        name = queue.compete(1 + disturbance.number % queue.manager.quota)
+        self._later(disturbance, lambda: queue.withdraw(name))
+
+    def _stop(self, disturbance: Disturbance) -> None:
+        queue = self._simulation.queue
+        assert queue is not None
+        queue.set_active(False)
+        self._later(disturbance, lambda: queue.set_active(True))
+
+    def _unqueue(self, disturbance: Disturbance) -> None:
+        queue = self._simulation.queue
+        assert queue is not None
+        queue.forget_job()
+
+    def _kueue(self, disturbance: Disturbance) -> None:
+        queue = self._simulation.queue
+        assert queue is not None
+        queue.away = True
+        self._later(disturbance, lambda: setattr(queue, "away", False))
 
     def _operator(self, disturbance: Disturbance) -> None:
         if self._returning is None or self._returning.done():

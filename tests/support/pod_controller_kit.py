@@ -20,6 +20,7 @@ from bamboo_core.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
@@ -29,6 +30,7 @@ from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from bamboo_operator.prices.source import PriceSource
+from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.tenants.share import JobShare
 from fake_api import FakeApi
@@ -227,6 +229,7 @@ class Job:
             rolling=self._rolling(written),
             choice=PoolChoice(lambda: place.exposures, PriceSource(), self.runner.events.append),
             share=self.share,
+            queue=JobQueue(running.job, WorkloadCache(), place, settings, slices=True),  # type: ignore[arg-type]
         )
 
     def _rolling(self, written: RolloutStatus | None) -> RollingChange:

@@ -82,7 +82,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{/* The operator's rules as a YAML list, out of the file that is also used without Helm: dict root, scope.
 scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. */}}
 {{- define "bamboo.rules" -}}
-{{- $cluster := list "nodes" "namespaces" "customresourcedefinitions" "tokenreviews" "subjectaccessreviews" "clusterbambooruntimes" "clusterbambooruntimes/status" -}}
+{{- $cluster := list "nodes" "namespaces" "customresourcedefinitions" "tokenreviews" "subjectaccessreviews" "clusterbambooruntimes" "clusterbambooruntimes/status" "resourceflavors" "priorityclasses" -}}
 {{- $root := .root -}}
 {{- $scope := .scope -}}
 {{- $kept := list -}}
@@ -94,6 +94,8 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- $unused := and (eq $resource "networkpolicies") (not $root.Values.networkPolicy.workers) -}}
 {{- $unused = or $unused (and (eq $resource "poddisruptionbudgets") (not $root.Values.workers.disruptionBudgets)) -}}
 {{- $unused = or $unused (and (hasPrefix "evictions" $resource) (not $root.Values.workers.evictionRequests)) -}}
+{{- $queued := list "workloads" "workloads/status" "resourceflavors" "priorityclasses" -}}
+{{- $unused = or $unused (and (has $resource $queued) (not $root.Values.kueue.enabled)) -}}
 {{- $wanted := or (eq $scope "All") (eq $scope (ternary "Cluster" "Namespace" (has $resource $cluster))) -}}
 {{- if and $wanted (not $unused) -}}
 {{- $kept = append $kept . -}}

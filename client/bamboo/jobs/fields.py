@@ -448,6 +448,8 @@ class QueueFields(TypedDict, total=False):
 
     name: Required[str]
     """The name of a LocalQueue in the job's namespace."""
+    priorityClass: str
+    """The WorkloadPriorityClass by which the job waits. By default worker.template's priorityClassName counts."""
 
 
 class BudgetFields(TypedDict, total=False):

@@ -391,6 +391,8 @@ class QueueSpec:
 
     name: Annotated[str, DNS_NAME]
     """The name of a LocalQueue in the job's namespace."""
+    priority_class: Annotated[str | None, DNS_NAME] = None
+    """The WorkloadPriorityClass by which the job waits. By default worker.template's priorityClassName counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,10 @@ class EffectiveSpec:
         before, self._bound = self._bound, workers
         return before != workers
 
+    def within_bound(self, spec: JobSpec) -> JobSpec:
+        """The job with no more workers than it may hold."""
+        return within(spec, self._bound)
+
     @property
     def begun(self) -> bool:
         """Are there workers that train, perhaps since another operator's time?"""
@@ -176,7 +180,7 @@ class EffectiveSpec:
             warnings=self._warnings(found.spec),
             runtime=self._written_runtime(runtime),
         )
-        return within(found.spec, self._bound)
+        return self.within_bound(found.spec)
 
     def _changed_task(self, spec: JobSpec) -> tuple[str, ...]:
         """What is wrong with the task of a job that has begun, and that is not to be suspended."""

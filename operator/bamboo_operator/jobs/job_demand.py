@@ -26,9 +26,11 @@ def job_demand(
     *,
     fewest: int,
     resumed: bool,
+    queued: bool,
 ) -> JobDemand:
     """spec: as its user wants it, while that of `wanted` is within the job's bound. pools: at the prices of now.
     fewest: workers of the smallest grid that has room. resumed: it had a grid before this operator knew it.
+    queued: Kueue says how many seats it has.
     """
     recovers = resumed and status.phase in ("Pending", "Recovering")
     own, placed = wanted_workers(wanted.spec), sum(pods.by_pool.values())
@@ -55,7 +57,7 @@ def job_demand(
         harm=bare * protects,
         nodes=nodes_asked_for(spec, pods.pool),
         lacks_nodes=pods.lacks_nodes,
-        queued=spec.queue is not None,
+        queued=queued,
     )
 
 

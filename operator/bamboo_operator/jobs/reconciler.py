@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from bamboo_core.control.protocol import Stop
-from bamboo_core.coordinator.events import Status
+from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.placement_spec import CleanPodPolicy
@@ -40,6 +41,8 @@ from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
+from bamboo_operator.queues.decision import UNKNOWN, JobNow, QueueEnding
+from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
@@ -72,7 +75,9 @@ class JobReconciler:
         self._status = StatusWriter(self._job, selector(self._meta), status, shared.api)
         if shared.page_url:
             self._status.update(page=f"{shared.page_url}/jobs/{self.key[0]}/{self.key[1]}/")
-        self._cost = CostCounter(JobPods(self._job, shared.cluster), self._status, self.meter, shared.prices)
+        self._pods = JobPods(self._job, shared.cluster)
+        self._cost = CostCounter(self._pods, self._status, self.meter, shared.prices)
+        self._queue = JobQueue(self._job, shared.workloads, shared.api, shared.settings, slices=shared.slices)
         self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts, shared.runtimes)
 
     def known(self) -> OperatedJob:
@@ -130,6 +135,10 @@ class JobReconciler:
                 self._training.apply_edits()
         self._trigger.at_once()
 
+    def queue_changed(self) -> None:
+        """Something has happened to one of its Workloads."""
+        self._trigger.at_once()
+
     def deleted(self) -> None:
         """The job was deleted: its workers need not wait for the end of their pods' grace period."""
         if self.runner:
@@ -143,6 +152,8 @@ class JobReconciler:
             self._cost.count()
             if self._edited.is_set():
                 continue
+            if spec is not None:
+                await self._follow_queue(spec)
             held = self._status.facts.suspended
             if spec is None or (held and not self._trains()):
                 await self._stay_idle(spec)
@@ -178,7 +189,18 @@ class JobReconciler:
         async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
             await self._removal.remove(CleanPodPolicy.ALL)
             await self._write_until_done(None)
-            await self._wait_for_edit(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL)
+            await self._wait_for_edit(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL, spec)
+
+    async def _follow_queue(self, spec: JobSpec) -> None:
+        """Asks for seats while no training is looked after."""
+        before, trains = self._status.facts.queue, self._trains()
+        now = JobNow(pods=len(self._pods.present()), begun=trains, trains=None if trains else False)
+        asked = self._queue.reconcile(self._spec.within_bound(spec), now, stopped=self._status.facts.stopped)
+        done = await self._attempts.once("follow the queue", asked, self._events.append)
+        standing = self._queue.standing if done or spec.queue is None else UNKNOWN
+        self._status.update(queue=standing, queue_warning=self._queue.warning)
+        if standing.holds and standing.reason != before.reason:
+            self._events.append(Emit(standing.reason, standing.message))
 
     async def _train(self, spec: JobSpec) -> None:
         """Until the job is over, or is suspended."""
@@ -187,7 +209,7 @@ class JobReconciler:
         status.begin()
         run = TrainingRun(
             job=self._job,
-            spec=spec,
+            spec=self._queue.fitted(spec),
             manifest=self._spec.begin(resumed=plan is not None),
             resumed=plan is not None,
             known_lost=status.lost | self._removal.deleted,
@@ -215,6 +237,7 @@ class JobReconciler:
             rolling=RollingChange(templates, status.written.rollout, record),
             choice=PoolChoice(shared.exposures, shared.prices, record, first.first if first else ""),
             share=self._share,
+            queue=self._queue,
         )
         training = Training(
             run,
@@ -226,6 +249,7 @@ class JobReconciler:
             shared,
             self._attempts,
             self._share,
+            self._queue,
             edited=self._edited,
             trigger=self._trigger,
         )
@@ -261,8 +285,12 @@ class JobReconciler:
         except API_ERRORS as error:
             self._attempts.log_failure("post events", error)
 
-    async def _wait_for_edit(self, seconds: float | None, policy: CleanPodPolicy) -> None:
-        """At most that long. Pods that are seen only now are deleted as the others were."""
+    async def _wait_for_edit(
+        self, seconds: float | None, policy: CleanPodPolicy, queued: JobSpec | None = None
+    ) -> None:
+        """At most that long, and not longer than the job has to wait. Pods that are seen only now are deleted as the
+        others were. queued: the job as it asks its queue for seats.
+        """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
@@ -271,10 +299,17 @@ class JobReconciler:
                 if self._removal.living():
                     await self._removal.remove(policy)
                 self._cost.count()
-                if self._status.cost_is_due:
+                before = self._status.facts.queue
+                if queued is not None:
+                    await self._follow_queue(queued)
+                    if not self._status.facts.suspended:
+                        return
+                standing = self._status.facts.queue
+                if self._status.cost_is_due or standing != before:
                     await self._write_until_done(None)
                 left = policy is not CleanPodPolicy.NONE and bool(self._removal.living())
-                await self._trigger.wait(idle_pause(time.monotonic(), end, pods_left=left))
+                deadline = min(end, self._queue.due)
+                await self._trigger.wait(idle_pause(time.monotonic(), deadline, pods_left=left or standing == UNKNOWN))
 
     @contextlib.contextmanager
     def _woken_by_pods(self) -> Iterator[None]:
@@ -293,10 +328,20 @@ class JobReconciler:
         stop = Stop(reason="JobOver", message="the job is over")
         async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
             await self._removal.remove(policy)
+            await self._leave_queue(spec)
             while (left := self._remaining_ttl()) is None or left > 0:
                 await self._wait_for_edit(left, policy)
                 self._edited.clear()
         await self._attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
+
+    async def _leave_queue(self, spec: JobSpec | None) -> None:
+        ended = self._status.written.ended
+        if spec is None or ended is None:
+            return
+        ending = QueueEnding(reason="Succeeded" if ended.type == "Complete" else "Failed", message=ended.message)
+        now = JobNow(pods=len(self._pods.present()))
+        told = partial(self._queue.reconcile, spec, now, ended=ending)
+        await self._attempts.until_done("tell the queue that the job is over", told, ends=(403, 404))
 
     def _remaining_ttl(self) -> float | None:
         """Seconds until the job, which is over, is to be deleted; None if it stays."""

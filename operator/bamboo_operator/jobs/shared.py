@@ -9,6 +9,7 @@ from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.runtimes import RuntimeCache
+from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.kube.client import ApiClient
@@ -24,8 +25,8 @@ STATUSES_AT_ONCE = 4
 class SharedResources:
     """url: ws://HOST:PORT, or wss:, under which workers reach the operator. key: jobs' secrets are made from it.
 
-    exposures: what is recorded of nodes, by pool and zone. turns: for reconciliations, which may make many calls of the
-    API server. status_turns: for writes of a status.
+    exposures: what is recorded of nodes, by pool and zone. slices: may Kueue's Workloads replace each other? turns: for
+    reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
     """
 
     cluster: ClusterCache
@@ -37,6 +38,8 @@ class SharedResources:
     url: str
     settings: WorkerPodSettings
     marks: tuple[NodeMark, ...] = ()
+    workloads: WorkloadCache = field(default_factory=WorkloadCache)
+    slices: bool = True
     prices: PriceSource = field(default_factory=PriceSource)
     exposures: Callable[[], Mapping[Place, Exposure]] = dict
     tenants: bool = False  # share nodes: somebody decides what each job may have

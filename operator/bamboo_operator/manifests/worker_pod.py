@@ -198,8 +198,6 @@ def _own_labels(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None)
     }
     if pool:
         labels |= {names.LABEL_CAPACITY_TYPE: pool.capacity.value, names.LABEL_NODE_POOL: pool.name}
-    if job.queue:
-        labels[names.LABEL_QUEUE] = job.queue.name
     return labels
 
 

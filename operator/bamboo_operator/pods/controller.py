@@ -45,6 +45,7 @@ from bamboo_operator.pods.starting.startup_problems import (
     missing_pods,
     startup_problems,
 )
+from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 from bamboo_operator.tenants.share import JobShare
 
@@ -77,8 +78,10 @@ class PodController:
         rolling: RollingChange,
         choice: PoolChoice,
         share: JobShare,
+        queue: JobQueue,
     ) -> None:
         self._job, self._requests, self._cluster, self._api = job, requests, cluster, api
+        self._queue = queue
         self._meta = JobMeta(uid=job.uid)
         self._settings, self._record = settings, record
         self.pods = JobPods(job, cluster)
@@ -218,8 +221,8 @@ class PodController:
 
     @property
     def _pools(self) -> tuple[NodePool, ...]:
-        """The pools in the order in which they are asked."""
-        return self._choice.ordered(self._spec.node_pools)
+        """The pools in which the job's queue lets its next worker be, in the order in which they are asked."""
+        return self._choice.ordered(self._queue.pools(self._spec, self.pods.living()))
 
     @property
     def pool_ranks(self) -> tuple[PoolRank, ...]:
@@ -239,6 +242,10 @@ class PodController:
         """The pods that count as the job's: not those of workers that are lost or about to leave."""
         out = {*self._requests.wanted.gone, *leaving(self._requests.status())}
         return {name: pod for name, pod in self.pods.living().items() if name not in out}
+
+    def _may_have_one_more(self) -> bool:
+        """Do its tenant's bounds, whose turn it is, and its queue leave it a place for one more pod?"""
+        return self._share.room(len(self._staying())) > 0 and self._queue.has_seat(len(self.pods.living()))
 
     def counts(self) -> JobPodCounts:
         """What is there, for the job's share."""
@@ -327,7 +334,7 @@ class PodController:
             now = time.monotonic()
             if not self.adding or self._requests.finished or self._backoff.holds(now) or now > end:
                 return
-            if not self._share.room(len(self._staying())):
+            if not self._queue.knows_nodes or not self._share.room(len(self._staying())):
                 return
             pools = self._pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
@@ -360,7 +367,8 @@ class PodController:
             return
         try:
             group = zone_group(template.job, self.pods.living().values())
-            pod = await self._create_pod(template.pod(number, pool, group))
+            made = template.pod(number, pool, group)
+            pod = await self._create_pod(self._queue.placed(made, self.pods.living()))
         except ApiError as error:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)
@@ -471,6 +479,8 @@ class PodController:
             self._rolling.refused("every node pool is at its maxWorkers", no_room=True)
         elif not self._share.room(len(self._staying())):
             self._rolling.refused("the job may have no worker more for a while (condition HeldBack)", no_room=True)
+        elif not self._queue.has_seat(len(self.pods.living())):
+            self._rolling.refused("the job's queue has admitted no more workers", no_room=True)
         else:
             name = worker_name(self._spec.name, self.created)
             try:
@@ -500,7 +510,7 @@ class PodController:
         self._probes = decision.probes
         if decision.release is not None:
             self._release(decision.release, decision.reason)
-        elif decision.probe is not None and self._share.room(len(self._staying())):
+        elif decision.probe is not None and self._may_have_one_more():
             self._probes |= {worker_name(self._spec.name, self.created)}
             await self._create(self._rolling.template(self._sight()), decision.probe)
         elif decision.delete is not None:

@@ -11,6 +11,7 @@ from bamboo_core.job.spec import RedundancyMode, whole_workers
 from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
 from bamboo_operator.pods.rollouts.rollout import RolloutState
+from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.status.budget import Shortfall, budget_spent, shortfalls
 from bamboo_operator.status.facts import StatusFacts
 
@@ -110,7 +111,7 @@ def _accepted(given: RuleInput) -> ConditionResult:
         return ConditionResult(False, "RuntimeNotFound", facts.no_runtime)
     if facts.refused:
         return ConditionResult(False, "ChangeRefused", facts.refused)
-    if warnings := (*facts.warnings, *facts.unpriced):
+    if warnings := (*facts.warnings, *facts.unpriced, *filter(None, [facts.queue_warning])):
         return ConditionResult(True, "AcceptedInPart", "; ".join(warnings))
     return ConditionResult(True, "Accepted", "the manifest is valid")
 
@@ -128,6 +129,8 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
         needed = min(needed, given.status.wanted)
     ready = given.ready()
     message, problems = f"{min(ready, needed)} of {needed} workers are ready", given.facts.startup_problems
+    if (queue := given.facts.queue).reason:
+        problems = (StartupProblem(queue.reason, queue.message), *problems)
     if ready >= needed:
         return ConditionResult(True, "WorkersReady", message)
     reason = problems[0].reason if problems else "WorkersMissing"
@@ -290,6 +293,8 @@ def _suspended(given: RuleInput) -> ConditionResult:
         spec = given.facts.spec
         if given.facts.spent and spec and not spec.suspend:
             return ConditionResult(True, "BudgetSpent", budget_spent(spec))
+        if not given.facts.stopped:
+            return ConditionResult(True, given.facts.queue.reason, given.facts.queue.message)
         return ConditionResult(True, "Suspended", "the job is suspended")
     return ConditionResult(False, "NotSuspended", "the job is not suspended")
 

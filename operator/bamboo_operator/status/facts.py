@@ -13,6 +13,7 @@ from bamboo_core.job.status import BambooJobStatus, JobRuntime
 from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.pods.rollouts.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
+from bamboo_operator.queues.decision import FREE, QueueStanding
 from bamboo_operator.status.savings import CostComparison
 from bamboo_operator.tenants.demand import HeldBack
 
@@ -75,6 +76,8 @@ class StatusFacts:
     page: str | None = None  # the address of the job's page; None if people reach none
     rollout: RolloutRecord | None = None  # None if it is not known yet
     pool_ranks: tuple[PoolRank, ...] = ()  # the order in which pools are asked, if that is not the listed one
+    queue: QueueStanding = FREE  # what its queue lets the job do
+    queue_warning: str = ""  # why its queue is not followed
 
     @property
     def pools(self) -> tuple[NodePool, ...]:
@@ -83,7 +86,12 @@ class StatusFacts:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is suspended, by its user, or because its budget is spent."""
+        """Whether the job is suspended: by its user, because its budget is spent, or because its queue says so."""
+        return self.stopped or (self.spec is not None and self.queue.holds)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is suspended for another reason than its queue."""
         return self.spec is not None and (self.spec.suspend or self.spent)
 
     @property

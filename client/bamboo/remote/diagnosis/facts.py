@@ -56,6 +56,7 @@ class ClusterFacts:
     nodes: Sequence[Object] | Unreadable
     spec: JobSpec | None = None
     claim: Object | Unreadable | None = None
+    queue: Object | Unreadable | None = None  # the LocalQueue that the job names
 
     @property
     def operator_pod(self) -> Object | None:

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
-from bamboo.remote.diagnosis.rights import EVICTION_RIGHTS, OPERATOR, PERSON
-from bamboo.remote.operator_pods import EVICTIONS_FLAG, arguments, operator_pods, running_operator, told
+from bamboo.remote.diagnosis.rights import EVICTION_RIGHTS, FOR_QUEUES, OPERATOR, PERSON
+from bamboo.remote.operator_pods import EVICTIONS_FLAG, arguments, is_told, operator_pods, running_operator, told
 from bamboo_core.job.spec import JobSpec, RuntimeKind
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
 from bamboo_core.kube.request_parts import runtime_plural
-from bamboo_core.names import GROUP, PLURAL, shard_lease, shard_of
+from bamboo_core.names import GROUP, KUEUE, PLURAL, shard_lease, shard_of
 
 T = TypeVar("T")
 REVIEWS = "/apis/authorization.k8s.io/v1"
@@ -47,6 +47,7 @@ async def read_facts(
         nodes=await _read(api.listed("/api/v1/nodes")),
         spec=spec,
         claim=await _claim(api, of_namespace, claim_name),
+        queue=await _queue(api, namespace, spec.queue.name if spec is not None and spec.queue is not None else None),
     )
 
 
@@ -116,7 +117,7 @@ async def _operator_rights(api: KubeApi, pod: Object | None, namespace: str) -> 
         "system:authenticated",
     ]
     who = {"user": user, "groups": groups}
-    rights = OPERATOR + EVICTION_RIGHTS * told(pod, EVICTIONS_FLAG)
+    rights = OPERATOR + EVICTION_RIGHTS * told(pod, EVICTIONS_FLAG) + FOR_QUEUES * (not is_told(pod, "--no-kueue"))
     return await _read(_reviewed(api, "subjectaccessreviews", "SubjectAccessReview", rights, namespace, who))
 
 
@@ -144,3 +145,9 @@ def _attributes(right: Right, namespace: str) -> dict[str, Any]:
 
 async def _claim(api: KubeApi, of_namespace: str, name: str | None) -> Object | Unreadable | None:
     return None if name is None else await _read(_there(api, f"{of_namespace}/persistentvolumeclaims/{name}"))
+
+
+async def _queue(api: KubeApi, namespace: str, name: str | None) -> Object | Unreadable | None:
+    """A LocalQueue, in the oldest version in which the operator uses Kueue."""
+    path = f"/apis/{KUEUE}/v1beta2/namespaces/{namespace}/localqueues/{name}"
+    return None if name is None else await _read(_there(api, path))

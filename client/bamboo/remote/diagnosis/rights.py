@@ -6,7 +6,7 @@ from typing import Final
 from bamboo.remote.diagnosis.facts import Right
 from bamboo_core.job.spec import RuntimeKind
 from bamboo_core.kube.request_parts import runtime_plural
-from bamboo_core.names import GROUP, PLURAL
+from bamboo_core.names import GROUP, KUEUE, PLURAL
 
 
 def _rights(group: str, resource: str, verbs: str, *, namespaced: bool = True) -> Iterator[Right]:
@@ -36,6 +36,13 @@ OPERATOR: Final = _all(  # as operator/rbac.yaml grants them, but for those in t
     _rights("policy", "poddisruptionbudgets", "create patch delete"),
     _rights("apiextensions.k8s.io", "customresourcedefinitions", "list watch", namespaced=False),
     _rights("", "namespaces", "list watch", namespaced=False),
+)
+FOR_QUEUES: Final = _all(  # also of operator/rbac.yaml; not with --no-kueue
+    _rights(KUEUE, "workloads", "get list watch create patch delete"),
+    _rights(KUEUE, "workloads/status", "patch"),
+    _rights(KUEUE, "resourceflavors", "get", namespaced=False),
+    _rights(KUEUE, "workloadpriorityclasses", "get", namespaced=False),
+    _rights("scheduling.k8s.io", "priorityclasses", "get", namespaced=False),
 )
 
 EVICTION_RIGHTS: Final = _all(  # of an operator that answers EvictionRequests

@@ -1,10 +1,9 @@
-"""Pods that a scheduling gate holds back, as Kueue does until there is quota: they do not look for a node yet."""
+"""Pods that a scheduling gate of their template holds back: they do not look for a node yet."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import LABEL_QUEUE
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.template import read_templates
 
@@ -32,13 +31,10 @@ class GateReleases:
         """Notes which gates have gone away. waiting: the pods that have no node, held back or not."""
         held = {name for name, pod in waiting.items() if gates_of(pod)}
         new = waiting.keys() - self._seen
-        released = (self._held | {name for name in new if self._may_have_had(waiting[name])}) - held
+        released = (self._held | (new if self._template else set())) - held
         at = self._at | dict.fromkeys(released, now)
         self._at = {name: at[name] for name in at.keys() & waiting.keys()}
         self._seen, self._held = set(waiting), held
-
-    def _may_have_had(self, pod: Json) -> bool:
-        return self._template or LABEL_QUEUE in ((pod.get("metadata") or {}).get("labels") or {})
 
     def at(self, worker: WorkerId) -> float | None:
         """The time at which the worker's gates went away; None if it was never held back."""

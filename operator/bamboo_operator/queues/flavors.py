@@ -1,0 +1,68 @@
+"""The nodes on which a queue has admitted a job's workers: what the flavors of their seats say of nodes. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bamboo_core.job.node_placement import NodePlacement, placement
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import LABEL_POD_SET
+from bamboo_operator.manifests.placement import place
+from bamboo_operator.manifests.workload import STANDBY, WORKERS
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlavorNodes:
+    """Nodes as ResourceFlavors describe them. labels: that they have; tolerations: that pods there need."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+
+def nodes_of(flavors: Iterable[Mapping[str, Any]]) -> FlavorNodes:
+    """The nodes that all these ResourceFlavors describe."""
+    labels: dict[str, str] = {}
+    tolerations: list[Mapping[str, Any]] = []
+    for flavor in flavors:
+        spec = flavor.get("spec") or {}
+        labels |= spec.get("nodeLabels") or {}
+        tolerations += [one for one in spec.get("tolerations") or () if one not in tolerations]
+    return FlavorNodes(labels=labels, tolerations=tuple(tolerations))
+
+
+def next_pod_set(seats: int, living: Iterable[Mapping[str, Any]]) -> str:
+    """The pod set in whose seat the next pod is: a worker's, or a spare one's once all of these are taken. seats: for
+    workers that run stages. living: the job's pods that have not ended.
+    """
+    taken = Counter(((pod.get("metadata") or {}).get("labels") or {}).get(LABEL_POD_SET) for pod in living)
+    return STANDBY if taken[WORKERS] >= seats else WORKERS
+
+
+def pools_on(job: JobSpec, nodes: FlavorNodes) -> Sequence[NodePool]:
+    """The job's pools that mean such nodes, all of them if none does; where the queue says which nodes, no pool waits
+    for another one.
+    """
+    if not nodes.labels:
+        return job.node_pools
+    fitting = [pool for pool in job.node_pools if _may_be(placement(job, pool), nodes.labels)]
+    return [replace(pool, after_seconds=0, revert=False) for pool in fitting or job.node_pools]
+
+
+def placed(pod: Json, pod_set: str, nodes: FlavorNodes) -> Json:
+    """The pod in a seat of that pod set, on such nodes."""
+    metadata, spec = pod["metadata"], dict(pod["spec"])
+    place(spec, NodePlacement(selector=nodes.labels, tolerations=nodes.tolerations))
+    labels = {**(metadata.get("labels") or {}), LABEL_POD_SET: pod_set}
+    return {**pod, "metadata": {**metadata, "labels": labels}, "spec": spec}
+
+
+def _may_be(where: NodePlacement, labels: Mapping[str, str]) -> bool:
+    """Can a node with these labels be one of those? What a flavor does not say of a node is open."""
+    if any(labels.get(key, value) != value for key, value in where.selector.items()):
+        return False
+    named = [one for one in where.expressions if one["key"] in labels]
+    return all((labels[one["key"]] in one["values"]) == (one["operator"] == "In") for one in named)

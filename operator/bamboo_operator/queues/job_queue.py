@@ -1,0 +1,299 @@
+"""Brings one job's Workloads to what is decided about them: the only writer of these, beside Kueue itself."""
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.request_parts import Object
+from bamboo_operator.cluster.workload_cache import WorkloadCache
+from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
+from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
+from bamboo_operator.manifests.workload import (
+    ELASTIC,
+    REPLACES,
+    SHAPE,
+    SLICE_NAME,
+    STANDBY,
+    WORKERS,
+    Priority,
+    pod_sets,
+    priority_class,
+    shape,
+    workload,
+)
+from bamboo_operator.queues.decision import (
+    FREE,
+    Action,
+    CreateWorkload,
+    DeleteWorkload,
+    FinishWorkload,
+    GiveUpSeats,
+    JobNow,
+    QueueEnding,
+    QueueStanding,
+    QueueWish,
+    ReleaseQuota,
+    ResizeWorkload,
+    TellReady,
+    decide,
+)
+from bamboo_operator.queues.flavors import FlavorNodes, next_pod_set, nodes_of, placed, pools_on
+from bamboo_operator.queues.seats import fitted, seat_bounds
+from bamboo_operator.queues.seen_workload import PREEMPTED, SeenWorkload, read_workload
+
+logger = logging.getLogger(__name__)
+
+MOST_ACTIONS: Final = 10  # one after the other, before others get their turn
+AGAIN_SECONDS: Final = 30.0  # until a class that is missing is looked for again
+NOT_FOLLOWED: Final = (
+    "spec.queue: not followed, for the cluster serves no Workloads of kueue.x-k8s.io in v1beta2 or newer, or the"
+    " operator is told to use none (--no-kueue)"
+)
+Condition = tuple[str, bool, str, str]  # type, whether it holds, reason, message
+
+
+class JobQueue:
+    """One job's place in its queue. standing: what it may do. due: when there may be something to do though nothing has
+    happened (time.monotonic()). warning: why its queue is not followed, if that is so.
+    """
+
+    def __init__(
+        self, job: JobIdentity, workloads: WorkloadCache, api: ApiClient, settings: WorkerPodSettings, *, slices: bool
+    ) -> None:
+        self._job, self._workloads, self._api, self._settings = job, workloads, api, settings
+        self._meta = JobMeta(uid=job.uid)
+        self._slices = slices
+        self._since: dict[str, tuple[object, float]] = {}  # by name: what a Workload is like, and since when
+        self._nodes: dict[str, FlavorNodes] = {}  # by pod set
+        self._flavors: Mapping[str, frozenset[str]] = {}  # of which these are
+        self._standby = 0  # seats for spare workers
+        self.standing, self.due, self.warning = FREE, math.inf, ""
+
+    async def reconcile(
+        self, spec: JobSpec, now: JobNow, *, stopped: bool = False, ended: QueueEnding | None = None
+    ) -> None:
+        """stopped: the job is suspended for another reason. Raises what is in API_ERRORS."""
+        version = self._workloads.version
+        if version is None:
+            self.standing, self.due, self.warning = FREE, math.inf, NOT_FOLLOWED if spec.queue else ""
+            return
+        self.warning, self._standby = "", spec.standby.workers
+        wanted = "" if spec.queue is None else shape(spec, self._meta, self._settings)
+        for _ in range(MOST_ACTIONS):
+            wish = QueueWish(
+                queue=spec.queue.name if spec.queue else None,
+                bounds=seat_bounds(spec),
+                shape=wanted,
+                slices=self._slices,
+                stopped=stopped,
+                ended=ended,
+            )
+            seen = self._seen()
+            found = decide(wish, seen, now, self._waited(seen))
+            self.standing, self.due = found.standing, time.monotonic() + found.due
+            if found.action is None or not await self._act(found.action, spec, version, seen):
+                break
+        await self._read_flavors(version)
+
+    def fitted(self, spec: JobSpec) -> JobSpec:
+        """The job with as many workers as it has seats for."""
+        return fitted(spec, self.standing.seats) if self.standing.seats else spec
+
+    @property
+    def knows_nodes(self) -> bool:
+        """Is it known on which nodes the seats are?"""
+        return self.standing.flavors == self._flavors
+
+    def has_seat(self, living: int) -> bool:
+        """Is there a seat for one more of so many pods, spare ones included?"""
+        return self.standing.seats is None or living < self.standing.seats + self._standby
+
+    def pools(self, spec: JobSpec, living: Mapping[str, Object]) -> Sequence[NodePool]:
+        """The pools in which the next pod may be. living: the job's pods that have not ended."""
+        return pools_on(spec, self._nodes.get(self._next_set(living), FlavorNodes()))
+
+    def placed(self, pod: Object, living: Mapping[str, Object]) -> Object:
+        """The next pod as its seat asks for."""
+        if self.standing.seats is None:
+            return pod
+        pod_set = self._next_set(living)
+        return placed(pod, pod_set, self._nodes.get(pod_set, FlavorNodes()))
+
+    def _next_set(self, living: Mapping[str, Object]) -> str:
+        spare = self.standing.seats is not None and STANDBY in self.standing.flavors
+        return next_pod_set(self.standing.seats or 0, living.values()) if spare else WORKERS
+
+    def _seen(self) -> list[SeenWorkload]:
+        return [read_workload(one) for one in self._workloads.of(*self._job)]
+
+    def _waited(self, seen: Sequence[SeenWorkload]) -> dict[str, float]:
+        now, before = time.monotonic(), self._since
+        self._since = {}
+        for one in seen:
+            like = (one.uid, one.asked, one.held, one.admitted, one.evicted, "QuotaReserved" in one.conditions)
+            known = before.get(one.name)
+            self._since[one.name] = known if known is not None and known[0] == like else (like, now)
+        return {name: now - since for name, (_, since) in self._since.items()}
+
+    async def _read_flavors(self, version: str) -> None:
+        """Reads what the flavors of the seats say, once for each admission."""
+        if self.knows_nodes:
+            return
+        nodes = {}
+        for pod_set, names in self.standing.flavors.items():
+            found = [await self._api.find_resource_flavor(version, name) for name in sorted(names)]
+            nodes[pod_set] = nodes_of(one for one in found if one is not None)
+        self._flavors, self._nodes = self.standing.flavors, nodes
+
+    # what is done
+
+    async def _act(self, action: Action, spec: JobSpec, version: str, seen: Sequence[SeenWorkload]) -> bool:
+        """Whether there may be more to do now. What others have changed meanwhile is read, and decided upon anew."""
+        if isinstance(action, CreateWorkload):
+            return await self._create(action, spec, version, seen)
+        logger.info("%s/%s: %s", *self._job.key, _told(action))
+        thing = next(one for one in self._workloads.of(*self._job) if one["metadata"]["name"] == action.workload.name)
+        key = (thing["metadata"]["namespace"], thing["metadata"]["name"])
+        try:
+            if isinstance(action, DeleteWorkload):
+                await self._api.delete_workload(thing)
+                self._workloads.forget(key, action.workload.uid)
+            else:
+                part, changes = _changes(action, thing, utc_now())
+                self._workloads.put(await self._api.change_workload(thing, part, changes))
+        except ApiError as error:
+            if error.status in (404, 409):
+                await self._reread(thing)
+            elif isinstance(action, ResizeWorkload) and action.workload.reserved and error.status in (400, 403, 422):
+                logger.warning("%s/%s: Kueue has no slices for it: %s", *self._job.key, error)
+                self._slices = False
+            else:
+                raise
+        return True
+
+    async def _reread(self, thing: Object) -> None:
+        found = await self._api.read_workload(thing)
+        if found is None:
+            self._workloads.forget((thing["metadata"]["namespace"], thing["metadata"]["name"]))
+        else:
+            self._workloads.put(found)
+
+    async def _create(self, action: CreateWorkload, spec: JobSpec, version: str, seen: Sequence[SeenWorkload]) -> bool:
+        priority = await self._priority(spec, version)
+        if isinstance(priority, QueueStanding):
+            self.standing = priority if self.standing.holds else self.standing
+            self.due = time.monotonic() + AGAIN_SECONDS
+            return False
+        logger.info("%s/%s: %s", *self._job.key, _told(action))
+        annotations = {SHAPE: shape(spec, self._meta, self._settings)}
+        if self._slices:
+            annotations[ELASTIC] = "true"
+        if action.replaces is not None:
+            before = next(w for w in self._workloads.of(*self._job) if w["metadata"]["name"] == action.replaces.name)
+            first = (before["metadata"].get("annotations") or {}).get(SLICE_NAME) or action.replaces.name
+            annotations |= {REPLACES: f"{self._job.key[0]}/{action.replaces.name}", SLICE_NAME: first}
+        number = 1 + max((one.number for one in seen), default=0)
+        sets = pod_sets(spec, self._meta, self._settings, action.seats, action.least)
+        thing = workload(spec, self._meta, version, number, sets, priority, annotations)
+        try:
+            self._workloads.put(await self._api.create_workload(thing))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            await self._reread(thing)
+        return True
+
+    async def _priority(self, spec: JobSpec, version: str) -> Priority | QueueStanding | None:
+        """The job's priority, None if nothing says it; or that its class is missing."""
+        named = priority_class(spec)
+        if named is None:
+            return None
+        group, kind, name = named
+        of_kueue = kind == "WorkloadPriorityClass"
+        found = await self._api.find_priority_class(group, version if of_kueue else "v1", kind, name)
+        if found is None:
+            field = "spec.queue.priorityClass" if of_kueue else "spec.worker.template.spec.priorityClassName"
+            message = f"{field}: expected the name of a {kind}, and there is no {name}"
+            return QueueStanding(seats=0, reason="NoPriorityClass", message=message)
+        return Priority(group=group, kind=kind, name=name, value=int(found.get("value") or 0))
+
+
+def _told(action: Action) -> str:
+    match action:
+        case CreateWorkload(seats=seats, replaces=replaces):
+            return f"asks its queue for {seats} workers" + (f", in place of {replaces.name}" if replaces else "")
+        case ResizeWorkload(workload=one, seats=seats):
+            return f"{one.name} asks for {seats} workers"
+        case GiveUpSeats(workload=one, seats=seats):
+            return f"{seats} workers of {one.name} are not needed any more"
+        case ReleaseQuota(workload=one):
+            return f"the quota of {one.name} is given back"
+        case TellReady(workload=one, ready=ready):
+            return f"the workers of {one.name} {'train' if ready else 'do not train'}"
+        case FinishWorkload(workload=one, reason=reason):
+            return f"{one.name} is over: {reason}"
+        case DeleteWorkload(workload=one):
+            return f"{one.name} is deleted"
+
+
+def _changes(action: Action, thing: Object, now: datetime) -> tuple[str, Object]:
+    """Of which part of a Workload what is changed."""
+    match action:
+        case ResizeWorkload(seats=seats):
+            sets = copy.deepcopy(thing["spec"]["podSets"])
+            for one in sets:
+                if one["name"] == WORKERS:
+                    one["count"] = seats
+            return "spec", {"podSets": sets}
+        case GiveUpSeats(seats=seats):
+            return "status", {"reclaimablePods": [{"name": WORKERS, "count": seats}]}
+        case ReleaseQuota(workload=one):
+            why = one.conditions["Evicted"]
+            again = why.reason in (PREEMPTED, "NodeFailures")
+            found = (
+                ("QuotaReserved", False, "Pending", why.message),
+                ("Admitted", False, "NoReservation", "the Workload has no reservation"),
+                ("Requeued", again, why.reason, why.message),
+            )
+            return "status", {"conditions": _with(thing, now, *found), "admission": None, "reclaimablePods": None}
+        case TellReady(workload=one, ready=ready):
+            return "status", {"conditions": _with(thing, now, _readiness(one, ready))}
+        case FinishWorkload(reason=reason, message=message):
+            return "status", {"conditions": _with(thing, now, ("Finished", True, reason, message))}
+        case _:
+            raise AssertionError(f"changes no Workload: {action}")
+
+
+def _readiness(one: SeenWorkload, ready: bool) -> Condition:
+    """The condition PodsReady. What trains is ready also with a worker less: whether it goes on is not for a queue."""
+    before = one.conditions.get("PodsReady")
+    again = before is not None and before.reason in ("WaitForRecovery", "Recovered")
+    if ready:
+        return "PodsReady", True, "Recovered" if again else "Started", "the job trains"
+    begun = again or (before is not None and before.holds)
+    return "PodsReady", False, "WaitForRecovery" if begun else "WaitForStart", "the job does not train"
+
+
+def _with(thing: Object, now: datetime, *changed: Condition) -> list[dict[str, Any]]:
+    """The conditions of a Workload, with others in their places."""
+    conditions = {one["type"]: dict(one) for one in (thing.get("status") or {}).get("conditions") or ()}
+    for kind, holds, reason, message in changed:
+        before, status = conditions.get(kind), "True" if holds else "False"
+        since = before["lastTransitionTime"] if before and before["status"] == status else api_time(now)
+        conditions[kind] = {
+            "type": kind,
+            "status": status,
+            "reason": reason or "Unknown",
+            "message": message or reason,
+            "lastTransitionTime": since,
+            "observedGeneration": thing["metadata"].get("generation", 0),
+        }
+    return list(conditions.values())

@@ -1,0 +1,241 @@
+"""Jobs in a queue: their one Workload, before a stand-in for Kueue's manager that follows its documentation."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bamboo_core.job.spec import JobSpec
+from bamboo_operator.queues import job_queue
+from bamboo_operator.queues.decision import QueueEnding
+from kueue_kit import QueuedJob, QueueWorld, run
+from kueue_manager import counts, holds
+from operator_kit import job
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., QueueWorld]:
+    """Makes one, whose time the operator takes for the time."""
+
+    def made(quota: int, **more: Any) -> QueueWorld:
+        found = QueueWorld(quota, **more)
+        monkeypatch.setattr(job_queue, "time", SimpleNamespace(monotonic=lambda: found.seconds))
+        return found
+
+    return made
+
+
+def queued(name: str = "tiny", stages: int = 2, pipelines: int = 2, least: int = 1, **more: Any) -> JobSpec:
+    """A job of that grid in a queue; with as few pipelines as `least`."""
+    asked = {"name": "q", **more.pop("queue", {})}
+    return job(
+        name,
+        topology={"stages": stages, "pipelines": pipelines},
+        elastic={"minPipelines": least},
+        training={"steps": 10, "globalBatchSize": 8, "microBatchSize": 1},
+        queue=asked,
+        **more,
+    )
+
+
+async def test_a_job_asks_for_all_its_workers_at_once_and_waits(world: Callable[..., QueueWorld]) -> None:
+    here = world(5)
+    one = QueuedJob(here, queued(least=2, standby={"workers": 1}))
+    await one.step()
+    assert (one.standing.holds, one.standing.reason) == (True, "WaitingForQuota")
+    assert counts(one.workload(1)) == {"workers": 4, "standby": 1}
+    assert one.workload(1)["metadata"]["ownerReferences"][0]["uid"] == "uid-of-tiny"
+    await run(here, [one], 3)
+    assert (one.seats, one.pods, one.standing.reason) == (4, 5, "")
+    assert holds(one.workload(1), "PodsReady")
+    calls = list(here.calls)
+    await run(here, [one], 100)
+    assert here.calls == calls, "nothing is asked for when nothing has changed"
+
+
+async def test_one_that_cannot_shrink_is_admitted_as_a_whole_or_not_at_all(world: Callable[..., QueueWorld]) -> None:
+    here = world(6)
+    first, second = QueuedJob(here, queued("first", least=2)), QueuedJob(here, queued("second", least=2))
+    await run(here, [first, second], 60)
+    assert (first.seats, second.seats, second.pods) == (4, 0, 0)
+    assert "2 more needed" in second.standing.message
+    first.ended = QueueEnding(reason="Succeeded", message="all steps are done")
+    await run(here, [first, second], 3)
+    assert holds(first.workload(1), "Finished")
+    assert second.seats == 4
+
+
+async def test_an_elastic_job_begins_with_what_there_is_and_grows_later(world: Callable[..., QueueWorld]) -> None:
+    here = world(6)
+    first, second = QueuedJob(here, queued("first", least=2)), QueuedJob(here, queued("second"))
+    await run(here, [first, second], 30)
+    assert (first.seats, second.seats) == (4, 2)
+    assert second.standing.message.startswith("the queue has admitted 2 of 4 workers: ")
+    first.ended = QueueEnding(reason="Failed", message="it failed")
+    await run(here, [first, second], 30)
+    assert (second.seats, second.restarts, second.standing.reason) == (4, 1, "")
+
+
+async def test_without_slices_a_job_is_admitted_in_part_and_gives_up_seats(world: Callable[..., QueueWorld]) -> None:
+    here = world(3, slices=False)
+    one = QueuedJob(here, queued(), slices=False)
+    await run(here, [one], 3)
+    assert one.workload(1)["spec"]["podSets"][0]["minCount"] == 2
+    assert (one.seats, here.used) == (2, 2), "a third worker is of no use"
+    assert one.queue.fitted(one.spec).topology.pipelines == 1
+    assert one.workload(1)["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
+
+
+async def test_a_more_important_job_takes_a_pipeline_and_it_comes_back(world: Callable[..., QueueWorld]) -> None:
+    here = world(6)
+    here.classes["urgent"] = 100
+    first = QueuedJob(here, queued("first"))
+    await run(here, [first], 3)
+    second = QueuedJob(here, queued("second", least=2, queue={"priorityClass": "urgent"}))
+    jobs = [first, second]
+    await run(here, jobs, 10)
+    assert (first.seats, second.seats, here.used) == (2, 4, 6)
+    assert first.restarts == 1, "it has trained on"
+    await run(here, jobs, 100)
+    assert (first.seats, second.seats) == (2, 4)
+    second.ended = QueueEnding(reason="Succeeded", message="done")
+    await run(here, jobs, 30)
+    assert (first.seats, first.restarts) == (4, 1)
+    assert second.workload(1)["spec"]["priorityClassRef"]["name"] == "urgent"
+
+
+async def test_twenty_losses_cost_no_seat(world: Callable[..., QueueWorld]) -> None:
+    """A lost worker's seat stays, also while its replacement is there before it has gone."""
+    here = world(4)
+    one, other = QueuedJob(here, queued("one")), QueuedJob(here, queued("two"))
+    await run(here, [one, other], 3)
+    for number in range(20):
+        one.pods = 3 if number % 2 else 5
+        await run(here, [one, other], 2)
+        assert (one.seats, other.seats) == (4, 0)
+
+
+@pytest.mark.parametrize("least", [1, 2])
+async def test_what_it_cannot_spare_suspends_it_until_it_is_admitted_again(
+    world: Callable[..., QueueWorld], least: int
+) -> None:
+    here = world(4)
+    one = QueuedJob(here, queued(least=least))
+    await run(here, [one], 3)
+    one.stuck = True
+    here.other("urgent", 4, 100)
+    await run(here, [one], 10 if least == 2 else 90)
+    assert (one.standing.holds, one.standing.reason) == (True, "QuotaPreempted")
+    assert not holds(here.api.all("workloads")["urgent"], "Admitted"), "its pods are still there"
+    one.stuck = False
+    await run(here, [one], 5)
+    assert holds(here.api.all("workloads")["urgent"], "Admitted")
+    assert (one.standing.holds, here.used) == (True, 4)
+    here.gone("urgent")
+    await run(here, [one], 40)
+    assert (one.seats, one.restarts) == (4, 2)
+
+
+async def test_one_that_is_not_ready_in_time_gives_its_quota_back(world: Callable[..., QueueWorld]) -> None:
+    here = world(4)
+    here.manager.ready_seconds = 20.0
+    one = QueuedJob(here, queued())
+    await run(here, [one], 60)
+    assert one.seats == 4, "it trains"
+    here.manager.ready_seconds = None
+    one.workload(1)["status"]["conditions"].append(
+        {"type": "Evicted", "status": "True", "reason": "PodsReadyTimeout", "message": "late"}
+    )
+    await run(here, [one], 3)
+    requeued = [c for c in one.workload(1)["status"]["conditions"] if c["type"] == "Requeued"]
+    assert [(c["status"], c["reason"]) for c in requeued] == [("False", "PodsReadyTimeout")]
+
+
+async def test_a_suspended_job_gives_its_quota_back_when_its_pods_are_gone(world: Callable[..., QueueWorld]) -> None:
+    here = world(4)
+    one = QueuedJob(here, queued())
+    await run(here, [one], 3)
+    one.stopped = one.stuck = True
+    await run(here, [one], 3)
+    assert here.used == 4
+    one.stuck = False
+    await run(here, [one], 3)
+    assert here.workloads == []
+    one.stopped = False
+    await run(here, [one], 3)
+    assert one.seats == 4
+
+
+async def test_a_job_that_is_scaled_down_and_up_keeps_its_place(world: Callable[..., QueueWorld]) -> None:
+    here = world(6)
+    one = QueuedJob(here, queued(pipelines=3))
+    await run(here, [one], 3)
+    one.spec = queued(pipelines=1)
+    await run(here, [one], 3)
+    assert (one.seats, here.used) == (2, 2)
+    one.spec = queued(pipelines=3)
+    await run(here, [one], 5)
+    assert (one.seats, here.used, one.restarts) == (6, 6, 1)
+    assert len(here.workloads) == 1, "what was replaced is deleted"
+
+
+async def test_where_kueue_has_no_slices_after_all_an_eviction_suspends(world: Callable[..., QueueWorld]) -> None:
+    here = world(4, slices=False)
+    one = QueuedJob(here, queued(pipelines=2))
+    await run(here, [one], 3)
+    here.other("urgent", 2, 100)
+    await run(here, [one], 10)
+    assert holds(here.api.all("workloads")["urgent"], "Admitted")
+
+
+async def test_a_workload_that_somebody_deleted_or_stopped_ends_the_training(
+    world: Callable[..., QueueWorld],
+) -> None:
+    here = world(4)
+    one = QueuedJob(here, queued())
+    await run(here, [one], 3)
+    one.workload(1)["spec"]["active"] = False
+    await run(here, [one], 5)
+    assert (one.standing.holds, one.standing.reason, here.used) == (True, "QueueDeactivated", 0)
+    one.workload(1)["spec"]["active"] = True
+    await run(here, [one], 3)
+    assert one.seats == 4
+
+
+async def test_a_class_that_is_missing_is_named(world: Callable[..., QueueWorld]) -> None:
+    here = world(4)
+    one = QueuedJob(here, queued(queue={"priorityClass": "urgent"}))
+    await run(here, [one], 3)
+    assert one.standing.message == (
+        "spec.queue.priorityClass: expected the name of a WorkloadPriorityClass, and there is no urgent"
+    )
+    here.classes["urgent"] = 7
+    await run(here, [one], 3)
+    assert one.workload(1)["spec"]["priority"] == 7
+
+
+async def test_a_cluster_without_workloads_lets_the_job_run_and_says_so(world: Callable[..., QueueWorld]) -> None:
+    here = world(0)
+    here.cache.version = None
+    one = QueuedJob(here, queued())
+    await one.step()
+    assert (one.standing.holds, one.standing.seats) == (False, None)
+    assert one.queue.warning.startswith("spec.queue: not followed, ")
+    assert here.calls == []
+
+
+async def test_seats_are_on_the_nodes_of_their_flavor(world: Callable[..., QueueWorld]) -> None:
+    here = world(4)
+    taint = {"key": "spot", "operator": "Exists"}
+    here.flavors["default"] = {"spec": {"nodeLabels": {"karpenter.sh/capacity-type": "spot"}, "tolerations": [taint]}}
+    pools = [
+        {"name": "dear", "preset": "Karpenter", "capacity": "OnDemand"},
+        {"name": "spot", "preset": "Karpenter", "afterSeconds": 60},
+    ]
+    one = QueuedJob(here, queued(nodePools=pools))
+    await run(here, [one], 3)
+    assert [(p.name, p.after_seconds) for p in one.queue.pools(one.spec, {})] == [("spot", 0)]
+    pod = one.queue.placed({"metadata": {"labels": {}}, "spec": {"tolerations": []}}, {})
+    assert pod["spec"] == {"nodeSelector": {"karpenter.sh/capacity-type": "spot"}, "tolerations": [taint]}
+    assert pod["metadata"]["labels"] == {"bamboo.dev/pod-set": "workers"}
