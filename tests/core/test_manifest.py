@@ -190,6 +190,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
                 after_seconds=300,
                 max_workers=2,
                 revert=True,
+                device_memory_gb=24,
                 template={"spec": {"a": 1}},
             ),
         ),

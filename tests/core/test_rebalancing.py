@@ -121,3 +121,16 @@ def test_what_steps_take_by_another_schedule_is_not_put_down_to_the_split() -> N
     known = world.state.balance
     assert world.reasons() == ["Rebalancing"]
     assert (known.trial, known.tried) == (None, ())
+
+
+def test_a_pipeline_over_two_pools_is_split_by_their_measured_speeds() -> None:
+    """With equal stages all wait for the slower pool's workers; the best of all splits is three quarters as long."""
+    world = trained(4, 1, 0, fewest=4)
+    equal = world.step_seconds()
+    assert [end - first for first, end in world.plan.stages] == [2, 2, 2, 2]
+    world.slowness = {world.owner(stage): 2.0 for stage in (1, 3)}
+    assert world.step_seconds() == 2 * equal
+    world.train(200)
+    assert [end - first for first, end in world.plan.stages] == [3, 1, 3, 1]
+    assert world.step_seconds() == 1.5 * equal
+    assert "Rebalanced" in world.reasons()

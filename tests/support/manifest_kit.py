@@ -47,7 +47,7 @@ spec:
   nodePools:
   - {name: spot, capacity: Spot, preset: Karpenter, pricePerHour: "0.91", machine: g5.xlarge, maxWorkers: 8}
   - {name: fallback, capacity: OnDemand, pricePerHour: "3.06", afterSeconds: 300, maxWorkers: 2, revert: true,
-     template: {spec: {a: 1}}}
+     deviceMemoryGB: 24, template: {spec: {a: 1}}}
   spread: {topologyKey: example.com/rack, policy: None, workersPerNode: 2}
   checkpoint:
     storage: {persistentVolumeClaim: {claimName: x}}

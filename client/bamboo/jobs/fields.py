@@ -339,6 +339,10 @@ class NodePoolFields(TypedDict, total=False):
     """The most workers in this pool."""
     revert: bool
     """Whether workers move back to an earlier pool once it has nodes again."""
+    deviceMemoryGB: int
+    """The memory of one of its GPUs in GB, for a grid that is chosen. With worker.allowMixedPlatforms stages fit the
+    smallest that a pool says.
+    """
     template: Mapping[str, Any]
     """Merged over worker.template for the pods of this pool: another GPU's resource, image, environment, tolerations,
     node selectors.

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from bamboo_core.job.forms import Integer, Quantities, TextOf, Tree
-from bamboo_core.job.model import Mark
+from bamboo_core.job.model import Mark, Named
 from bamboo_core.job.text_patterns import DECIMAL, DNS_LABEL, IMAGE, LABEL_KEY, MACHINE
 
 MOST_WORKERS_PER_NODE = 64
@@ -104,6 +104,10 @@ class NodePool:
     """The most workers in this pool."""
     revert: bool = False
     """Whether workers move back to an earlier pool once it has nodes again."""
+    device_memory_gb: Annotated[int | None, Named("deviceMemoryGB"), Integer(1, 10_000)] = None
+    """The memory of one of its GPUs in GB, for a grid that is chosen. With worker.allowMixedPlatforms stages fit the
+    smallest that a pool says.
+    """
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
     """Merged over worker.template for the pods of this pool: another GPU's resource, image, environment, tolerations,
     node selectors.
