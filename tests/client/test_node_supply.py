@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo_core.traces.trace import PriceChange, make_trace
+from bamboo_core.traces.trace import Change, NodeChange, PriceChange, make_trace
 from job_simulation_kit import HOUR, job, nodes, run
 
 
@@ -61,3 +61,19 @@ def test_a_notice_for_a_node_is_one_for_each_of_its_workers() -> None:
     assert sum("NoticeReceived" in line for line in told) == 2
     assert sum("has left after its notice" in line for line in told) == 2
     assert not any("WorkerLost" in line for line in told)
+
+
+def test_nodes_belong_to_the_pool_that_the_recording_or_a_template_names_and_cost_what_it_says() -> None:
+    zone = {"spec": {"nodeSelector": {"topology.kubernetes.io/zone": "b"}}}
+    pools = [
+        {"name": "first", "pricePerHour": "1", "maxWorkers": 1},
+        {"name": "second", "pricePerHour": "10", "template": zone},
+    ]
+    there = [("n0", "a", ""), ("n1", "a", ""), ("n2", "b", ""), ("n3", "b", "")]
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=name, zone=z, pool=p) for name, z, p in there]
+    spread = {"policy": "None"}
+    found = run(job(nodePools=pools, spread=spread), make_trace(changes, duration=HOUR)).figures
+    assert found.usd == pytest.approx(1 + 2 * 10, rel=1e-3)
+    named = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="b", pool="second") for i in range(3)]
+    found = run(job(nodePools=pools, spread=spread), make_trace(named, duration=HOUR)).figures
+    assert found.usd == pytest.approx(3 * 10, rel=1e-3)

@@ -60,7 +60,7 @@ def test_the_pool_whose_hours_cost_least_comes_first(
 
 
 def test_who_is_first_stays_so_unless_another_one_is_cheaper_by_enough() -> None:
-    pools = [pool("a", "1.00"), pool("b", "0.97")]
+    pools = [pool("a", "1.00"), pool("b", "0.99")]
     assert names(pools) == ["b", "a"]
     assert names(pools, first="a") == ["a", "b"]
     assert names([pool("a", "1.00"), pool("b", "0.90")], first="a") == ["b", "a"]

@@ -10,7 +10,7 @@ from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.prices.source import PriceSource
 from operator_kit import job
 
-POOLS = [{"name": "a", "pricePerHour": "1.00"}, {"name": "b", "pricePerHour": "0.97"}]
+POOLS = [{"name": "a", "pricePerHour": "1.00"}, {"name": "b", "pricePerHour": "0.99"}]
 VALUE, LISTED = job(nodePools=POOLS, poolOrder="Value"), job(nodePools=POOLS)
 
 
@@ -35,7 +35,7 @@ def test_the_first_pool_is_told_when_it_becomes_another_one() -> None:
     assert [one.look(), one.look()] == ["b", "b"]
     (told,) = one.told
     assert told.reason == "PoolChosen"
-    assert told.message.startswith("workers are asked for in pool b; an hour costs, with losses: b 0.97")
+    assert told.message.startswith("workers are asked for in pool b; an hour costs, with losses: b 0.99")
     assert one.look(spec=LISTED) == "a"
     assert one.choice.ranks == ()
 

@@ -12,7 +12,7 @@ from typing import Final
 from bamboo_core.job.placement_spec import Capacity, NodePool
 from bamboo_core.planning.hazards import HOUR, Exposure, Place, hazard, of_pool
 
-CHEAPER: Final = 0.05  # of its cost: by which another pool has to be better to come before the one that is first
+CHEAPER: Final = 0.02  # of its cost: by which another pool has to be better to come before the one that is first
 UNPRICED: Final = 1.0  # money an hour in every pool, unless all of them have a price
 PATIENCE_SECONDS: Final = 300.0  # for which a pod finds no node, until its pool counts as one that gives none
 COOLDOWN_SECONDS: Final = 900.0  # for which it does

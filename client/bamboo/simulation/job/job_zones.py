@@ -1,4 +1,4 @@
-"""The zones in which a job's nodes may be, by its pods' template, and made-up nodes where its pods would be. Pure."""
+"""The zones in which a job's nodes may be, by its pods' templates, and made-up nodes where its pods would be. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from bamboo.simulation.figures import SimulationError
 from bamboo.traces.generate import Generation, generate
-from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.node_placement import asked_of_nodes
+from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
 from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
 from bamboo_core.traces.trace import Trace, make_trace
 
@@ -19,18 +20,28 @@ NODE_TERMS: Final = (  # where a pod's spec has them
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
-    """The zones that `worker.template` names for its pods, by nodeSelector or a required nodeAffinity; () if none."""
-    key, pod = spec.spread.topology_key, _pod(spec)
-    if selected := (pod.get("nodeSelector") or {}).get(key):
-        return (str(selected),)
-    found = [zone for term in node_terms(spec) for one in _about(term, key, "In") for zone in one.get("values") or ()]
-    return tuple(dict.fromkeys(map(str, found)))
+    """The zones that templates name for pods, by nodeSelector or a required nodeAffinity; () if one names none."""
+    found = [_named_zones(spec, pool) for pool in spec.node_pools or (None,)]
+    return tuple(dict.fromkeys(zone for zones in found for zone in zones)) if all(found) else ()
+
+
+def _named_zones(spec: JobSpec, pool: NodePool | None) -> list[str]:
+    key = spec.spread.topology_key
+    if selected := _selected(spec, pool, key):
+        return [str(selected)]
+    terms = node_terms(spec, pool)
+    return [str(zone) for term in terms for one in _about(term, key, "In") for zone in one.get("values") or ()]
 
 
 def zone_allowed(spec: JobSpec, zone: str) -> bool:
     """May a pod of the job be in that zone? A zone that is not known ("") is taken to be one in which it may."""
-    key, pod = spec.spread.topology_key, _pod(spec)
-    selected, terms = (pod.get("nodeSelector") or {}).get(key), node_terms(spec)
+    return any(pool_allows(spec, pool, zone) for pool in spec.node_pools or (None,))
+
+
+def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
+    """May a pod of that pool be in that zone?"""
+    key = spec.spread.topology_key
+    selected, terms = _selected(spec, pool, key), node_terms(spec, pool)
     if not zone:
         return True
     within = not terms or any(
@@ -90,17 +101,21 @@ def packed(zones: Sequence[str], spec: JobSpec, first: int = 0) -> dict[str, int
     return dict(found)
 
 
-def _pod(spec: JobSpec) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = spec.worker.template.get("spec") or {}
-    return found
+def _selected(spec: JobSpec, pool: NodePool | None, key: str) -> Any:
+    return asked_of_nodes(spec, pool)[0].get(key)
 
 
-def node_terms(spec: JobSpec) -> tuple[Mapping[str, Any], ...]:
-    """The required node affinity of `worker.template`: of its terms one has to hold; () if it asks for none."""
-    found: Any = _pod(spec)
-    for step in NODE_TERMS:
-        found = (found or {}).get(step)
-    return tuple(found or ())
+def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str, Any], ...]:
+    """The required node affinity of a pod's templates, the pool's before `worker.template`: of its terms one has to
+    hold; () if it asks for none.
+    """
+    for template in (pool.template if pool is not None else {}, spec.worker.template):
+        found: Any = template.get("spec") or {}
+        for step in NODE_TERMS:
+            found = (found or {}).get(step)
+        if found:
+            return tuple(found)
+    return ()
 
 
 def _about(term: Mapping[str, Any], key: str, operator: str) -> Iterator[Mapping[str, Any]]:

@@ -5,13 +5,13 @@ No clock of its own: the run says when what happens.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, partial
 from statistics import median
 
-from bamboo.simulation.job.job_zones import named_zones, zone_allowed
+from bamboo.simulation.job.job_zones import named_zones, pool_allows, zone_allowed
 from bamboo_core.job.placement_spec import Capacity, NodePool, SpreadPolicy, next_prices, pool_price
 from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
 from bamboo_core.planning.profile import Prices
@@ -23,6 +23,7 @@ class SimulatedNode:
     name: str
     zone: str = ""
     pool: NodePool | None = None  # on demand, of that pool; None: a spot node
+    spot: str = ""  # the spot pool for which it is used, if the job has any
     group: int = 0  # of those that are to be in the same zone
 
 
@@ -34,7 +35,8 @@ class NodeSupply:
     """The nodes that a simulated job gets. price: USD an hour of a spot node, whatever trace, pools and profile say.
 
     Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule; zones
-    that `worker.template` names). With several workers on a node, one that has room comes first.
+    that templates name). Spot pools are asked in order; to which one a node belongs the recording says, or the zones of
+    their templates. With several workers on a node, one that has room comes first.
     """
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
@@ -45,21 +47,28 @@ class NodeSupply:
         self._zones = tuple(zone for zone in zones if self._may_be_in(zone)) or named_zones(spec) or ("",)
         count, wanted = wanted_pipelines(spec), wanted_workers(spec)
         self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
-        spot = [pool for pool in pools if pool.capacity is Capacity.SPOT]
+        self.spot = tuple(pool for pool in pools if pool.capacity is Capacity.SPOT) if pools else (NodePool(name=""),)
         self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)
-        limits = [pool.max_workers for pool in spot]
-        self._most = 0 if pools and not spot else None if not spot or None in limits else sum(n or 0 for n in limits)
+        self._zones_of: dict[str, dict[str, bool]] = {pool.name: {} for pool in self.spot}  # whether it may be there
+        self._spec = spec
         self._node_price = spec.spread.node_price
-        self._pool_price = self._node_price(pool_price(spot, Capacity.SPOT))
+        self._pool_prices = {pool.name: self._node_price(pool.price_per_hour) for pool in self.spot}
+        self._pool_price = self._node_price(pool_price(self.spot, Capacity.SPOT))  # of those that say none
+        self._pool_of: dict[str, str] = {}  # of nodes, as the recording says
         self._there: dict[str, SimulatedNode] = {}
         self._used: dict[str, SimulatedNode] = {}
         self._workers: Counter[str] = Counter()  # of each node
         self._made = 0
         self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
 
-    def came(self, name: str, zone: str) -> None:
+    def ask(self, names: Sequence[str]) -> None:
+        """Spot pools are asked in this order from now on."""
+        self.spot = tuple(sorted(self.spot, key=lambda pool: names.index(pool.name)))
+
+    def came(self, name: str, zone: str, pool: str = "") -> None:
         """A node, which is of no use where the job may not be."""
         if self._may_be_in(zone):
+            self._pool_of[name] = pool if pool in self._zones_of else ""
             self._there[name] = SimulatedNode(name=name, zone=zone)
 
     def noticed(self, name: str) -> None:
@@ -76,23 +85,43 @@ class NodeSupply:
 
     def take(self) -> SimulatedNode | None:
         """A spot node that has room for one more worker, the one that has been there longest; None if there is none."""
-        if self._most is not None and self._on_spot() >= self._most:
+        return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
+
+    def _take_of(self, pool: NodePool) -> SimulatedNode | None:
+        if pool.max_workers is not None and self._workers_of(pool) >= pool.max_workers:
             return None
         begun: dict[int, SimulatedNode] = {}
         if self._room > 1:
-            used = self._used.values()
+            used = (node for node in self._used.values() if node.pool is None and node.spot == pool.name)
             begun = {node.group: node for node in used if node.name in self._there and self._has_room(node)}
-        free = [node for node in self._there.values() if node.name not in self._used]
+        free = self._free(pool)
         for group in self._groups():
             zones = self._allowed(group, Counter(node.zone for node in free))
             unused = (node for zone in zones for node in free if zone in (None, node.zone))
             found = begun.get(group) or next(unused, None)
             if found is not None:
-                return self._use(replace(found, group=group))
+                return self._use(replace(found, group=group, spot=pool.name))
         return None
 
-    def _on_spot(self) -> int:
-        return sum(self._workers[name] for name, node in self._used.items() if node.pool is None)
+    def _free(self, pool: NodePool) -> list[SimulatedNode]:
+        """The spot nodes of that pool that nobody uses."""
+        return [
+            node
+            for node in self._there.values()
+            if node.name not in self._used
+            and self._pool_of[node.name] in ("", pool.name)
+            and self._allows(pool, node.zone)
+        ]
+
+    def _allows(self, pool: NodePool, zone: str) -> bool:
+        known = self._zones_of[pool.name]
+        if zone not in known:
+            known[zone] = pool_allows(self._spec, pool, zone)
+        return known[zone]
+
+    def _workers_of(self, pool: NodePool) -> int:
+        mine = (name for name, node in self._used.items() if node.pool is None and node.spot == pool.name)
+        return sum(self._workers[name] for name in mine)
 
     def _has_room(self, node: SimulatedNode) -> bool:
         return self._workers[node.name] < self._room
@@ -150,6 +179,9 @@ class NodeSupply:
             del self._workers[name]
             self._used.pop(name, None)
 
+    def uses(self, name: str) -> bool:
+        return name in self._used
+
     @property
     def used(self) -> int:
         return len(self._used)
@@ -176,19 +208,21 @@ class NodeSupply:
         """USD an hour of more workers, in the order in which they would come, and how many at each price."""
         counts = Counter[str]()
         for node in self._used.values():
-            counts[node.pool.name if node.pool else ""] += self._workers[node.name]
-        spot = NodePool(name="", max_workers=self._most, price_per_hour=_money(self._next_spot_price(now)))
+            counts[node.pool.name if node.pool else node.spot] += self._workers[node.name]
+        spot = (replace(pool, price_per_hour=_money(self.next_spot_price(pool, now))) for pool in self.spot)
         on_demand = (
             replace(pool, price_per_hour=_money(self._price_of(SimulatedNode(name="", zone="", pool=pool), now)))
             for pool in self.fallbacks
         )
-        priced = next_prices((spot, *on_demand), counts)
+        priced = next_prices((*spot, *on_demand), counts)
         return tuple((price / self._room, count) for price, count in priced)
 
-    def _next_spot_price(self, now: float) -> float | None:
-        """USD an hour of one more spot node: where nodes are there, else in the middle of all zones."""
-        zones = [node.zone for name, node in self._there.items() if name not in self._used] or list(self._zones)
-        prices = [self._price_of(SimulatedNode(name="", zone=zone), now) for zone in dict.fromkeys(zones)]
+    def next_spot_price(self, pool: NodePool, now: float) -> float | None:
+        """USD an hour of one more node of that pool: where nodes are there, else in the middle of its zones."""
+        zones = [node.zone for node in self._free(pool)] or [zone for zone in self._zones if self._allows(pool, zone)]
+        prices = [
+            self._price_of(SimulatedNode(name="", zone=zone, spot=pool.name), now) for zone in dict.fromkeys(zones)
+        ]
         known = [price for price in prices if price is not None]
         return median(known) if known else None
 
@@ -205,6 +239,8 @@ class NodeSupply:
         times, series = self._series[node.zone]
         if series:
             return series[max(0, bisect_right(times, now) - 1)].usd_per_hour
+        if (said := self._pool_prices.get(node.spot)) is not None:
+            return said
         if self._pool_price is not None:
             return self._pool_price
         return self._prices.spot if self._prices else None
