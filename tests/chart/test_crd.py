@@ -141,7 +141,7 @@ def test_columns_show_what_is_there() -> None:
     columns = VERSION["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if not column.get("priority")]
     assert shown == ["State", "Stages", "Pipelines", "Ready", "Protected", "Step", "Preemptions", "Takeovers", "Age"]
-    assert [c["name"] for c in columns if c.get("priority") == 1] == ["Samples/s", "Loss", "Cost", "Epoch"]
+    assert [c["name"] for c in columns if c.get("priority") == 1] == ["Samples/s", "Loss", "Cost", "Runtime", "Epoch"]
 
 
 def test_kubectl_scale_sets_the_pipelines() -> None:

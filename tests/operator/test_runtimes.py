@@ -70,8 +70,10 @@ async def test_a_status_says_whether_jobs_can_be_run_with_it_and_is_written_once
     (accepted,) = status["conditions"]
     assert (status["observedGeneration"], accepted["status"], accepted["reason"]) == (1, "True", "Accepted")
     cache.event(RuntimeKind.NAMESPACE, "MODIFIED", {**runtime(namespace="team"), "status": status})
+    otherwise = {**status, "conditions": [{**accepted, "status": "False"}]}
+    cache.event(RuntimeKind.NAMESPACE, "MODIFIED", {**runtime(namespace="team"), "status": otherwise})
     await settle()
-    assert len(api.written) == 1
+    assert len(api.written) == 1, "two operators that do not agree write once each"
     wrong = {**runtime(2, namespace="team", standby={"workers": 1}), "status": status}
     cache.event(RuntimeKind.NAMESPACE, "MODIFIED", wrong)
     await asyncio.wait_for(until(lambda: len(api.written) == 2), 30)

@@ -69,8 +69,8 @@ class RuntimeCache:
                 self.forget(key)
             return
         self._found[key] = found = _read(key, body)
-        self._write_later(key, body, found)
-        if found != known:
+        if found != known:  # only then: another operator may find otherwise, and they would write in turn for ever
+            self._write_later(key, body, found)
             self.changed(key)
 
     def forget(self, key: RuntimeKey) -> None:
