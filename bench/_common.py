@@ -39,7 +39,8 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
 )
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.heirs import Synced, level_counts
+from bamboo_core.planning.plan import Plan, WorkerId
 
 TICK_SECONDS = 0.05
 MACHINES = 1000
@@ -306,3 +307,9 @@ def main(body: Any) -> None:
             say(str(error))
             raise SystemExit(1) from None
     raise SystemExit(130)
+
+
+def is_copied(plan: Plan, synced: Synced) -> bool:
+    """Has somebody besides its owner each cell's state, in step?"""
+    holders = plan.holders()
+    return min(level_counts(plan, synced, set(holders), {worker: worker for worker in holders}).values()) > 1

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from _common import MACHINES, Job, Lab, median, say
+from _common import MACHINES, Job, Lab, is_copied, median, say
 from _recorder import Done, read
 from bamboo_core.control.channel_events import ChannelClosed, Received
 from bamboo_core.control.protocol import PlanApplied, SendPlan, TakenOver
 from bamboo_core.coordinator.events import Command, Event, PreemptionNotice, Send
-from bamboo_core.planning.heirs import copies
 from bamboo_core.planning.plan import Cell, WorkerId
 
 CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
@@ -91,7 +90,7 @@ class Taker:
             return False
         cells = state.plan.cells()
         owners = {state.plan.at(c).owner for c in cells}
-        covered = all(copies(state.plan, state.plans.synced, c) for c in cells)
+        covered = is_copied(state.plan, state.plans.synced)
         level = all((c, w) in state.plans.synced for c in cells for w in state.plan.at(c).replicas)
         held = {c.stage for c in cells for w in state.plan.at(c).replicas if w not in owners}
         wanted = min(state.spec.standby.stages, len(state.plan.stages))

@@ -33,12 +33,26 @@ from typing import Annotated, Any
 
 import typer
 
-from _common import Job, Lab, TaskName, chosen_of, gaps, lab, machine, main, manifest, median, say, show, write_json
+from _common import (
+    Job,
+    Lab,
+    TaskName,
+    chosen_of,
+    gaps,
+    is_copied,
+    lab,
+    machine,
+    main,
+    manifest,
+    median,
+    say,
+    show,
+    write_json,
+)
 from _restart import restart
 from bamboo_core.control.channel_events import Received
 from bamboo_core.control.protocol import StepCommitted
 from bamboo_core.coordinator.events import Command, Event, PreemptionNotice
-from bamboo_core.planning.heirs import copies
 from bamboo_core.planning.plan import Cell
 
 MANY = 1_000_000  # steps of a job that is stopped when everything is measured
@@ -108,7 +122,7 @@ def settled(job: Job) -> bool:
     owners = {plan.at(cell).owner for cell in plan.cells()}
     alone = len(owners) == len(plan.cells()) and len(plan.layouts) == 1
     noticed = any(r.notice_until is not None for r in state.workers.values())
-    return alone and not noticed and all(copies(plan, state.plans.synced, cell) for cell in plan.cells())
+    return alone and not noticed and is_copied(plan, state.plans.synced)
 
 
 def grid(job: Job) -> tuple[int, int]:

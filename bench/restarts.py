@@ -30,12 +30,26 @@ from typing import Annotated, Any
 
 import typer
 
-from _common import HERE, Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
+from _common import (
+    HERE,
+    Job,
+    Lab,
+    TaskName,
+    gaps,
+    is_copied,
+    lab,
+    machine,
+    main,
+    manifest,
+    median,
+    say,
+    show,
+    write_json,
+)
 from _restart import Progress
 from bamboo_core.control.channel_events import Received
 from bamboo_core.control.protocol import StepCommitted
 from bamboo_core.coordinator.events import Event
-from bamboo_core.planning.heirs import copies
 from bamboo_core.planning.plan import Cell
 
 SIZES = (10, 100, 1000)  # megabytes of a state in all
@@ -159,7 +173,7 @@ class BambooKill:
 
     def _is_copied(self) -> bool:
         state, plan = self.job.state, self.job.state.plan
-        return plan is not None and all(copies(plan, state.plans.synced, cell) for cell in plan.cells())
+        return plan is not None and is_copied(plan, state.plans.synced)
 
     def _strike(self) -> None:
         plan = self.job.state.plan
