@@ -100,6 +100,31 @@ def test_a_worker_with_two_gpus_has_the_bits_of_one_and_keeps_them_after_a_loss(
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_between_two_gpus_of_a_worker_do_not_go_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    came = list[str]()
+
+    def note(name: str) -> None:
+        made = getattr(CudaCopies, name)
+
+        def noted(*given: Any) -> Any:
+            came.append(name)
+            return made(*given)
+
+        monkeypatch.setattr(CudaCopies, name, noted)
+
+    note("_bring_across")
+    note("_bring_from_host")
+    job = bamboojob(
+        task={"entrypoint": "sharing_tasks:build", "config": {"sharing": "frozen"}},
+        training=training(2, 12, 3),
+        topology={"stages": 1},
+    )
+    Job(job, devices=("cuda:0", "cuda:1"), per_worker=2).run()
+    assert came.count("_bring_across") == 2 * 2 * 4, "an activation and a gradient of each step and microbatch"
+    assert came.count("_bring_from_host") == 2 * 2 * 4, "inputs and targets"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_layers_on_two_gpus_share_what_nobody_trains() -> None:
     job = bamboojob(
         task={"entrypoint": "sharing_tasks:build", "config": {"sharing": "frozen"}},

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import pretended_gpu
+from bamboo_trainer.memory import host_copies
 from bamboo_trainer.memory.host_copies import CudaCopies, together
 from bamboo_trainer.memory.placement import choose_devices, wait_for
 
@@ -21,7 +23,10 @@ on_one = pytest.mark.skipif("PRETENDED_GPU" not in os.environ, reason="run by th
 beside = pytest.mark.skipif(
     "PRETENDED_GPU" in os.environ or shutil.which(pretended_gpu.COMPILER) is None, reason="no compiler, or in one"
 )
-FEW = "pretended_gpu or pinned or two_gpus_share or (two_gpus and Host and True) or (a_loss and 1-True-bf16-Host)"
+FEW = (
+    "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True)"
+    " or (a_loss and 1-True-bf16-Host)"
+)
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +96,7 @@ def test_tensors_of_a_pretended_gpu_are_not_used_with_others(other: str) -> None
 @on_one
 def test_a_copy_from_a_pretended_gpu_is_made_when_it_is_waited_for() -> None:
     stream, event, there = torch.cuda.Stream("cuda:0"), torch.cuda.Event(), torch.ones(8, device="cuda:0")
+    stream.wait_stream(torch.cuda.current_stream("cuda:0"))
     with torch.cuda.stream(stream):
         here = torch.empty(8, pin_memory=True).copy_(there, non_blocking=True)
         event.record(stream)
@@ -108,6 +114,7 @@ def test_memory_of_a_pretended_gpu_is_not_kept_for_a_copy_that_nobody_told_of() 
     found = []
     for told in (True, False):
         there = torch.ones(8, device="cuda:0")
+        stream.wait_stream(torch.cuda.current_stream("cuda:0"))
         with torch.cuda.stream(stream):
             here = torch.empty(8, pin_memory=True).copy_(there, non_blocking=True)
         if told:
@@ -116,6 +123,8 @@ def test_memory_of_a_pretended_gpu_is_not_kept_for_a_copy_that_nobody_told_of() 
         stream.synchronize()
         found.append(bool(here.eq(1.0).all()))
     assert found == [True, False]
+    with pytest.raises(RuntimeError, match="without record_stream"):
+        torch.ones(8, device="cuda:0")
 
 
 @on_one
@@ -123,9 +132,76 @@ def test_a_copy_to_a_pretended_gpu_is_there_for_what_was_told_to_wait_for_it() -
     side, here = torch.cuda.Stream("cuda:0"), torch.ones(8).pin_memory()
     with torch.cuda.stream(side):
         there = here.to("cuda:0", non_blocking=True)
-    assert there.isnan().all()
+    with pytest.raises(RuntimeError, match="does not wait"):
+        there.isnan()
     torch.cuda.current_stream("cuda:0").wait_stream(side)
+    there.record_stream(torch.cuda.current_stream("cuda:0"))
     assert there.eq(1.0).all()
+
+
+def _without(line: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """The module of copies without its one line of this text; "": as it is."""
+    source = Path(host_copies.__file__).read_text()
+    assert not line or source.count(line) == 1
+    made = types.ModuleType("copies_without_a_line")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    exec(compile(source.replace(line, "pass") if line else source, made.__name__, "exec"), made.__dict__)
+    return made
+
+
+def _pass_on(module: types.ModuleType) -> list[list[float]]:
+    """What the second device makes of what the first one gives it, which works on meanwhile; and what the host gets."""
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    copies = module.copies_by_device([first, second], lambda: None)
+    found = []
+    for number in range(3):
+        made = copies[first].bring([torch.full((8,), float(number)).pin_memory()])[0] + 1.0
+        handed = copies[first].hand_over([made])
+        kept = copies[first].start(handed, bulk=True)
+        del made
+        busy = torch.ones(8, device=first) * 3.0
+        (there,) = copies[second].bring(handed)
+        del handed
+        result = there * 2.0
+        del there
+        found += [kept.wait()[0].tolist(), result.tolist(), (busy + busy).tolist()]
+    return found
+
+
+ORDER = (  # what puts the copies between two devices, and beside them to the host, in order
+    "made.record(torch.cuda.current_stream(device))",
+    "stream.wait_event(self._made[tensor])",
+    "tensor.record_stream(there)",
+    "current.wait_stream(stream)",
+    "tensor.record_stream(current)",
+    "stream.wait_stream(torch.cuda.current_stream(self._device))",
+    "event.record(stream)",
+    "tensor.record_stream(stream)",
+)
+
+
+@on_one
+@pytest.mark.parametrize("line", ["", *ORDER])
+def test_each_event_and_wait_between_pretended_gpus_is_needed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [[value] * 8 for n in range(3) for value in (n + 1.0, 2 * n + 2.0, 6.0)]
+    found = _told(_without(line, monkeypatch))
+    assert (found == expected) == (line == "")
+
+
+def _told(module: types.ModuleType) -> list[list[float]] | str:
+    """What comes of it, or what is wrong in the order."""
+    try:
+        return _pass_on(module)
+    except RuntimeError as error:
+        return str(error)
+
+
+@on_one
+def test_every_event_and_wait_of_copies_is_among_those_that_are_taken_out() -> None:
+    source = Path(host_copies.__file__).read_text().splitlines()
+    marks = (".record(", ".wait_event(", ".wait_stream(", ".record_stream(")
+    found = {line.split("  #")[0].strip() for line in source if any(mark in line for mark in marks)}
+    assert found == set(ORDER)
 
 
 @on_one

@@ -6,6 +6,9 @@ torch takes them for CUDA devices. Their memory is the host's, and operations ru
 - a copy that does not block, between pinned memory and a device, is made as late as its stream's order allows: when
   somebody waits for it. Until then its target has NaN. On a stream beside the one that computes it reads its source
   only then, so that it shows if that was written to, or freed without `record_stream`;
+- a copy from device to device is made as torch makes it, on the stream of the one that has the source;
+- an operation of a stream that does not come after what made its tensors raises RuntimeError, and so does the one after
+  memory was freed that another stream than its own may still use;
 - an event is there when it was waited for, or asked about several times.
 
 What they cannot show: real kernels, their order of sums, real time. There are none of cuDNN's kernels, so no recurrent

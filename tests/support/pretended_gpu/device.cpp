@@ -13,14 +13,17 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "memory.h"
 
 namespace {
 
+using pretended_gpu::key;
 using pretended_gpu::memory;
 
 constexpr auto kDevice = c10::DeviceType::CUDA;
@@ -30,11 +33,16 @@ constexpr auto kDelay = std::chrono::microseconds(500);
 
 thread_local c10::DeviceIndex current_device_ = 0;
 thread_local c10::StreamId current_stream[kDevices] = {};
+thread_local bool computes = false;  // an operation's own copies to the CPU and back are no wait of the host
+
+pretended_gpu::Key current_key(c10::DeviceIndex device) {
+  return pretended_gpu::key(c10::Stream(c10::Stream::UNSAFE, {kDevice, device}, current_stream[device]));
+}
 
 template <bool kPinned>
 struct PretendedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    auto* data = memory().allocate(bytes, kPinned);
+    auto* data = memory().allocate(bytes, kPinned, kPinned ? 0 : current_key(current_device_));
     return {data, data, &give, kPinned ? c10::Device(c10::DeviceType::CPU) : c10::Device(kDevice, current_device_)};
   }
   c10::DeleterFnPtr raw_deleter() const override {
@@ -53,10 +61,16 @@ PretendedAllocator<true> pinned_allocator;
 REGISTER_ALLOCATOR(kDevice, &device_allocator);
 
 struct EventState {
-  c10::StreamId stream;
+  pretended_gpu::Key stream;
   uint64_t number;
   int queries;
+  pretended_gpu::Clock clock;
 };
+
+void host_waits(const EventState& event) {
+  memory().finish(event.stream, event.number);
+  pretended_gpu::merge(pretended_gpu::host_clock(), event.clock);
+}
 
 struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   GuardImpl() = default;
@@ -93,17 +107,19 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) *event = new EventState();
-    *static_cast<EventState*>(*event) = EventState{stream.id(), memory().newest(), 0};
+    *static_cast<EventState*>(*event) = EventState{key(stream), memory().newest(), 0, memory().clock(key(stream))};
   }
-  void block(void* event, const c10::Stream&) const override {
+  void block(void* event, const c10::Stream& stream) const override {
     auto* state = static_cast<EventState*>(event);
+    if (state == nullptr) return;
     memory().finish(state->stream, state->number);
+    memory().come_after(key(stream), state->clock);
   }
   bool queryEvent(void* event) const override {
     auto* state = static_cast<EventState*>(event);
     if (state == nullptr || memory().is_done(state->stream, state->number)) return true;
     if (++state->queries <= kQueries) return false;
-    memory().finish(state->stream, state->number);
+    host_waits(*state);
     return true;
   }
   void synchronizeEvent(void* event) const override {
@@ -111,22 +127,23 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     if (state == nullptr) return;
     auto known = *state;
     std::this_thread::sleep_for(kDelay);
-    memory().finish(known.stream, known.number);
+    host_waits(known);
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<EventState*>(event);
   }
   bool queryStream(const c10::Stream& stream) const override {
-    return memory().is_done(stream.id(), memory().newest());
+    return memory().is_done(key(stream), memory().newest());
   }
   void synchronizeStream(const c10::Stream& stream) const override {
-    memory().finish(stream.id(), memory().newest());
+    memory().finish(key(stream), memory().newest());
+    pretended_gpu::merge(pretended_gpu::host_clock(), memory().clock(key(stream)));
   }
   void synchronizeDevice(const c10::DeviceIndex) const override {
     TORCH_CHECK(false, "a device is not waited for as a whole");
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    memory().record(static_cast<char*>(data.get_context()), stream.id());
+    memory().record(static_cast<char*>(data.get_context()), key(stream));
   }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, GuardImpl);
@@ -186,16 +203,26 @@ at::Tensor as_host(const at::Tensor& tensor) {
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
   c10::Device device = self.is_cpu() ? target.device() : self.device();
-  auto stream = current_stream[device.index()];
+  auto stream = current_key(device.index());
   bool across = self.is_cpu() != target.is_cpu();
   bool plain = self.is_contiguous() && target.is_contiguous() && self.dtype() == target.dtype() &&
       self.sizes() == target.sizes() && self.numel() > 0;
-  const void* host = self.is_cpu() ? self.data_ptr() : target.data_ptr();
-  if (non_blocking && across && plain && memory().is_pinned(host)) {
-    memory().start(stream, static_cast<char*>(self.data_ptr()), static_cast<char*>(target.data_ptr()), self.nbytes());
+  auto* source = static_cast<const char*>(self.data_ptr());
+  auto* there = static_cast<char*>(target.data_ptr());
+  if (non_blocking && across && plain && memory().is_pinned(self.is_cpu() ? source : there)) {
+    memory().start(stream, source, there, self.nbytes());
     return target;
   }
+  if (!across && !self.is_cpu() && self.device() != target.device() && plain) {
+    memory().start_across(stream, current_key(target.device().index()), source, there, self.nbytes());
+    return target;
+  }
+  auto other = current_key(target.is_cpu() ? device.index() : target.device().index());
   memory().finish(stream, memory().newest());
+  memory().come_after(stream, memory().clock(other));
+  memory().work(stream, {source}, {there});
+  memory().come_after(other, memory().clock(stream));
+  if (target.is_cpu() && !computes) pretended_gpu::merge(pretended_gpu::host_clock(), memory().clock(stream));
   at::AutoDispatchBelowADInplaceOrView guard;
   as_host(target).copy_(as_host(self));
   return target;
@@ -235,13 +262,36 @@ void check_places(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
   }
 }
 
+// The tensors among these values that are on a device, as what its stream that is current uses.
+void look_for(const c10::IValue& value, std::map<pretended_gpu::Key, std::vector<const void*>>& found) {
+  auto look = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.is_cpu() || tensor.numel() == 0) return;
+    found[current_key(tensor.device().index())].push_back(tensor.data_ptr());
+  };
+  if (value.isTensor()) look(value.toTensor());
+  if (value.isTensorList()) for (const at::Tensor& tensor : value.toTensorList()) look(tensor);
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   check_places(op, *stack);
+  std::map<pretended_gpu::Key, std::vector<const void*>> read, written;
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto* alias = arguments[i].alias_info();
+    look_for(torch::jit::peek(*stack, i, arguments.size()), alias && alias->isWrite() ? written : read);
+  }
+  for (auto& [stream, data] : read) memory().work(stream, data, {});
+  for (auto& [stream, data] : written) memory().work(stream, {}, data);
+  auto before = std::exchange(computes, true);
   at::native::cpu_fallback(op, stack);
+  computes = before;
+  written.clear();
+  for (const auto& value : torch::jit::last(*stack, op.schema().returns().size())) look_for(value, written);
+  for (auto& [stream, data] : written) memory().work(stream, {}, data);
 }
 
 void record_stream(at::Tensor& self, c10::Stream stream) {
-  memory().record(static_cast<char*>(self.storage().data_ptr().get_context()), stream.id());
+  memory().record(static_cast<char*>(self.storage().data_ptr().get_context()), key(stream));
 }
 
 std::optional<at::Tensor> as_host(const std::optional<at::Tensor>& tensor) {

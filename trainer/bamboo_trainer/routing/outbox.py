@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_trainer.frames.frame import Address, Again, Frame, FrameKind
+from bamboo_trainer.frames.frame import GENERATED, Address, Again, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Contributed, PartialSum
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies
 from bamboo_trainer.routing.message_log import MessageLog
@@ -28,13 +28,15 @@ class _Leaving(NamedTuple):
     copy: Copy
     payload: Any
     receiver: WorkerId | None  # of what is for one worker; None: it is for a cell
+    is_here: bool = False  # it was for a cell of this worker, which has it already
 
 
 class Outbox:
     """Finds the receiver by the plan in force. log: the frames to cells, until nobody can need them again.
 
     A frame leaves when its tensors are in host memory, and the engine goes on meanwhile; what is emitted or posted on
-    the same lane does not overtake it.
+    the same lane does not overtake it. What passes between stages of this worker is theirs at once, on whatever device
+    it is; for the log it is copied beside.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Outbox:
         self._plan, self._transport, self._received = plan, transport, received
         self._copies = copies or AtOnce()
         self._leaving: dict[Lane, deque[_Leaving]] = {lane: deque() for lane in Lane}
+        self._beside: deque[_Leaving] = deque()  # what the log has yet to get of what is here already
         self.log = MessageLog()
 
     def connect(self) -> None:
@@ -65,7 +68,14 @@ class Outbox:
 
         A gradient goes to the cell's shadow, too, if that runs backwards in advance.
         """
-        self._leave_after(address, tensors, payload, None)
+        if not _passes_directly(address) or self._plan.owner(address.cell) != self._plan.worker:
+            self._leave_after(address, tensors, payload, None)
+            return
+        plan, here = self._plan.current, self._copies.hand_over(tensors)
+        frame = Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=here, payload=payload)
+        self._received.append((self._plan.worker, frame))
+        leaving = _Leaving(address, self._copies.start(here, bulk=True), payload, None, is_here=True)
+        self._leave_in_turn(self._beside, leaving)
 
     def post(self, worker: WorkerId, address: Address, tensors: Iterable[Tensor], payload: Any) -> None:
         """Sends a frame to that worker, and does not keep it in the log."""
@@ -76,33 +86,47 @@ class Outbox:
     ) -> None:
         """Lets a frame leave once its tensors are copied, and what came before has left."""
         lane = lane_of(address.kind)
-        copy, queue = self._copies.start(tensors, bulk=lane is not Lane.BOUNDARY), self._leaving[lane]
-        if queue or not copy.ready():
-            queue.append(_Leaving(address, copy, payload, receiver))
+        copy = self._copies.start(tensors, bulk=lane is not Lane.BOUNDARY)
+        self._leave_in_turn(self._leaving[lane], _Leaving(address, copy, payload, receiver))
+
+    def _leave_in_turn(self, queue: deque[_Leaving], leaving: _Leaving) -> None:
+        if queue or not leaving.copy.ready():
+            queue.append(leaving)
         else:
-            self._leave(address, copy, payload, receiver)
+            self._leave(leaving)
+
+    @property
+    def _queues(self) -> tuple[deque[_Leaving], ...]:
+        return (*self._leaving.values(), self._beside)
 
     def advance(self) -> None:
         """Send what is copied by now."""
-        for queue in self._leaving.values():
+        for queue in self._queues:
             while queue and queue[0].copy.ready():
-                self._leave(*queue.popleft())
+                self._leave(queue.popleft())
 
     def finish(self) -> None:
         """Send all that was emitted, and wait until it is copied: what follows is about what was sent before."""
-        for queue in self._leaving.values():
+        for queue in self._queues:
             while queue:
-                self._leave(*queue.popleft())
+                self._leave(queue.popleft())
 
-    def _leave(self, address: Address, copy: Copy, payload: Any, receiver: WorkerId | None) -> None:
-        plan = self._plan.current
-        frame = Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=copy.wait(), payload=payload)
-        if receiver is not None:
-            self.send(receiver, frame)
+    def _leave(self, leaving: _Leaving) -> None:
+        plan, address = self._plan.current, leaving.address
+        frame = Frame(
+            address=address,
+            epoch=plan.epoch,
+            origin=plan.origin,
+            tensors=leaving.copy.wait(),
+            payload=leaving.payload,
+        )
+        if leaving.receiver is not None:
+            self.send(leaving.receiver, frame)
             return
         self.log.add(frame)
         roles = plan.at(address.cell)
-        self.send(roles.owner, frame)
+        if not (leaving.is_here and roles.owner == self._plan.worker):
+            self.send(roles.owner, frame)
         mirrored = plan.mode is RedundancyMode.EAGER_BACKWARD and address.kind is FrameKind.GRADIENT
         if mirrored and roles.shadow is not None and roles.shadow != self._plan.worker:
             self.send(roles.shadow, frame)
@@ -122,6 +146,13 @@ class Outbox:
         for frame in self.log.to(cell):
             payload = _said_again(frame.payload)
             self.send(worker or self._plan.owner(cell), replace(frame, epoch=epoch, payload=payload))
+
+
+def _passes_directly(address: Address) -> bool:
+    """Is it what one stage gives another in a step, which brings it to its own device?"""
+    if address.kind is FrameKind.ACTIVATION:
+        return address.part < GENERATED
+    return address.kind in (FrameKind.GRADIENT, FrameKind.TIED)
 
 
 def _said_again(payload: Any) -> Any:
