@@ -15,7 +15,7 @@ from typing import Any
 from bamboo_core.names import WORKERS_PORT
 from cluster.client import Client, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
-from helm_kit import Helm, chart_for
+from helm_kit import CHART, Helm, chart_for
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRD = f"{CRDS}/bamboojobs.bamboo.dev"
@@ -37,10 +37,12 @@ class Release:
         name: str = "bamboo",
         major: str = "4",
         values: Json | None = None,
+        chart: Path = CHART,
     ) -> None:
         self.cluster, self.api, self.namespace, self.name = cluster, cluster.api, namespace, name
         self.helm = Helm(folder, cluster.kubeconfig, major)
-        self.chart = chart_for(cluster.minor, folder)
+        self._folder = folder
+        self.take_chart(chart)
         # Helm 4 applies on the server, which in 1.20 takes it less well
         old = major == "4" and cluster.minor < OLDEST_SUPPORTED
         self._flags = ("--namespace", namespace, *(("--server-side=false",) if old else ()))
@@ -53,6 +55,10 @@ class Release:
             "env": [POD_IP],
             "extraArgs": ["--web-listen=$(POD_IP):8080"],
         }
+
+    def take_chart(self, source: Path) -> None:
+        """What is installed from now on."""
+        self.chart = chart_for(self.cluster.minor, self._folder, source)
 
     def install(self, **values: Any) -> str:
         return self._apply("install", values)
@@ -107,6 +113,9 @@ class Release:
         """Waits until nothing else of the release is left, but for those Secrets."""
         kept = {f"Secret {self.namespace}/{name}" for name in self.kept_secrets}
         until_none(lambda: [name for name in self.leftovers() if name not in kept and not allowed(name)])
+
+
+Install = Callable[..., Release]  # makes one, of a name of its own
 
 
 @contextmanager

@@ -175,10 +175,13 @@ def _definitions(version: str) -> Any:
     return Resource.from_contents(utils.schema_contents(f"{folder}/_definitions.json", version))
 
 
-def chart_for(minor: int, folder: Path) -> Path:
-    """A copy, as it is; for a server too old without CEL rules, which it would refuse, and the version's bound."""
+def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
+    """A copy of that chart, in place of another one there. For a server too old it is without CEL rules, which that
+    would refuse, and the version's bound.
+    """
     copied = folder / "bamboo"
-    shutil.copytree(CHART, copied)
+    shutil.rmtree(copied, ignore_errors=True)
+    shutil.copytree(source, copied)
     if minor >= OLDEST_SUPPORTED:
         return copied
     description = copied / "Chart.yaml"
