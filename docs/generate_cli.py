@@ -24,6 +24,7 @@ HERE = (
     "compare",
     "research",
     "profile",
+    "bench",
     "trace",
     "traces",
     "checkpoints",

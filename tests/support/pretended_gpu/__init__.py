@@ -107,6 +107,7 @@ def _replace_module() -> None:
         "empty_cache": lambda: None,
         "get_device_name": lambda device=None: "a pretended GPU",
         "get_device_properties": lambda device=None: types.SimpleNamespace(total_memory=1 << 34),
+        "max_memory_allocated": lambda device=None: 0,
         "mem_get_info": lambda device=None: (1 << 33, 1 << 34),
     }
     for name, value in instead.items():

@@ -1,0 +1,1 @@
+"""`bamboo bench`: what is measured on a machine, how, and the report of it."""

@@ -1,0 +1,172 @@
+"""A run of `bamboo bench`: measures what is not measured yet, and keeps the report after each measurement."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bamboo import stop_signals
+from bamboo.bench.bench_page import bench_page
+from bamboo.bench.execution import find_machine, measure
+from bamboo.bench.measurements import PlannedMeasurement, list_measurements
+from bamboo.bench.report import BenchError, BenchPart, BenchReport, Measured, parse_report, report_to_json
+from bamboo.bench.sizes import BenchSizes, choose_sizes
+from bamboo.bench.tables import tables
+from bamboo.profiles.files import read_devices
+from bamboo_core.complaints import system_reason
+
+REPORT: Final = "report.json"
+PAGE: Final = "report.html"
+PART_SECONDS: Final = 600.0
+ALL_SECONDS: Final = 3600.0
+LEAST_SECONDS: Final = 20.0  # with less left nothing is begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """output: the folder of the report and the page. parts: those that are measured. rounds: of sides that are
+    compared. quick: with tiny sizes.
+    """
+
+    output: Path
+    parts: tuple[BenchPart, ...]
+    rounds: int
+    quick: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchProgress:
+    """What runs now. left: seconds that the rest is expected to take; None as long as nobody can tell."""
+
+    number: int
+    of: int
+    what: str
+    left: float | None
+
+
+def run_bench(options: BenchOptions, tell: Callable[[BenchProgress], None]) -> BenchReport:
+    """Measures what the report in the output does not have yet. Raises BenchError, BenchInterrupted and OSError."""
+    kept = _kept(options)
+    report = kept or _begun(options)
+    sizes = choose_sizes(report.machine, quick=options.quick)
+    if isinstance(sizes, str):
+        raise BenchError(f"nothing can be measured on this machine: {sizes}")
+    wanted = list_measurements(report.machine, sizes, options.parts, rounds=options.rounds, quick=options.quick)
+    known = {one.key: one for one in report.results if not one.problem}
+    kept_profile = report.profile is not None
+    results = [known[one.key] for one in wanted if one.key in known and _is_done(one, kept_profile)]
+    report = msgspec.structs.replace(report, results=_ordered(wanted, results), parts=options.parts, complete=False)
+    _write(options.output, report)
+    waiting = [one for one in wanted if one.key not in {result.key for result in results}]
+    report = _measure_all(report, wanted, waiting, sizes, options, tell)
+    report = msgspec.structs.replace(report, complete=True)
+    _write(options.output, report)
+    return report
+
+
+def _is_done(one: PlannedMeasurement, kept_profile: bool) -> bool:
+    return kept_profile or one.part is not BenchPart.PROFILE
+
+
+def _measure_all(
+    report: BenchReport,
+    wanted: Sequence[PlannedMeasurement],
+    waiting: Sequence[PlannedMeasurement],
+    sizes: BenchSizes,
+    options: BenchOptions,
+    tell: Callable[[BenchProgress], None],
+) -> BenchReport:
+    """The report with what was waiting. What no time is left for has that as its problem."""
+    began, part_began, part = time.monotonic(), 0.0, None
+    for number, one in enumerate(waiting):
+        now = time.monotonic()
+        if one.part is not part:
+            part, part_began = one.part, now
+        left = min(PART_SECONDS - (now - part_began), ALL_SECONDS - (now - began))
+        expected = (now - began) / number * (len(waiting) - number) if number else None
+        tell(
+            BenchProgress(
+                number=len(wanted) - len(waiting) + number + 1, of=len(wanted), what=_named(one), left=expected
+            )
+        )
+        if left < LEAST_SECONDS:
+            found = _without_time(one)
+        else:
+            found, profile = measure(one, report.machine, sizes, left)
+            report = msgspec.structs.replace(report, profile=profile or report.profile)
+        report = msgspec.structs.replace(report, results=_ordered(wanted, [*report.results, found]))
+        _write(options.output, report)
+    return report
+
+
+def _without_time(one: PlannedMeasurement) -> Measured:
+    text = f"no time was left of the part's {PART_SECONDS / 60:.0f} minutes or the run's {ALL_SECONDS / 60:.0f}"
+    return Measured(
+        key=one.key,
+        part=one.part,
+        group=one.group,
+        side=one.side,
+        round=one.round,
+        problem=f"{text}; the same command goes on",
+    )
+
+
+def _named(one: PlannedMeasurement) -> str:
+    return ", ".join(filter(None, (f"{one.part}: {one.side}", f"round {one.round + 1}" if one.round else "")))
+
+
+def _ordered(wanted: Sequence[PlannedMeasurement], results: Sequence[Measured]) -> tuple[Measured, ...]:
+    """The results in the order in which they are listed."""
+    found = {one.key: one for one in results}
+    return tuple(found[one.key] for one in wanted if one.key in found)
+
+
+def _begun(options: BenchOptions) -> BenchReport:
+    machine = find_machine(quick=options.quick)
+    sizes = choose_sizes(machine, quick=options.quick)
+    if isinstance(sizes, str):
+        raise BenchError(f"nothing can be measured on this machine: {sizes}")
+    return BenchReport(
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        bamboo=version("bamboo-spot"),
+        quick=options.quick,
+        rounds=options.rounds,
+        parts=options.parts,
+        machine=machine,
+        model=sizes.model,
+    )
+
+
+def _kept(options: BenchOptions) -> BenchReport | None:
+    """The report that is in the output, if there is one. Raises BenchError if it is of another run."""
+    path = options.output / REPORT
+    try:
+        report = parse_report(str(path), path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BenchError(f"cannot read {path}: {system_reason(error)}") from None
+    here, there = (options.quick, options.rounds), (report.quick, report.rounds)
+    if here != there:
+        raise BenchError(
+            f"{path} was made with other values of --quick or --rounds; expected the same, or a new folder"
+        )
+    devices = tuple(one.name for one in find_machine(quick=True).devices)
+    if devices != tuple(one.name for one in report.machine.devices):
+        raise BenchError(f"{path} was made on a machine with other devices; expected a new folder")
+    return report
+
+
+def _write(folder: Path, report: BenchReport) -> None:
+    """Writes the report and its page; a signal waits until both are whole."""
+    page = bench_page(report, tables(report, read_devices()))
+    with stop_signals.held():
+        for name, content in ((REPORT, report_to_json(report)), (PAGE, page.encode())):
+            part = folder / f"{name}.part"
+            part.write_bytes(content)
+            os.replace(part, folder / name)

@@ -1,0 +1,128 @@
+"""`bamboo bench` from end to end, by real workers: stopped, continued, and read by `bamboo plan`."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import pretended_gpu
+from bamboo.bench.report import BenchPart, BenchReport, parse_report, report_to_json
+from bamboo.cli.commands import app
+from bamboo.profiles.files import read_profile
+from bamboo_core.names import EXIT_USAGE
+from bamboo_core.planning.profile import ProfileError
+from bench_kit import WHOLE, report
+from sizing_kit import PRICES
+
+SECONDS = 600.0
+BAMBOO = [sys.executable, "-m", "bamboo"]
+
+
+def command(folder: Path, parts: str) -> list[str]:
+    return [*BAMBOO, "bench", "--quick", "--parts", parts, "--output", str(folder)]
+
+
+def found(folder: Path) -> BenchReport:
+    return parse_report("report", (folder / "report.json").read_bytes())
+
+
+def of_group(group: int) -> list[str]:
+    """The processes of a session that have not ended."""
+    said = subprocess.run(["ps", "-o", "pid=", "-s", str(group)], capture_output=True, text=True, check=False)
+    return said.stdout.split()
+
+
+@pytest.mark.timeout(1.5 * SECONDS)
+def test_a_stopped_run_leaves_nothing_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    folder, parts = tmp_path / "bench", "checks,trace,profile"
+    with subprocess.Popen(command(folder, parts), stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
+        assert first.stderr is not None
+        for line in first.stderr:
+            if line.startswith("[2/"):
+                break
+        time.sleep(1.0)  # the job of the second measurement has begun
+        first.send_signal(signal.SIGINT)
+        assert "the same command goes on" in first.stderr.read()
+    assert first.returncode == 130
+    assert of_group(first.pid) == []
+    before = found(folder)
+    assert ([one.part for one in before.results], before.complete) == ([BenchPart.CHECKS], False)
+
+    second = subprocess.run(command(folder, parts), capture_output=True, text=True, check=False)
+    assert second.returncode == 0, second.stderr
+    assert "[1/" not in second.stderr
+    after = found(folder)
+    assert after.complete
+    assert after.results[0] == before.results[0]
+    assert not [one.problem for one in after.results if one.problem]
+    assert [one.bits_equal for one in after.of_part(BenchPart.CHECKS)] == [None, True]
+    assert all(abs(sum(one.shares.values()) - 1) < 0.01 for one in after.of_part(BenchPart.TRACE))
+    assert "Self-checks" in second.stdout
+    assert "<h2>Self-checks</h2>" in (folder / "report.html").read_text()
+
+    assert planned(tmp_path, after, folder / "report.json") == 0
+
+
+def planned(folder: Path, of: BenchReport, profile: Path) -> int:
+    """The exit code of `bamboo plan` for the measured job, by the measured profile."""
+    spec = {
+        "task": {"entrypoint": of.model.entrypoint, "config": of.model.config},
+        "training": {"steps": 50, "globalBatchSize": 4, "microBatchSize": 1},
+        "topology": {"stages": 2},
+    }
+    document = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "a"}, "spec": spec}
+    machines = {"small": {"spot": 1.0, "onDemand": 3.0, "profile": str(profile)}}
+    (folder / "job.yaml").write_text(json.dumps(document))
+    (folder / "prices.yaml").write_text(yaml.safe_dump({**PRICES, "machines": machines}))
+    files = [str(folder / "job.yaml"), "--prices", str(folder / "prices.yaml"), "--jobs", "1"]
+    few = ["--nodes", "2", "--seeds", "2", "--micro-batch", "1", "--preempt-rate", "0.1", "--hours", "0.1"]
+    return CliRunner().invoke(app, ["plan", *files, *few]).exit_code
+
+
+def test_a_report_without_a_profile_is_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(report_to_json(report(*WHOLE)))
+    assert parse_report("report", path.read_bytes()) == report(*WHOLE)
+    with pytest.raises(ProfileError, match="part `profile` was not measured"):
+        read_profile(str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--parts", "speed"], "--parts 'speed': expected some of machine, checks,"),
+        (["--parts", ","], "--parts ',': expected some of"),
+        (["--output", __file__], "expected a folder"),
+    ],
+)
+def test_a_wrong_flag_is_named(arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *arguments])
+    assert done.exit_code == EXIT_USAGE
+    assert told in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * SECONDS)
+@pytest.mark.parametrize("pretended", [False, True])
+def test_all_parts_are_measured_on_processors_and_on_pretended_gpus(tmp_path: Path, pretended: bool) -> None:
+    if pretended and shutil.which(pretended_gpu.COMPILER) is None:
+        pytest.skip("no compiler")
+    there = pretended_gpu.environment(pretended_gpu.build(tmp_path)) if pretended else dict(os.environ)
+    parts = ",".join(BenchPart)
+    done = subprocess.run(command(tmp_path / "bench", parts), env=there, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    whole = found(tmp_path / "bench")
+    problems = {one.part for one in whole.results if one.problem and "--quick" not in one.problem}
+    assert problems == ({BenchPart.MEMORY} if pretended else set()), "nobody knows a pretended GPU's memory"
+    assert len(whole.of_part(BenchPart.KILLS)[0].kills) == 1
+    assert whole.of_part(BenchPart.KILLS)[0].bits_equal
+    assert whole.profile is not None
+    assert whole.machine.is_gpu is pretended
