@@ -125,7 +125,7 @@ async def test_what_it_cannot_spare_suspends_it_until_it_is_admitted_again(
     await run(here, [one], 3)
     one.stuck = True
     here.other("urgent", 4, 100)
-    await run(here, [one], 10 if least == 2 else 90)
+    await run(here, [one], 10 if least == 2 else 200)
     assert (one.standing.holds, one.standing.reason) == (True, "QuotaPreempted")
     assert not holds(here.api.all("workloads")["urgent"], "Admitted"), "its pods are still there"
     one.stuck = False

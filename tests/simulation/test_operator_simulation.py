@@ -38,6 +38,10 @@ def test_the_operator_gets_over_it_while_it_chooses_the_grid() -> None:
     assert "3 runs" in many("--seeds", "0:3", "--keep-going", "--grids")
 
 
+def test_the_operator_gets_over_it_while_others_want_the_quota_of_the_jobs_queue() -> None:
+    assert "3 runs" in many("--seeds", "165:168", "--keep-going", "--queues")
+
+
 def test_a_reconciliation_that_is_not_due_has_nothing_to_do() -> None:
     """One is made every 2 s all the same. Some of these seeds fail if deadlines, or changes, are not told."""
     assert "6 runs" in many("--seeds", "5010:5016", "--keep-going", "--audit")

@@ -16,7 +16,6 @@ from bamboo_operator.queues.seats import SeatBounds
 from bamboo_operator.queues.seen_workload import PREEMPTED, REPLACED, SeenWorkload, WorkloadCondition
 
 PATIENCE_SECONDS: Final = 10.0  # after which a job asks for a pipeline less than what is not there
-LEAVE_SECONDS: Final = 60.0  # for the workers of a pipeline to go, before the whole job has to
 ENOUGH_SECONDS: Final = 20.0  # until what a job has given back was too little
 
 
@@ -90,13 +89,15 @@ class QueueEnding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueWish:
     """What a job wants of its queue. queue: None if it is in none. shape: a digest of all that its Workload asks for
-    but the number of seats. slices: may Workloads replace each other? stopped: it is suspended for another reason.
+    but the number of seats. slices: may Workloads replace each other? leave_seconds: in which the workers of a pipeline
+    are gone that is given back, or the whole job has to go. stopped: it is suspended for another reason.
     """
 
     queue: str | None
     bounds: SeatBounds
     shape: str
     slices: bool
+    leave_seconds: float
     stopped: bool = False
     ended: QueueEnding | None = None
 
@@ -319,7 +320,7 @@ def _evicted(
     if smaller.asked < one.held:
         if now.pods <= smaller.asked + wish.bounds.standby:
             return QueueDecision(standing=standing, action=ResizeWorkload(workload=one, seats=smaller.asked))
-        left = LEAVE_SECONDS - waited.get(smaller.name, 0.0)
+        left = wish.leave_seconds - waited.get(smaller.name, 0.0)
         return QueueDecision(standing=standing, due=left) if left > 0 else QueueDecision(standing=away)
     left = ENOUGH_SECONDS - min(waited.get(smaller.name, 0.0), waited.get(one.name, 0.0))
     if left > 0:
