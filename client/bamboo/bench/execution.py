@@ -169,7 +169,7 @@ def _steps_for_kills(manifest: dict[str, Any], machine: MachineFound, sizes: Ben
     began, spec = time.monotonic(), parse_manifest(manifest)
     calm = StepRecorder(spec, _enough(spec, sizes), None)
     _run(spec, manifest, RunOptions(), calm, began + seconds)
-    each = statistics.median(calm.steps)
+    each = statistics.fmean(calm.steps)
     restart = RESTART_SECONDS if machine.is_gpu else RESTART_SECONDS / 4
     wanted = sizes.warmup + (sizes.kills + 2) * sizes.calm + int((sizes.kills - 1) * restart / each)
     return max(sizes.warmup + 3 * sizes.calm, min(wanted, int(KILLING * seconds / each)))

@@ -63,10 +63,10 @@ def gpu_bytes() -> tuple[int, ...]:
 
 
 def private_bytes() -> list[int]:
-    """The bytes of each descendant of this process that it shares with no other."""
+    """The bytes of each worker that it shares with no other process."""
     return [
         sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
-        for lines in _rollups(descendants())
+        for lines in _rollups(grandchildren())
     ]
 
 
@@ -78,15 +78,13 @@ def _rollups(processes: Iterable[int]) -> Iterator[list[str]]:
             continue  # it has just ended
 
 
-def descendants() -> list[int]:
-    """The processes that this one and its children have started."""
-    found, waiting = list[int](), list(children())
-    while waiting:
-        process = waiting.pop()
-        found.append(process)
+def grandchildren() -> list[int]:
+    """The workers: a child of this process has forked them, and has torch's own memory, which they share."""
+    found = list[int]()
+    for child in children():
         try:
-            said = Path(f"/proc/{process}/task/{process}/children").read_text()
+            said = Path(f"/proc/{child}/task/{child}/children").read_text()
         except OSError:
             continue  # it has just ended
-        waiting += map(int, said.split())
+        found += map(int, said.split())
     return found

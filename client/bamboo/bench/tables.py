@@ -46,8 +46,8 @@ class Side:
 
 
 def rate(one: Measured) -> float:
-    """Samples a second, of the median step."""
-    return one.samples / statistics.median(one.steps)
+    """Samples a second over all measured steps: on a busy machine two commits may be heard of at once."""
+    return one.samples / statistics.fmean(one.steps)
 
 
 def sides(results: Sequence[Measured]) -> list[Side]:
@@ -203,7 +203,7 @@ def _prices(report: BenchReport) -> Iterator[BenchTable]:
             told = (
                 f"{statistics.median(costs):+.1f} ({min(costs):+.1f} to {max(costs):+.1f})" if costs else side.problem
             )
-            step = 1000 * statistics.median(s for one in side.rounds for s in one.steps) if side.rounds else None
+            step = 1000 * statistics.fmean(s for one in side.rounds for s in one.steps) if side.rounds else None
             rows.append((side.name, NONE if step is None else f"{step:.4g}", told))
         note = f"How much longer a step takes than with {found[0].name}, round by round: median (least to most)."
         columns = ("", "step, ms", "longer, %")
