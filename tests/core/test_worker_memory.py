@@ -46,8 +46,8 @@ def test_with_groups_of_gradients_a_pipeline_may_have_more_microbatches_in_fligh
 
 
 def test_memory_is_counted_for_a_device() -> None:
-    """One layer each, with its replica."""
+    """One layer each, with its replica, and the gradient of what is computed in advance."""
     two = job(2, 1, devices=2)
-    assert device_bytes(two.profile.figures, two.spec, taken_over=False) == 2 * 300 + 2 * 100
+    assert device_bytes(two.profile.figures, two.spec, taken_over=False) == 2 * 300 + 3 * 100
     small = msgspec.structs.replace(two.profile, machine=Machine(memory=100))
     assert memory_warning(small, two.spec).startswith("a device of a worker needs about 0.0 GB, and a machine")

@@ -158,8 +158,8 @@ class FlippingStage(Stage):
 class FlippedJob(Job):
     """flipped: how often. struck: the worker that is wrong."""
 
-    def __init__(self, document: dict[str, Any], flip: Flip) -> None:
-        super().__init__(document, decide=FlippedJob.look)
+    def __init__(self, document: dict[str, Any], flip: Flip, per_worker: int = 1) -> None:
+        super().__init__(document, decide=FlippedJob.look, per_worker=per_worker)
         self.flip, self.flipped, self.struck = flip, 0, ""
 
     def look(self) -> None:

@@ -13,6 +13,7 @@ from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_core.planning.splits.devices import devices_of, expanded
 from branching_job import BranchingJob, each_way
+from flipped_job import Flip, FlippedJob, Place
 from training_job import Fault, Job, check_same_bits, one_of_each_kind
 
 
@@ -156,3 +157,45 @@ def test_too_few_layers_are_refused_before_training() -> None:
     assert (job.finish.outcome, job.finish.reason) == (Outcome.FAILED, "InvalidTopology")
     assert "spec.worker.devices (2)" in job.finish.message
     assert not any(isinstance(e, protocol.SendPlan) for node in job.nodes.values() for e in node.events)
+
+
+@pytest.mark.parametrize("mode", ["EagerForward", "EagerBackward"])
+def test_who_takes_a_stage_over_goes_on_from_what_each_device_has_computed_in_advance(mode: str) -> None:
+    """In a step after those that measure bubbles, at one instruction of each kind in every part of a stage."""
+    document, step = divided(2, mode=mode, steps=6), 4
+    calm, undisturbed = with_one_device(2, 1, 6), Job(document, per_worker=2).run()
+    check_same_bits(undisturbed, calm)
+    did = {(f.name, f.cell.stage) for f in undisturbed.executed}
+    expected = {("RedundantForward", part) for part in (0, 2, 3)}
+    assert did >= expected | ({("RedundantBackward", 3)} if mode == "EagerBackward" else set())
+    executed = [fault for fault in undisturbed.executed if fault.step == step]
+    chosen = one_of_each_kind(executed, lambda fault: (fault.name, fault.cell))
+
+    class Killed(BranchingJob):
+        def strikes(self, fault: Fault) -> bool:
+            return fault in chosen and self.branch(fault)
+
+    def judge(job: Job) -> int:
+        check_same_bits(job, calm)
+        return max(takeover.reused for takeover in job.state.moves.takeovers)
+
+    reused = each_way(lambda: Killed(document, per_worker=2), judge)
+    assert reused.keys() == chosen
+    assert max(reused.values()) > 0
+
+
+@pytest.mark.parametrize("mode", ["LazyForward", "EagerForward", "EagerBackward"])
+def test_results_of_every_part_are_compared_in_each_mode_and_a_flipped_bit_is_found(mode: str) -> None:
+    document = divided(2, mode=mode, steps=6)
+    document["spec"]["redundancy"]["verify"] = "Report"
+    calm = Job(document, per_worker=2).run()
+    check_same_bits(calm, with_one_device(2, 1, 6))
+    assert not calm.state.verification.corrupt
+    assert {f.cell.stage for f in calm.executed if f.name == "RedundantForward"} == set(range(4))
+    for part in (2, 3):
+        owner = calm.state.current_plan.at(Cell(0, 1)).owner
+        flip = Flip(place=Place.FORWARD, stage=part, worker=owner, step=4, microbatch=1)
+        job = FlippedJob(document, flip, per_worker=2)
+        job.run()
+        assert job.flipped
+        assert job.state.verification.corrupt == (owner,)

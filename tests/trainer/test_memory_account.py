@@ -132,7 +132,7 @@ def test_what_is_computed_in_advance_counts_as_redundant() -> None:
     def decide(job: Job) -> None:
         for engine in engines(job):
             run = engine.executor.cells.get(Cell(0, 0))
-            while run and (run.step, run.done) == (3, 2 * M) and engine.redundant.turn(run):
+            while run and (run.step, run.done) == (3, 2 * M) and engine.redundant.turn((run,)):
                 shadow = engine.redundant.shadows[Cell(0, 1)]
                 counted.append((len(shadow.work.contexts), len(shadow.gradients)))
                 expected = WEIGHTS + counted[-1][0] * context + counted[-1][1] * gradient

@@ -120,16 +120,16 @@ def _standby(spec: JobSpec) -> str:
 
 def _verify(spec: JobSpec) -> str:
     """Results are there once that are to be compared."""
-    verify, mode, devices = spec.redundancy.verify, spec.redundancy.mode, spec.worker.devices
+    verify, mode = spec.redundancy.verify, spec.redundancy.mode
     if verify is VerifyMode.NONE:
         return ""
     if spec.topology.pipelines == 1 and (mode is RedundancyMode.NONE or wanted_workers(spec) == 1):
         why = "spec.redundancy.mode None and one pipeline" if mode is RedundancyMode.NONE else "one worker"
         return f"spec.redundancy.verify {verify} with {why}: nothing is there twice, so nothing is compared"
-    if mode is RedundancyMode.NONE or devices > 1:
-        why = f"spec.worker.devices {devices}" if devices > 1 else f"spec.redundancy.mode {mode}"
+    if mode is RedundancyMode.NONE:
         return (
-            f"spec.redundancy.verify {verify} with {why}: no forwards are computed twice, so only states are compared"
+            f"spec.redundancy.verify {verify} with spec.redundancy.mode {mode}: no forwards are computed twice, so only"
+            " states are compared"
         )
     return ""
 

@@ -88,6 +88,7 @@ class Components:
             ports.clock,
             timer,
             self.forward_sums,
+            ports.copies,
             lookahead=ports.lookahead,
             on_host=ports.on_host,
         )
@@ -312,8 +313,7 @@ class Components:
             return True
         if not self.executor.cells:
             return self.redundant.rehearse_on_standby()
-        active = self.executor.active()
-        return active is not None and self.redundant.turn(active)
+        return self.redundant.turn(self.executor.active())
 
     def _do_first(self) -> bool:
         """What goes before all instructions; False if there is none."""
@@ -360,7 +360,7 @@ class Components:
         cell_steps = self.executor.of_state(index)
         cell = cell_steps[0].cell if cell_steps else self.plan.current.cell_of(index)
         if state.owned and cell_steps:
-            self.redundant.end_wait(cell_steps[0], self._clock())
+            self.redundant.end_wait(cell_steps[0], self.executor.beside(cell_steps[0]), self._clock())
         self._finish_copies(index)
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)

@@ -23,7 +23,7 @@ from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatch
 from bamboo_core.planning.grid import Roles, worker_roles
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.shards import shard_layers
-from bamboo_core.planning.splits.devices import EAGER, device_roles, mode_in_force
+from bamboo_core.planning.splits.devices import EAGER, device_roles
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
@@ -265,7 +265,7 @@ def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = most_microbatches(spec.training, pipelines)
-    ahead = mode_in_force(spec.redundancy.mode, spec.worker.devices) in EAGER
+    ahead = spec.redundancy.mode in EAGER
     eager = [roles.shadowed] if ahead and roles.shadowed is not None else []
 
     def total(of: Callable[[LayerSize], int], *which: int) -> int:

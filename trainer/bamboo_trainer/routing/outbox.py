@@ -127,9 +127,15 @@ class Outbox:
         roles = plan.at(address.cell)
         if not (leaving.is_here and roles.owner == self._plan.worker):
             self.send(roles.owner, frame)
-        mirrored = plan.mode is RedundancyMode.EAGER_BACKWARD and address.kind is FrameKind.GRADIENT
-        if mirrored and roles.shadow is not None and roles.shadow != self._plan.worker:
+        if self._is_mirrored(address) and roles.shadow is not None and roles.shadow != self._plan.worker:
             self.send(roles.shadow, frame)
+
+    def _is_mirrored(self, address: Address) -> bool:
+        """Does the shadow of the cell get it, too? What parts of a stage give each other it computes itself."""
+        if self._plan.current.mode is not RedundancyMode.EAGER_BACKWARD or address.kind is not FrameKind.GRADIENT:
+            return False
+        d, s = address.cell
+        return not self._plan.are_parts((address.cell, Cell(d, s + 1)))
 
     def send(self, worker: WorkerId, frame: Frame) -> None:
         if worker == self._plan.worker:

@@ -63,11 +63,6 @@ def cell_parts(cell: Cell, devices: int) -> list[Cell]:
     return [Cell(cell.pipeline, part) for part in parts_of(cell.stage, devices)]
 
 
-def mode_in_force(mode: RedundancyMode, devices: int) -> RedundancyMode:
-    """What a mode means for workers with so many devices: several do nothing in advance so far."""
-    return RedundancyMode.LAZY_FORWARD if devices > 1 and mode in EAGER else mode
-
-
 def expanded(plan: Plan) -> Plan:
     """The plan with a stage for each device; it is the same one if workers have one device."""
     if not plan.device_layers:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from bamboo_core.planning.plan import Assignment, Plan, WorkerId
-from bamboo_core.planning.splits.devices import device_of, devices_of, expanded, mode_in_force
+from bamboo_core.planning.splits.devices import device_of, devices_of, expanded
 
 _BETWEEN = "/"  # a worker's name and its device's number; no worker's name has it
 
@@ -17,7 +17,7 @@ def on_devices(plan: Plan) -> Plan:
         return plan
     whole = expanded(plan)
     rows = tuple(tuple(_on(held, device_of(s, devices)) for s, held in enumerate(row)) for row in whole.pipelines)
-    return msgspec.structs.replace(whole, pipelines=rows, mode=mode_in_force(plan.mode, devices))
+    return msgspec.structs.replace(whole, pipelines=rows)
 
 
 def _on(held: Assignment, number: int) -> Assignment:

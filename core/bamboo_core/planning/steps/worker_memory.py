@@ -8,7 +8,7 @@ from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo_core.planning.profile import ModelFigures, ModelProfile
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.shards import shard_layers
-from bamboo_core.planning.splits.devices import EAGER, device_layers, device_roles, mode_in_force
+from bamboo_core.planning.splits.devices import EAGER, device_layers, device_roles
 from bamboo_core.planning.splits.uneven_split import Ranges
 
 
@@ -60,7 +60,7 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
     replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
     gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
-    ahead = mode_in_force(spec.redundancy.mode, spec.worker.devices) in EAGER
+    ahead = spec.redundancy.mode in EAGER
     eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
     redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
     remembered = _of_shards(figures, spec) if depth == 1 else None

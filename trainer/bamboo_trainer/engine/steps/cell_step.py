@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 class Shadow:
     """Work on one step of a cell that another worker runs. forwardings: begun; outputs, gradients: done.
 
+    given, returned: these once more, for the parts of the stage behind the cell and before it, if there are any.
     compared: forwards that were run only to be compared, and are forgotten.
     """
 
@@ -54,6 +55,8 @@ class Shadow:
     forwardings: dict[int, Forwarding] = field(default_factory=dict)
     outputs: dict[int, Parts] = field(default_factory=dict)
     gradients: dict[int, Parts] = field(default_factory=dict)
+    given: dict[int, Parts] = field(default_factory=dict)
+    returned: dict[int, Parts] = field(default_factory=dict)
     compared: set[int] = field(default_factory=set)
 
     @classmethod

@@ -200,10 +200,18 @@ class Executor:
         """The steps of the cells that go with the state of that number."""
         return [cell_step for cell_step in self.cells.values() if self._states.number(cell_step.cell) == number]
 
-    def active(self) -> CellStep | None:
-        """The one cell that is run here, if it is one, and not at its end."""
+    def active(self) -> tuple[CellStep, ...]:
+        """The one cell that is run here, if it is one, and not at its end; with several devices a stage's parts."""
         cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
-        return cell_steps[0] if len(cell_steps) == 1 and cell_steps[0].step < self.steps else None
+        if len(cell_steps) > 1 and not self._plan.are_parts(one.cell for one in cell_steps):
+            return ()
+        return tuple(cell_step for cell_step in cell_steps if cell_step.step < self.steps)
+
+    def beside(self, cell_step: CellStep) -> tuple[CellStep, ...]:
+        """The other parts of the stage that is run here, if the cell is one of them."""
+        active = self.active() if self._plan.devices > 1 else ()
+        others = tuple(one for one in active if one is not cell_step)
+        return others if len(others) < len(active) else ()
 
     def cell_steps(self) -> Iterator[CellStep]:
         """The steps of the cells that are run here, and of portions of cells."""
@@ -252,7 +260,8 @@ class Executor:
         if isinstance(cell_step.next, ReportReady):
             if cell_step.figures is not None and not cell_step.figures.ready():
                 return False
-            if self._committer.ends_before is None and self.active() is cell_step and self._redundant.owes(cell_step):
+            active = self.active() if self._committer.ends_before is None else ()
+            if any(one is cell_step for one in active) and self._redundant.owes(active):
                 return False
             strict = cell_step.step < self.steps and self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
@@ -286,7 +295,7 @@ class Executor:
                 cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
         begun, stage = self._clock(), self._states.run(cell_step.cell)
         work_begun = self._timer.now()
-        self._redundant.end_wait(cell_step, begun)
+        self._redundant.end_wait(cell_step, self.beside(cell_step), begun)
         self._observer.started(name, cell_step.cell, cell_step.step, microbatch)
         ordinary = self._is_ordinary(cell_step, instruction)
         by_layer = ordinary and self._is_run_by_layer(cell_step, stage)

@@ -4,9 +4,12 @@ The shadow is the worker of the stage before: it has the lost stage's inputs, be
 layer is run only if the expected bubble has room for it (see `bubble_budget`), so that no critical instruction is
 delayed; in `EagerBackward` everything is run whenever the worker is idle, as the published system does. What is there
 when the shadow takes over is used; the rest is computed then.
+
+A worker with several devices does so on each: beside each part of its own stage it has the part of the next stage that
+is on the same device. What these parts give each other they get from what has been computed of each other in advance.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from bamboo_core.control.verification import ForwardPlace, Result
 from bamboo_core.job.spec import RedundancyMode
@@ -14,7 +17,7 @@ from bamboo_core.planning.plan import Cell, Layout, WorkerId
 from bamboo_core.planning.schedule import Backward, Forward, ReportReady, one_f_one_b
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
-from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
+from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget, Slot
 from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.steps.forward_sums import (
     Difference,
@@ -27,6 +30,7 @@ from bamboo_trainer.engine.steps.forward_sums import (
 )
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import SumsOfForwards
+from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -47,13 +51,14 @@ class RedundantWork:
         clock: Callable[[], float],
         timer: StageTimer,
         sums: ForwardSums,
+        copies: HostCopies,
         *,
         lookahead: int,
         on_host: bool,
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._clock, self._timer = observer, clock, timer
-        self._sums, self._lookahead, self.on_host = sums, lookahead, on_host
+        self._sums, self._copies, self._lookahead, self.on_host = sums, copies, lookahead, on_host
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
         self.budget = BubbleBudget()
@@ -61,12 +66,15 @@ class RedundantWork:
         self._disturbed: int | None = None  # the step in which roles have changed
         # of a worker on standby: a stage, its inputs and in which of the task's phases they were made
         self._next_rehearsal: tuple[int, Parts | None, str] = (0, None, "")
+        self._rehearsed: dict[tuple[Cell, int], Parts] = {}  # by part and step, what the one before gave in a rehearsal
+        self._waits: dict[Slot, float] = {}  # of parts, that another part's instruction has ended
 
     # what happens elsewhere
 
     def take_roles(self, step: int, *, first: bool) -> None:
         """The plan in force is new; it came in that step. first: of the job."""
         self.budget.restart(step)
+        self._waits.clear()
         self._disturbed = None if first else step
         worker, plan = self._plan.worker, self._plan.current
         kept = {c for c in plan.replicated_by(worker) if plan.at(c).shadow == worker}
@@ -147,10 +155,17 @@ class RedundantWork:
             self._idle_since = self._clock()
             self._observer.event("Idle")
 
-    def end_wait(self, waiting: CellStep, until: float) -> None:
-        """The cell's next instruction, or the commit of its step, has come."""
+    def end_wait(self, waiting: CellStep, beside: Iterable[CellStep], until: float) -> None:
+        """The cell's next instruction, or the commit of its step, has come. beside: the other parts of its stage, which
+        have waited, too, and wait on. Of several such waits of a part the shortest counts: a layer must fit into one.
+        """
         if self.budget.measures(waiting.step):
-            self.budget.waited((waiting.cell, waiting.place), self._idle(until))
+            idle, slot = self._idle(until), (waiting.cell, waiting.place)
+            for one in beside if idle else ():
+                other = (one.cell, one.place)
+                self._waits[other] = min(idle, self._waits.get(other, idle))
+            shortest = self._waits.pop(slot, idle)
+            self.budget.waited(slot, min(shortest, idle or shortest))
         self._idle_since = None
 
     def _idle(self, until: float) -> float:
@@ -158,19 +173,28 @@ class RedundantWork:
 
     # one piece of work
 
-    def turn(self, active: CellStep) -> bool:
-        """Run one piece of redundant work, if there is one that may run now. active: the one cell that is run here."""
-        shadowed = self._shadowed(active)
-        if shadowed is None:
-            return False
-        return self._rehearse(active, *shadowed) or self._work(active, *shadowed)
+    def turn(self, active: Sequence[CellStep]) -> bool:
+        """Run one piece of redundant work, if there is one that may run now. active: the one stage that is run here, in
+        its parts.
+        """
+        shadowed = [(one, *found) for one in active if (found := self._shadowed(one))]
+        due = any(self._sums.asked(cell, one.step) for one, cell, _ in shadowed) or (
+            any(isinstance(one.next, ReportReady) for one in active) and self.owes(active)
+        )
+        for one, cell, stage in reversed(shadowed):
+            if self._rehearse(one, cell, stage) or self._work(active, one, cell, stage, due=due):
+                return True
+        return False
 
     def _shadowed(self, active: CellStep) -> tuple[Cell, Stage] | None:
-        """The cell behind the active one, and its stage as it is before that step; None if nothing can be run of it."""
+        """The cell of the next stage that is on the active one's device, and its stage as it is before that step; None
+        if nothing can be run of it.
+        """
         plan = self._plan.current
         if plan.mode is RedundancyMode.NONE:
             return None
-        cell = Cell(active.cell.pipeline, (active.cell.stage + 1) % len(plan.stages))  # the next one in the ring
+        (d, s), devices = active.cell, self._plan.devices
+        cell = Cell(d, (s + devices) % len(plan.stages))  # the next one in the ring
         if cell == active.cell or plan.at(cell).shadow != self._plan.worker:
             return None
         stage = self._states.stage(cell.stage)
@@ -184,11 +208,14 @@ class RedundantWork:
         """Is what is computed in advance compared with what the cell's owner computes?"""
         return self._sums.active or bool(self._sums.asked(cell, step))
 
-    def owes(self, active: CellStep) -> bool:
+    def owes(self, active: Sequence[CellStep]) -> bool:
         """Is there something that must be compared before that step, which is done, is reported? It can be run now.
 
         So it is with forwards for which there was no bubble, and in `EagerBackward` with backwards.
         """
+        return any(self._owes(one) for one in active)
+
+    def _owes(self, active: CellStep) -> bool:
         shadowed = self._shadowed(active)
         if shadowed is None or active.layout is None:
             return False
@@ -212,9 +239,14 @@ class RedundantWork:
         if active.step == self._disturbed:
             return False
         microbatch = active.layout.split[cell.pipeline][0]
-        if not self._inputs_known(cell, active.step, microbatch):
+        given = self._rehearsed.pop((cell, active.step), None)
+        if self._inputs_known(cell, active.step, microbatch):
+            given = self._inputs(cell, active.step, microbatch)
+        elif given is None:
             return False
-        self._run_rehearsal(stage, (cell, active.step, microbatch), self._inputs(cell, active.step, microbatch))
+        outputs = self._run_rehearsal(stage, (cell, active.step, microbatch), given)
+        if self._gives_part(cell):
+            self._rehearsed = {(_after(cell), active.step): tuple(part.cpu() for part in outputs)}
         return True
 
     def rehearse_on_standby(self) -> bool:
@@ -236,24 +268,24 @@ class RedundantWork:
         self._observer.finished("Rehearsal", *place)
         return outputs
 
-    def _work(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
-        assert active.layout is not None
+    def _work(self, active: Sequence[CellStep], one: CellStep, cell: Cell, stage: Stage, *, due: bool) -> bool:
+        """Of the cell beside that one of the active ones. due: whether there is room or not."""
+        assert one.layout is not None
         mode, shadow = self._plan.current.mode, self.shadows.get(cell)
         mirrors = mode is RedundancyMode.EAGER_BACKWARD
-        due = bool(self._sums.asked(cell, active.step)) or (isinstance(active.next, ReportReady) and self.owes(active))
         if not due and mode is RedundancyMode.LAZY_FORWARD and not self._sums.active:
             return False
-        if not due and self.budget.measures(active.step) and not (mirrors and self._sums.active):
+        if not due and self.budget.measures(one.step) and not (mirrors and self._sums.active):
             return False  # what is measured is of no use to who does not ask whether there is room
-        if shadow is None or shadow.step != active.step or shadow.layout != active.layout:
-            shadow = self.shadows[cell] = Shadow.begin(cell, active.step, active.layout, stage)
-        if self._compares(cell, active.step):
+        if shadow is None or shadow.step != one.step or shadow.layout != one.layout:
+            shadow = self.shadows[cell] = Shadow.begin(cell, one.step, one.layout, stage)
+        if self._compares(cell, one.step):
             shadow.work.watch()
         if mirrors and self._mirror(shadow, stage):
             return True
         return (due or not mirrors) and self._fill(active, shadow, stage, anyway=due)
 
-    def _fill(self, active: CellStep, shadow: Shadow, stage: Stage, *, anyway: bool) -> bool:
+    def _fill(self, active: Sequence[CellStep], shadow: Shadow, stage: Stage, *, anyway: bool) -> bool:
         """One layer of the first forward that is not done yet, if it fits into the bubble, or anyway."""
         microbatches = shadow.layout.split[shadow.cell.pipeline]
         microbatch = next((m for m in microbatches if not shadow.forwarded(m)), None)
@@ -262,7 +294,8 @@ class RedundantWork:
         forwarding = shadow.forwardings.get(microbatch)
         layer = forwarding.layer if forwarding else stage.values.first
         now = self._clock()
-        if not anyway and not self.budget.fits((active.cell, active.place), self._idle(now), shadow.cell.stage, layer):
+        slots, idle = [(one.cell, one.place) for one in active], self._idle(now)
+        if not anyway and not all(self.budget.fits(slot, idle, shadow.cell.stage, layer) for slot in slots):
             return False
         self._advance(shadow, stage, microbatch)
         self.budget.ran_layer(shadow.cell.stage, layer, self._clock() - now)
@@ -281,6 +314,8 @@ class RedundantWork:
         if forwarding.done:
             outputs = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
             shadow.outputs[microbatch] = outputs
+            if self._gives_part(shadow.cell):
+                shadow.given[microbatch] = self._copies.hand_over(outputs)
             self._compare_forward(shadow, stage, microbatch)
         self._observer.finished("RedundantForward", shadow.cell, shadow.step, microbatch)
 
@@ -328,6 +363,8 @@ class RedundantWork:
             return False
         self._observer.started("RedundantBackward", shadow.cell, shadow.step, m)
         shadow.gradients[m] = stage.backward(shadow.work, shadow.step, m, gradients)
+        if self._takes_part(shadow.cell):
+            shadow.returned[m] = self._copies.hand_over(shadow.gradients[m])
         stage.wait()
         if self._compares(shadow.cell, shadow.step):
             sums = backward_sums(shadow.gradients[m], shadow.work, m)
@@ -341,13 +378,35 @@ class RedundantWork:
         """The gradients of the cell's outputs; None if they are not here, or if the loss is what its backward begins
         with.
         """
+        if self._gives_part(cell):
+            behind = self.shadows.get(_after(cell))
+            return behind.returned.get(microbatch) if behind and behind.step == step else None
         address = Address(FrameKind.GRADIENT, *cell, step, microbatch)
         frame = self.mirrored.get(address) or self._log.get(address)
         return frame.tensors if frame else None
 
     def _inputs_known(self, cell: Cell, step: int, microbatch: int) -> bool:
-        return cell.stage == 0 or self._log.get(Address(FrameKind.ACTIVATION, *cell, step, microbatch)) is not None
+        return cell.stage == 0 or self._inputs(cell, step, microbatch) is not None
 
     def _inputs(self, cell: Cell, step: int, microbatch: int) -> Parts | None:
+        if self._takes_part(cell):
+            before = self.shadows.get(_before(cell))
+            return before.given.get(microbatch) if before and before.step == step else None
         frame = self._log.get(Address(FrameKind.ACTIVATION, *cell, step, microbatch))
         return frame.tensors if frame else None
+
+    def _gives_part(self, cell: Cell) -> bool:
+        """Do its outputs go to another part of its stage?"""
+        return self._plan.are_parts((cell, _after(cell)))
+
+    def _takes_part(self, cell: Cell) -> bool:
+        """Do its inputs come from another part of its stage?"""
+        return cell.stage > 0 and self._plan.are_parts((_before(cell), cell))
+
+
+def _after(cell: Cell) -> Cell:
+    return Cell(cell.pipeline, cell.stage + 1)
+
+
+def _before(cell: Cell) -> Cell:
+    return Cell(cell.pipeline, cell.stage - 1)
