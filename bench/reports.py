@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bamboo.bench.published import beside_published
+from bamboo.bench.published_rates import beside_published
 from bamboo.bench.report import parse_report
 from bamboo.profiles.files import read_devices
 

@@ -34,8 +34,8 @@ from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
 from bamboo_operator.http.job_pages import PageSettings
 from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
+from bamboo_operator.kube.job_shards import MOST_SHARDS
 from bamboo_operator.kube.lease import LeaseName
-from bamboo_operator.kube.shards import MOST_SHARDS
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress
 from bamboo_operator.process import OperatorOptions

@@ -39,9 +39,9 @@ from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.certificate_authority import ClusterAuthority
 from bamboo_operator.kube.client import API_CONNECTIONS, API_ERRORS, ApiClient, connect, described
 from bamboo_operator.kube.credentials import AUTHORITY_FILE, kopf_login, operator_access
+from bamboo_operator.kube.job_shards import ShardLeases, ShardSight, until_undivided
 from bamboo_operator.kube.lease import LEASE_CONNECTIONS, HolderTerms, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
-from bamboo_operator.kube.shards import ShardLeases, ShardSight, until_undivided
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress, PriceSource
 from bamboo_operator.recording.recorder import NodeRecorder

@@ -10,8 +10,8 @@ import yaml
 
 import bamboo_operator.__main__ as operator_main
 from bamboo_core import names
+from bamboo_operator.kube.job_shards import MOST_SHARDS
 from bamboo_operator.kube.lease import LeaseName
-from bamboo_operator.kube.shards import MOST_SHARDS
 from bamboo_operator.signals.node_marks import read_marks
 from chart_kit import DIGEST, FOREIGN, GENERATOR, SETS, container, rules_of, worker
 from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
@@ -210,7 +210,7 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
     assert f"--url=ws://bamboo-operator.bamboo-system.svc:{names.WORKERS_PORT}" in plain
     assert "--metadata=off" in plain
     assert not any("--tls" in argument for argument in plain)
-    assert "--no-network-policy" in container(rendered["nothing"])["args"]
+    assert {"--no-network-policy", "--no-kueue"} <= set(container(rendered["nothing"])["args"])
     assert "--run-as-user=-1" in container(rendered["OpenShift"])["args"]
 
 

@@ -16,6 +16,7 @@ import pytest
 import trustme
 import yaml
 
+from bamboo_core.control.digests import add_digests
 from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU
@@ -275,18 +276,23 @@ def test_two_jobs_share_a_quota_for_one_and_a_half(
 
     second_slow.unlink()
     status = second.until("Complete")
-    assert status["digests"] == digests_of_a_local_run(second_document, tmp_path / "second")
+    assert add_digests(status["digests"]) == undisturbed(second_document, tmp_path / "second")
     grown(first, 2)
     first_slow.unlink()
     status = first.until("Complete")
-    assert status["digests"] == digests_of_a_local_run(first_document, tmp_path / "first")
+    assert add_digests(status["digests"]) == undisturbed(first_document, tmp_path / "first")
     until_used(queue, 0)
+
+
+def undisturbed(document: Json, folder: Path) -> str:
+    """The digest of all layers, however they are split, if nothing happens to the job."""
+    return add_digests(digests_of_a_local_run(document, folder))
 
 
 def paced_job(name: str, folder: Path, elastic: Json, queue: Json) -> tuple[Json, Path]:
     """A job of two pipelines, and the file as long as which is there its steps take a second."""
     (folder / name).mkdir()
-    elastic = {**elastic, "maxPipelines": 2, "stabilizationSeconds": 5}
+    elastic = {**elastic, "maxPipelines": 2, "stabilizationSeconds": 5, "stragglerPolicy": "Report"}
     asked = {"topology": {"stages": 2, "pipelines": 2}, "elastic": elastic, "queue": queue}
     return slowed(manifest(name, steps=STEPS, standby=0, **asked), folder / name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bamboo_core.names import shard_of
-from bamboo_operator.kube.shards import MOST_SHARDS
+from bamboo_operator.kube.job_shards import MOST_SHARDS
 from cluster.handle import Cluster
 from operator_jobs import digests_of_a_local_run, manifest, slowed
 from operator_process import PATIENCE, Job, Operator

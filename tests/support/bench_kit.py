@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bamboo.bench.measurements import EAGER
+from bamboo.bench.bench_measurements import EAGER
 from bamboo.bench.report import (
     BenchModel,
     BenchPart,

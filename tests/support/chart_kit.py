@@ -70,6 +70,7 @@ SETS: dict[str, Json] = {
         "affinity": None,
         "networkPolicy": {"enabled": False, "workers": False},
         "workers": {"disruptionBudgets": False},
+        "kueue": {"enabled": False},
     },
     "two operators": {"replicas": 2},
     "shards": {"replicas": 2, "shards": 4, "fullnameOverride": "spot"},
@@ -78,7 +79,7 @@ SETS: dict[str, Json] = {
         "tls": {"mode": "CertManager", "certManager": {"issuerRef": {"name": "x", "kind": "ClusterIssuer"}}}
     },
     "own certificate": {"tls": {"mode": "Secret", "existingSecret": "own"}},
-    "off without quotes": {"tls": {"mode": False}, "workers": {"metadata": False}},
+    "off without quotes": {"tls": {"mode": False}, "workers": {"metadata": False}, "kueue": {"enabled": False}},
     "OpenShift": {
         "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
         "workers": {"runAsUser": -1},

@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from bamboo import stop_signals
+from bamboo.bench.bench_measurements import PlannedMeasurement, list_measurements
 from bamboo.bench.bench_page import bench_page
 from bamboo.bench.execution import find_machine, measure
-from bamboo.bench.measurements import PlannedMeasurement, list_measurements
 from bamboo.bench.report import BenchError, BenchPart, BenchReport, Measured, parse_report, report_to_json
 from bamboo.bench.sizes import BenchSizes, choose_sizes
 from bamboo.bench.tables import tables

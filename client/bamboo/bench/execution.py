@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from bamboo import loop_signals
-from bamboo.bench.measurements import MANY_STEPS, JobWork, PlainWork, PlannedMeasurement, ProfileWork
+from bamboo.bench.bench_measurements import MANY_STEPS, JobWork, PlainWork, PlannedMeasurement, ProfileWork
 from bamboo.bench.memory_sampler import MemorySampler, MemoryUnknown, sampled
 from bamboo.bench.report import BenchError, MachineFound, Measured, MemoryFound
 from bamboo.bench.sizes import BenchSizes

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bamboo.bench.measurements import EAGER
+from bamboo.bench.bench_measurements import EAGER
 from bamboo.bench.report import BenchPart, BenchReport, KillFound, Measured
 from bamboo.profiles.devices import DeviceTable
 from bamboo_core.text import count, size

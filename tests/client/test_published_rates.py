@@ -1,6 +1,6 @@
 """The table of docs/benchmarks.md is made from reports: those that are committed, of which there is none yet."""
 
-from bamboo.bench.published import beside_published
+from bamboo.bench.published_rates import beside_published
 from bamboo.bench.report import parse_report
 from bamboo.profiles.files import read_devices
 from bench_kit import WHOLE, report

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import shard_of
-from bamboo_operator.kube.lease import DURATION_SECONDS, NOTICE_SECONDS, RENEW_SECONDS, HolderTerms
-from bamboo_operator.kube.shards import (
+from bamboo_operator.kube.job_shards import (
     LOOK_SECONDS,
     MOST_SHARDS,
     SeenShard,
@@ -23,6 +22,7 @@ from bamboo_operator.kube.shards import (
     next_moves,
     until_undivided,
 )
+from bamboo_operator.kube.lease import DURATION_SECONDS, NOTICE_SECONDS, RENEW_SECONDS, HolderTerms
 from lease_kit import PLACE, LeaseSimulation, Process
 
 NAMESPACES = tuple(f"team-{number}" for number in range(24))

@@ -1,6 +1,6 @@
 """What `bamboo bench` measures, in which order, and what it leaves out and why."""
 
-from bamboo.bench.measurements import COMPILED, EAGER, JobWork, PlainWork, list_measurements
+from bamboo.bench.bench_measurements import COMPILED, EAGER, JobWork, PlainWork, list_measurements
 from bamboo.bench.report import BenchPart, MachineFound
 from bamboo.bench.sizes import BenchSizes, choose_sizes
 from bamboo_core.job.manifest import parse_manifest

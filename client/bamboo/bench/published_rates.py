@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bamboo.bench.measurements import EAGER
+from bamboo.bench.bench_measurements import EAGER
 from bamboo.bench.report import BenchPart, BenchReport
 from bamboo.bench.tables import Row, peak_of, sides, used
 from bamboo.profiles.devices import DeviceTable
