@@ -271,7 +271,7 @@ JOURNEYS = (
             at(
                 f"{TRAINER}/routing/outbox.py Outbox._leave",
                 "sender",
-                lambda f: _microbatch(f["address"]),
+                lambda f: _microbatch(f["leaving"].address),
                 kept_by="Outbox._leave_after",
                 taken_by="Outbox.advance",
                 **WAITING,
