@@ -150,17 +150,23 @@ def test_a_server_that_is_not_there() -> None:
         ask(access, lambda api: api.job("team", "story"))
 
 
+NOT_INSTALLED = "the cluster has no bamboojobs.bamboo.dev: Bamboo is not installed there"
+
+
 @pytest.mark.parametrize(
-    ("crd", "said"),
+    ("status", "kinds", "said"),
     [
-        (200, "there is no job story in namespace team"),
-        (404, "the cluster has no bamboojobs.bamboo.dev: Bamboo is not installed there"),
+        (200, ["bamboojobs", "bambooruntimes"], "there is no job story in namespace team"),
+        (200, ["bambooruntimes"], NOT_INSTALLED),
+        (404, [], NOT_INSTALLED),
+        (403, [], "there is no job story in namespace team"),
     ],
 )
-def test_a_job_that_is_not_there_and_a_cluster_without_bamboo(crd: int, said: str) -> None:
+def test_a_job_that_is_not_there_and_a_cluster_without_bamboo(status: int, kinds: list[str], said: str) -> None:
     def answered(asked: Asked) -> tuple[int, Any]:
         group = asked.path == "/apis/bamboo.dev/v1alpha1"
-        return (crd, {}) if group else refusal(404, "NotFound", "404")
+        served = {"resources": [{"name": kind} for kind in kinds]}
+        return (status, served) if group else refusal(404, "NotFound", "404")
 
     with server(answered) as (url, _):
         access = Access(context="c", server=ClusterServer(url=url), user=User())

@@ -95,14 +95,19 @@ class KubeApi:
             return error
         if str(error).startswith("namespaces "):
             return ApiError(404, "NoNamespace", f"there is no namespace {namespace}")
-        try:
-            await self.call("GET", f"/apis/{GROUP}/{VERSION}")
-        except ApiError as missing:
-            if missing.status == 404:
-                return ApiError(404, "NoCrd", f"the cluster has no {PLURAL}.{GROUP}: Bamboo is not installed there")
+        if not await self._serves_jobs():
+            return ApiError(404, "NoCrd", f"the cluster has no {PLURAL}.{GROUP}: Bamboo is not installed there")
         if not name:
             return error
         return ApiError(404, "NotFound", f"there is no job {name} in namespace {namespace}")
+
+    async def _serves_jobs(self) -> bool:
+        """Is there the CRD, which is not the only one of its group? True if the API server does not say."""
+        try:
+            served = await self.call("GET", f"/apis/{GROUP}/{VERSION}")
+        except ApiError as error:
+            return error.status != 404
+        return any(one.get("name") == PLURAL for one in served.get("resources") or ())
 
     async def runtime(self, kind: str, namespace: str, name: str) -> Object:
         """namespace: "" for one of the cluster."""

@@ -5,6 +5,7 @@ A script, run with the listening socket as standard input; `warm_stand_in.py` sa
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import runpy
@@ -13,7 +14,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from warm_stand_in import CODE_BYTES
 
@@ -78,6 +79,7 @@ def become(start: dict[str, Any], files: list[int]) -> NoReturn:
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(start["env"])
+        sys.stdin, sys.stdout, sys.stderr = stream(0, "r"), stream(1, "w"), stream(2, "w", errors="backslashreplace")
         os.chdir(start["folder"])
         sys.path[:] = start["path"]
         sys.argv = [start["module"], *start["argv"]]
@@ -90,6 +92,15 @@ def become(start: dict[str, Any], files: list[int]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def stream(number: int, mode: str, errors: str = "strict") -> TextIO:
+    """A stream of that file as Python makes it at its start; those of who forks were made for other files."""
+    unbuffered = mode == "w" and bool(os.environ.get("PYTHONUNBUFFERED"))
+    binary = io.FileIO(number, mode, closefd=False)
+    buffered = binary if unbuffered else io.BufferedWriter(binary) if mode == "w" else io.BufferedReader(binary)
+    lines = binary.isatty() or number == 2
+    return io.TextIOWrapper(buffered, errors=errors, line_buffering=lines, write_through=unbuffered)  # type: ignore[type-var]
 
 
 if __name__ == "__main__":
