@@ -122,10 +122,16 @@ async def test_a_pod_of_that_name_that_came_later_is_not_meant() -> None:
     assert (world.heard, await world.after(1)) == ([], DONE)
 
 
-async def test_jobs_are_waited_for_when_the_operator_has_just_started() -> None:
+async def test_a_job_that_nobody_looks_after_for_the_moment_is_waited_for() -> None:
+    """The operator has just started, or has taken the job over, or begins anew with it after an error."""
     world = World(attended=False)
+    assert await world.after(UNATTENDED_SECONDS + 1) == []
     world.asked()
     assert await world.after(1) == BEATS
+    world.cache.add_listener(KEY, world)
+    assert await world.after(UNATTENDED_SECONDS) == BEATS
+    world.cache.remove_listener(KEY, world)
+    assert await world.after(1) == []
     assert await world.after(UNATTENDED_SECONDS) == DONE
 
 
@@ -136,6 +142,14 @@ async def test_a_refused_answer_is_told_once_and_tried_again(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         assert [await world.after(1) for _ in range(3)] == [[], [], BEATS]
     assert len([one for one in caplog.messages if "cannot answer the Eviction default/pod-1-tiny-w0" in one]) == 1
+
+
+async def test_an_answer_that_is_refused_holds_up_no_other() -> None:
+    world = World()
+    world.asked()
+    world.cache.eviction_event("ADDED", eviction(state="Active", pod="tiny-w1", started=api_time(world.now)))
+    world.failing = [ApiError(403, "Forbidden", "you may not")]
+    assert await world.after(1) == DONE, "that of a pod that is gone"
 
 
 async def test_an_eviction_whose_end_no_watch_has_told_is_forgotten_with_its_notice() -> None:
@@ -152,4 +166,5 @@ async def test_what_another_operator_looks_after_is_answered_by_that_one() -> No
     world.asked()
     assert await world.after(UNATTENDED_SECONDS + 1) == []
     world.ours = True
-    assert "completionTime" in await world.after(1)
+    assert await world.after(1) == BEATS
+    assert await world.after(UNATTENDED_SECONDS) == DONE

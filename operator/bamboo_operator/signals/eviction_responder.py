@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Protocol
 
+from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import Object
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.client import API_ERRORS, described
-from bamboo_operator.kube.objects import utc_now
+from bamboo_operator.kube.objects import JobKey, utc_now
 from bamboo_operator.signals.evictions import answer, target
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-UNATTENDED_SECONDS = 60.0  # after which a pod whose job nobody looks after holds nothing: not just after a start
+UNATTENDED_SECONDS = 60.0  # after which a pod whose job nobody looks after holds nothing: somebody may be about to
 
 
 class EvictionApi(Protocol):
@@ -35,8 +36,8 @@ class EvictionResponder:
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._cluster, self._api, self._ours, self._clock = cluster, api, ours, clock
-        self._began = clock()
-        self._failed = False  # the last write
+        self._unattended: dict[str, datetime] = {}  # since when nobody looks after the job, by its Eviction's uid
+        self._failed = False  # a write of the last look
 
     async def run(self) -> None:
         """Answers until it is cancelled."""
@@ -46,32 +47,41 @@ class EvictionResponder:
 
     async def turn(self) -> None:
         """Looks at all Evictions once, and writes what is due."""
-        for eviction in self._cluster.evictions():
+        ours = [one for one in self._cluster.evictions() if self._ours(one["metadata"]["namespace"])]
+        left = {one["metadata"]["uid"] for one in ours}
+        self._unattended = {uid: since for uid, since in self._unattended.items() if uid in left}
+        failed = False
+        for eviction in ours:
             if (due := self._due(eviction)) is None:
                 continue
             try:
                 there = await self._api.answer_eviction(eviction, due)
             except API_ERRORS as error:
-                if not self._failed:
+                if not self._failed and not failed:
                     logger.warning("cannot answer the Eviction %s: %s", _name(eviction), described(error))
-                self._failed = True
-                return
-            self._failed = False
+                failed = True
+                if isinstance(error, ApiError):
+                    continue  # another one may be answered
+                break
             if not there:
                 self._cluster.eviction_event("DELETED", eviction)
+        self._failed = failed
 
     def _due(self, eviction: Object) -> dict[str, str] | None:
-        if not self._ours(eviction["metadata"]["namespace"]):
-            return None
         wanted = target(eviction)
         found = self._cluster.pod_named(eviction["metadata"]["namespace"], wanted.get("name"))
         job, pod = found if found is not None else (None, None)
         if pod is not None and pod["metadata"].get("uid") != wanted.get("uid"):
             pod = None
         now = self._clock()
-        trains = (now - self._began).total_seconds() < UNATTENDED_SECONDS
-        trains = trains or (job is not None and self._cluster.listener_of(job) is not None)
-        return answer(eviction, pod, now, trains=trains)
+        return answer(eviction, pod, now, trains=self._trains(eviction["metadata"]["uid"], job, now))
+
+    def _trains(self, uid: str, job: JobKey | None, now: datetime) -> bool:
+        """Does somebody look after the job of that Eviction's pod, or may be about to?"""
+        if job is not None and self._cluster.listener_of(job) is not None:
+            self._unattended.pop(uid, None)
+            return True
+        return (now - self._unattended.setdefault(uid, now)).total_seconds() < UNATTENDED_SECONDS
 
 
 def _name(eviction: Object) -> str:
