@@ -96,3 +96,10 @@ def test_every_pool_is_there_once_and_those_that_ask_for_patience_keep_their_pla
     assert sorted(one.name for one in found) == sorted(one.name for one in pools)
     assert all(now.name == was.name for now, was in zip(found, pools, strict=True) if was.after_seconds)
     assert [rank.delivers for rank in ranks] == sorted((rank.delivers for rank in ranks), reverse=True)
+
+
+def test_of_the_pools_that_a_queue_leaves_those_with_a_rank_are_in_their_order() -> None:
+    all_pools = [pool("dear", "3"), pool("ruled-out", "2"), pool("cheap"), pool("later", after_seconds=60)]
+    ranks = rank_pools(all_pools, {}, LOSS, (), "")
+    left = [pool("dear", "3"), pool("later"), pool("cheap")]
+    assert [one.name for one in in_order(left, ranks)] == ["cheap", "later", "dear"]

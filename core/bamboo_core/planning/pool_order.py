@@ -66,14 +66,13 @@ def rank_pools(
 
 
 def in_order(pools: Sequence[NodePool], ranks: Sequence[PoolRank]) -> tuple[NodePool, ...]:
-    """The pools in that order. Those that ask for patience (afterSeconds) stay at their places in the list. All stay as
-    long as the ranks are not of these pools.
+    """The pools in that order. Those that ask for patience (afterSeconds), or have no rank, stay at their places in the
+    list. Ranks of pools that are not there, such as those that a queue rules out, count for nothing.
     """
-    named = {pool.name: pool for pool in pools if not pool.after_seconds}
-    if named.keys() != {rank.name for rank in ranks}:
-        return tuple(pools)
-    ranked = iter([named[rank.name] for rank in ranks])
-    return tuple(pool if pool.after_seconds else next(ranked) for pool in pools)
+    asked = {pool.name: pool for pool in pools if not pool.after_seconds}
+    ranked = {rank.name: asked[rank.name] for rank in ranks if rank.name in asked}
+    in_turn = iter(ranked.values())
+    return tuple(next(in_turn) if pool.name in ranked else pool for pool in pools)
 
 
 def told_order(ranks: Sequence[PoolRank]) -> str:
