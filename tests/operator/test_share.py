@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from bamboo_core.job.spec import fewest_workers, wanted_workers, within
 from bamboo_operator.jobs.job_demand import job_demand, nodes_asked_for
@@ -139,6 +142,13 @@ def test_jobs_compete_for_nodes_that_they_describe_alike() -> None:
     pool = job(nodePools=[{"name": "mine", "preset": "GKE"}]).node_pools[0]
     other = job(nodePools=[{"name": "other", "preset": "GKE"}]).node_pools[0]
     assert nodes_asked_for(job("x"), pool) == nodes_asked_for(job("y"), other)
+    selecting = job(nodePools=[{"name": "mine", "preset": "GKE", **zone}]).node_pools[0]
+    assert nodes_asked_for(job("x"), selecting) != nodes_asked_for(job("y"), other)
+
+
+@pytest.mark.parametrize("template", [{"spec": {"nodeSelector": "zone"}}, {"spec": "pod"}])
+def test_a_template_that_is_malformed_does_not_keep_other_jobs_from_their_nodes(template: dict[str, Any]) -> None:
+    assert nodes_asked_for(job(worker={"template": template}), None) == nodes_asked_for(job(), None)
 
 
 def test_a_job_within_a_bound_has_its_smallest_grid_and_what_else_has_room() -> None:

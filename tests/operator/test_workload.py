@@ -52,6 +52,9 @@ def test_one_pool_says_which_nodes_and_several_leave_it_to_flavors() -> None:
     assert asked["nodeSelector"] == {"kubernetes.io/os": "linux"}
     assert "affinity" not in asked
     assert "cloud.google.com/gke-spot" in [one["key"] for one in asked["tolerations"]]
+    reserved = {"template": {"spec": {"tolerations": [{"key": "team.example/reserved", "operator": "Exists"}]}}}
+    (several,) = pod_sets(queued(nodePools=[SPOT, {**DEAR, **reserved}]), META, SETTINGS, 2, None)
+    assert "team.example/reserved" in [one["key"] for one in several["template"]["spec"]["tolerations"]]
 
 
 def test_its_shape_is_what_needs_another_workload() -> None:

@@ -10,6 +10,7 @@ from bamboo_core.coordinator.shell_view import WantedWorkers
 from bamboo_core.job.node_placement import placement
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec, RedundancyMode, larger_by, wanted_workers
+from bamboo_operator.manifests.template import asked_spec
 from bamboo_operator.pods.pod_counts import JobPodCounts, leaving
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.tenants.demand import JobDemand
@@ -71,7 +72,7 @@ def _price(pools: tuple[NodePool, ...], by_pool: Mapping[str, int], pool: NodePo
 
 def nodes_asked_for(job: JobSpec, pool: NodePool | None) -> str:
     """What the nodes of its next worker have to be like: labels and devices. The same text means the same nodes."""
-    where, template = placement(job, pool), job.worker.template.get("spec") or {}
+    where, template = placement(job, pool), asked_spec(job, pool)
     asked: dict[str, Any] = {
         "labels": {**(template.get("nodeSelector") or {}), **where.selector},
         "affinity": [*((template.get("affinity") or {}).get("nodeAffinity") or {}).items(), *where.expressions],

@@ -9,6 +9,7 @@ from typing import Any, Final
 from bamboo_core import names
 from bamboo_core.job.node_placement import placement
 from bamboo_core.job.spec import JobSpec
+from bamboo_operator.manifests.template import asked_spec
 from bamboo_operator.manifests.worker_pod import MANAGED_BY, JobMeta, WorkerPodSettings, owner, worker_pod
 
 Json = dict[str, Any]
@@ -113,7 +114,8 @@ def _template(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> Json:
         kept["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     tolerations = list(kept.get("tolerations") or ())
     for pool in pools:
-        tolerations += [dict(one) for one in placement(job, pool).tolerations if one not in tolerations]
+        asked = (*(asked_spec(job, pool).get("tolerations") or ()), *placement(job, pool).tolerations)
+        tolerations += [dict(one) for one in asked if one not in tolerations]
     if tolerations:
         kept["tolerations"] = tolerations
     for group in ("initContainers", "containers"):

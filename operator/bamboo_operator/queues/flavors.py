@@ -10,6 +10,7 @@ from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_POD_SET
 from bamboo_operator.manifests.placement import place
+from bamboo_operator.manifests.template import asked_spec
 from bamboo_operator.manifests.workload import STANDBY, WORKERS
 
 Json = dict[str, Any]
@@ -48,7 +49,7 @@ def pools_on(job: JobSpec, nodes: FlavorNodes) -> Sequence[NodePool]:
     """
     if not nodes.labels:
         return job.node_pools
-    fitting = [pool for pool in job.node_pools if _may_be(placement(job, pool), nodes.labels)]
+    fitting = [pool for pool in job.node_pools if _may_be(job, pool, nodes.labels)]
     return [replace(pool, after_seconds=0, revert=False) for pool in fitting or job.node_pools]
 
 
@@ -60,9 +61,11 @@ def placed(pod: Json, pod_set: str, nodes: FlavorNodes) -> Json:
     return {**pod, "metadata": {**metadata, "labels": labels}, "spec": spec}
 
 
-def _may_be(where: NodePlacement, labels: Mapping[str, str]) -> bool:
-    """Can a node with these labels be one of those? What a flavor does not say of a node is open."""
-    if any(labels.get(key, value) != value for key, value in where.selector.items()):
+def _may_be(job: JobSpec, pool: NodePool, labels: Mapping[str, str]) -> bool:
+    """Can a node with these labels be one of that pool's? What a flavor does not say of a node is open."""
+    where = placement(job, pool)
+    selector = {**(asked_spec(job, pool).get("nodeSelector") or {}), **where.selector}
+    if any(labels.get(key, value) != value for key, value in selector.items()):
         return False
     named = [one for one in where.expressions if one["key"] in labels]
     return all((labels[one["key"]] in one["values"]) == (one["operator"] == "In") for one in named)
