@@ -105,6 +105,27 @@ async def test_a_more_important_job_takes_a_pipeline_and_it_comes_back(world: Ca
     assert second.workload(1)["spec"]["priorityClassRef"]["name"] == "urgent"
 
 
+async def test_a_workload_that_goes_while_a_larger_one_is_made_in_its_place_is_asked_for_anew(
+    world: Callable[..., QueueWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, taken = world(2), list[str]()
+    here.classes["urgent"] = 100
+    find = here.find_priority_class
+
+    async def meanwhile(group: str, version: str, kind: str, name: str) -> Any:
+        for admitted in [one["metadata"]["name"] for one in here.workloads if holds(one, "Admitted")]:
+            if not taken:
+                taken.append(admitted)
+                here.gone(admitted)
+                here.cache.forget(("default", admitted))
+        return await find(group, version, kind, name)
+
+    monkeypatch.setattr(here, "find_priority_class", meanwhile)
+    one = QueuedJob(here, queued(queue={"priorityClass": "urgent"}))
+    await run(here, [one], 60)
+    assert (len(taken), one.seats) == (1, 2)
+
+
 async def test_twenty_losses_cost_no_seat(world: Callable[..., QueueWorld]) -> None:
     """A lost worker's seat stays, also while its replacement is there before it has gone."""
     here = world(4)

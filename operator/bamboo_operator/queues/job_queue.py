@@ -199,9 +199,12 @@ class JobQueue:
         if self._slices:
             annotations[ELASTIC] = "true"
         if action.replaces is not None:
-            before = next(w for w in self._workloads.of(*self._job) if w["metadata"]["name"] == action.replaces.name)
-            first = (before["metadata"].get("annotations") or {}).get(SLICE_NAME) or action.replaces.name
-            annotations |= {REPLACES: f"{self._job.key[0]}/{action.replaces.name}", SLICE_NAME: first}
+            of_job, name = self._workloads.of(*self._job), action.replaces.name
+            before = next((one for one in of_job if one["metadata"]["name"] == name), None)
+            if before is None:  # it has gone while the priority was read
+                return True
+            first = (before["metadata"].get("annotations") or {}).get(SLICE_NAME) or name
+            annotations |= {REPLACES: f"{self._job.key[0]}/{name}", SLICE_NAME: first}
         number = 1 + max((one.number for one in seen), default=0)
         sets = pod_sets(spec, self._meta, self._settings, action.seats, action.least)
         thing = workload(spec, self._meta, version, number, sets, priority, annotations)
