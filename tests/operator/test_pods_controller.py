@@ -286,6 +286,18 @@ async def test_a_priority_that_is_refused_holds_up_no_worker(begin: Callable[...
     assert training.told().count("PriorityRefused") == 1
 
 
+async def test_a_quota_that_is_used_up_is_not_taken_for_a_priority_that_is_refused(begin: Callable[..., Job]) -> None:
+    place = Place()
+    place.priorities = {"usual", "urgent"}
+    training = begin(place, degradedPriorityClassName="urgent")
+    await training.reconciles()
+    training.train()
+    place.take("tiny-w0")
+    place.refusal = ApiError(403, "Forbidden", "exceeded quota: pods")
+    await training.reconciles()
+    assert "PriorityRefused" not in training.told()
+
+
 # in which pool
 
 

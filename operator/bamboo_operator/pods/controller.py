@@ -387,10 +387,12 @@ class PodController:
             except ApiError as error:
                 if PodRefused.of(error) is None:
                     raise
+                made = await self._api.create_pod(pod)  # what refuses both, such as a quota, says so by itself
                 if self._priority_refused != priority:
                     told = f"a pod with spec.degradedPriorityClassName {priority} is refused: {error}; made without it"
                     self._record(Emit("PriorityRefused", told, True))
                 self._priority_refused = priority
+                return made
         return await self._api.create_pod(pod)
 
     # deleting
