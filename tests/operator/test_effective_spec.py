@@ -349,6 +349,15 @@ async def test_a_job_keeps_what_it_began_with_when_its_runtime_is_gone_also_with
     assert parsed.ttl_seconds_after_finished == 7
 
 
+async def test_a_later_runtime_does_not_shorten_how_long_a_job_stays_that_is_over() -> None:
+    """Also for an operator that has not seen it train."""
+    over = WithRuntime({}, runtime={"name": "spot", "job": {"ttlSecondsAfterFinished": 3600}})
+    over.show({"ttlSecondsAfterFinished": 1}, 2)
+    parsed = over.spec.parsed()
+    assert parsed is not None
+    assert parsed.ttl_seconds_after_finished == 3600
+
+
 async def test_a_runtime_that_does_not_fit_a_job_that_trains_is_told_and_the_job_goes_on() -> None:
     one = await begun(updates="Rollout")
     one.show({**PART, "elastic": {"maxWorkers": 9}}, 2, updates="Rollout")

@@ -3,6 +3,7 @@ begin with another one.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -323,12 +324,12 @@ class EffectiveSpec:
 
     def parsed(self) -> JobSpec | None:
         """The newest spec as it is, though it may not be followed; None if it is not valid. Where its runtime is gone,
-        the status says what that said.
+        or it is not known what the job began with, the status says what counts of it.
         """
-        try:
-            manifest: Mapping[str, Any] = self._manifest()
-        except ManifestError:
-            manifest = with_written_runtime(self._document, self._status.written)
+        manifest = with_written_runtime(self._document, self._status.written)
+        if self.accepted.runtime is not None or self._status.written.runtime is None:
+            with contextlib.suppress(ManifestError):
+                manifest = self._manifest()
         try:
             return parse_manifest(manifest)
         except ManifestError:
