@@ -364,8 +364,11 @@ async def test_a_runtime_that_does_not_fit_a_job_that_trains_is_told_and_the_job
     spec = await one.next()
     assert spec.elastic.max_workers is None
     assert one.problems == ("spec.elastic.maxWorkers: expected only with an objective (of ClusterBambooRuntime spot)",)
+    assert one.status.facts.runtime is not None
+    assert one.status.facts.runtime.generation == 1, "that of the manifest that workers train by"
     one.show({**PART, "standby": {}}, 3)
     await one.next()
+    assert one.problems == ()
     assert one.status.facts.warnings == (
         "ClusterBambooRuntime spot is not valid any more: the job keeps what it had of it before",
     )

@@ -165,7 +165,8 @@ class EffectiveSpec:
         accepted, runtime = self.accepted.manifest or self._manifest(), self.accepted.runtime
         try:
             merged, found = merge_followed(accepted, self._manifest(), self._parse)
-            runtime = self._runtime()
+            if merged is not accepted:
+                runtime = self._runtime()
         except ManifestError as error:  # which is of the runtime
             kept = replace(parse_manifest(accepted), suspend=self._suspend)
             merged, found = accepted, FollowedSpec(spec=kept, problems=problems_of(error))
