@@ -59,6 +59,12 @@ class RuntimeCache:
     def uids(self) -> dict[RuntimeKey, str]:
         return {key: found.uid for key, found in self._found.items()}
 
+    def listed(self, kind: RuntimeKind, body: Mapping[str, Any]) -> None:
+        """It was listed beside the watch, which may have reported more before that."""
+        metadata = body["metadata"]
+        if RuntimeKey(str(kind), metadata.get("namespace") or "", metadata["name"]) not in self._found:
+            self.event(kind, "ADDED", body)
+
     def event(self, kind: RuntimeKind, event: str | None, body: Mapping[str, Any]) -> None:
         """Takes in a change of a runtime. event: ADDED, MODIFIED, DELETED, or None for what was there before."""
         metadata = body["metadata"]

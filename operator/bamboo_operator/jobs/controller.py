@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from bamboo_core.job.manifest import read_spec
-from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec
+from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec, RuntimeKind
 from bamboo_core.kube.request_parts import Object, job_path, node_path, pod_path, runtime_path
 from bamboo_core.names import LABEL_JOB_NAME, shard_of
 from bamboo_core.view.job_view import JobView, view_of
@@ -39,23 +38,31 @@ RESTART_SECONDS = 5.0
 
 @dataclass(eq=False, slots=True)
 class OtherJob:
-    """A job that another operator looks after. body: as JSON, without what only field managers ask for. spec: once
-    somebody has asked for it.
+    """A job that another operator looks after. body: as JSON, without what only field managers ask for. runtime: what
+    its status says of its runtime. spec: with that, once somebody has asked for it.
     """
 
     uid: str
     generation: int
     body: bytes
+    runtime: Any = None
     spec: JobSpec | None = None
 
     @classmethod
     def of(cls, body: Mapping[str, Any], before: "OtherJob | None" = None) -> "OtherJob":
-        """before: what was known of a job of that name; its spec holds as long as its manifest does."""
+        """before: what was known of a job of that name; its spec holds as long as its manifest and its runtime do."""
         metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-        found = cls(metadata["uid"], metadata.get("generation", 0), msgspec.json.encode({**body, "metadata": metadata}))
-        if before is not None and (before.uid, before.generation) == (found.uid, found.generation):
+        encoded = msgspec.json.encode({**body, "metadata": metadata})
+        runtime = (body.get("status") or {}).get("runtime")
+        found = cls(metadata["uid"], metadata.get("generation", 0), encoded, runtime)
+        if before is not None and before.source == found.source:
             found.spec = before.spec
         return found
+
+    @property
+    def source(self) -> tuple[object, ...]:
+        """What its spec is made of."""
+        return self.uid, self.generation, self.runtime
 
     def read(self) -> Object:
         found: Object = msgspec.json.decode(self.body)
@@ -63,7 +70,7 @@ class OtherJob:
 
     def read_spec(self) -> JobSpec:
         if self.spec is None:
-            self.spec = read_spec(self.read())
+            self.spec = view_of(self.read()).spec
         return self.spec
 
 
@@ -76,7 +83,7 @@ class JobController:
         self._shared, self._shards = shared, shards
         self._held = {0} if shards == 1 else set[int]()
         self._others: dict[JobKey, OtherJob] = {}
-        self._nodes_listed = False
+        self._cluster_listed = False  # what is of no namespace
         self._reconcilers: dict[JobKey, tuple[JobReconciler, asyncio.Task[None]]] = {}
         self._restarts: dict[JobKey, asyncio.TimerHandle] = {}
         self._stopped = False
@@ -143,19 +150,32 @@ class JobController:
     # shards
 
     async def take(self, shard: int, namespaces: Sequence[str]) -> None:
-        """Looks after the jobs of that shard, of these namespaces or of all, from what they and their pods are now:
-        what a watch has told may be older than what the operator before has done. May raise what is in API_ERRORS.
+        """Looks after the jobs of that shard, of these namespaces or of all, from what they, their pods, runtimes and
+        Workloads are now: what a watch has told may be older than what the operator before has done, or nothing yet.
+        May raise what is in API_ERRORS.
         """
-        api, cluster = self._shared.api, self._shared.cluster
-        if not self._nodes_listed:
+        api, cluster, runtimes, workloads = (
+            self._shared.api,
+            self._shared.cluster,
+            self._shared.runtimes,
+            self._shared.workloads,
+        )
+        if not self._cluster_listed:
             for node in await api.list_nodes():
                 cluster.node_listed(node)
-            self._nodes_listed = True
+            for runtime in await api.list_runtimes(RuntimeKind.CLUSTER, ""):
+                runtimes.listed(RuntimeKind.CLUSTER, runtime)
+            self._cluster_listed = True
         listed = [body for place in namespaces or (None,) for body in await api.list_jobs(place)]
         bodies = {_key(body): body for body in listed if shard_of(_key(body)[0], self._shards) == shard}
         for namespace in {namespace for namespace, _ in bodies}:
             for pod in await api.list_pods(namespace, LABEL_JOB_NAME):
                 cluster.pod_created(pod)
+            for runtime in await api.list_runtimes(RuntimeKind.NAMESPACE, namespace):
+                runtimes.listed(RuntimeKind.NAMESPACE, runtime)
+            if workloads.version is not None:
+                for workload in await api.list_workloads(workloads.version, namespace, LABEL_JOB_NAME):
+                    workloads.put(workload)
         if self._stopped:
             return
         self._held.add(shard)

@@ -23,6 +23,7 @@ from bamboo_core.kube.request_parts import (
     pod_path,
     pods_path,
     runtime_path,
+    runtimes_path,
 )
 from bamboo_core.names import EVICTION_RESPONDER, KUEUE
 from bamboo_operator.kube.api_calls import ApiCallCounts
@@ -185,6 +186,11 @@ class ApiClient:
     async def list_nodes(self) -> list[Object]:
         return await self._listed(NODES)
 
+    async def list_runtimes(self, kind: str, namespace: str) -> list[Object]:
+        """All runtimes of that kind, none where there is no such kind. namespace: "" for those of the cluster."""
+        items = (await self._find(runtimes_path(kind, namespace)) or {}).get("items")
+        return items if isinstance(items, list) else []
+
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""
         await self._call("DELETE", job_path(namespace, name), delete_options(uid, propagation="Background"))
@@ -293,6 +299,12 @@ class ApiClient:
 
     async def create_workload(self, workload: Object) -> Object:
         return await self._call("POST", _workloads(workload), workload)
+
+    async def list_workloads(self, version: str, namespace: str, selector: str) -> list[Object]:
+        """Kueue's Workloads with these labels."""
+        place = f"/apis/{KUEUE}/{version}/namespaces/{namespace}/workloads"
+        found = await self._listed(place, {"labelSelector": selector})
+        return [{**one, "apiVersion": f"{KUEUE}/{version}"} for one in found]
 
     async def read_workload(self, workload: Object) -> Object | None:
         """As it is now; None if it is gone."""
