@@ -150,10 +150,10 @@ class JobReconciler:
             self._edited.clear()
             spec = await self._spec.next(self._pod_settings())
             self._cost.count()
+            if spec is not None and not self._edited.is_set():
+                await self._follow_queue(spec)
             if self._edited.is_set():
                 continue
-            if spec is not None:
-                await self._follow_queue(spec)
             held = self._status.facts.suspended
             if spec is None or (held and not self._trains()):
                 await self._stay_idle(spec)
