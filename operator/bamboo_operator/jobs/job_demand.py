@@ -62,6 +62,30 @@ def job_demand(
     )
 
 
+def kept_demand(
+    name: str, made: float, spec: JobSpec, pods: int, paid: Mapping[str, int], pools: Collection[NodePool]
+) -> JobDemand | None:
+    """The demand of a job that asks for nothing: it ends, is suspended, or is not looked after yet. What it still has
+    is nobody else's. None if it has no pods. paid: those that have a node, by pool.
+    """
+    if not pods:
+        return None
+    return JobDemand(
+        name=name,
+        namespace=spec.namespace,
+        made=made,
+        fewest=pods,
+        step=1,
+        most=pods,
+        devices=spec.worker.devices,
+        price=_price(tuple(pools), paid, None),
+        pods=pods,
+        placed=sum(paid.values()),
+        begun=True,
+        runs=True,
+    )
+
+
 def _price(pools: tuple[NodePool, ...], by_pool: Mapping[str, int], pool: NodePool | None) -> Decimal:
     """Of a worker for an hour: the mean of those that are there, else what the next one costs."""
     if placed := sum(by_pool.values()):

@@ -26,6 +26,7 @@ from bamboo_operator.cluster.runtimes import RuntimeKey
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
+from bamboo_operator.jobs.job_demand import kept_demand
 from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListener, ReconcileTrigger, idle_pause
@@ -70,6 +71,7 @@ class JobReconciler:
         self._events = EventQueue()  # while there is no coordinator
         self.runner: CoordinatorRunner | None = None  # the last one
         self._training: Training | None = None
+        self._asks = False  # for workers, when its demand was looked at last
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, selector(self._meta), status, shared.api)
@@ -85,11 +87,14 @@ class JobReconciler:
         runner, status, (namespace, name) = self.runner, self._status, self.key
         view = JobView(
             metadata=Metadata(name=name, namespace=namespace, uid=self.uid, creation_timestamp=self._made),
-            spec=status.facts.spec or read_spec(with_written_runtime(self.body, status.written)),
+            spec=self._known_spec(),
             status=status.written,
             live=runner.status() if runner else None,
         )
         return OperatedJob(view=view, facts=status.facts, record=runner.record if runner else None)
+
+    def _known_spec(self) -> JobSpec:
+        return self._status.facts.spec or read_spec(with_written_runtime(self.body, self._status.written))
 
     @property
     def last_progress(self) -> float:
@@ -121,12 +126,18 @@ class JobReconciler:
             self._training.apply_edits()
 
     def demand(self) -> JobDemand | None:
-        """What the job wants and has, if it is to train."""
-        return self._training.demand(self._made) if self._training else None
+        """What the job wants and has; what it still has, if it is not to train."""
+        made = self._made.timestamp() if self._made else 0.0
+        found = self._training.demand(made) if self._training else None
+        self._asks = found is not None
+        if found is not None or not (pods := len(self._pods.living())):
+            return found
+        name, paid = "/".join(self.key), self._pods.paid_for()
+        return kept_demand(name, made, self._known_spec(), pods, paid, self._status.facts.pools)
 
     def granted(self, grant: Grant) -> None:
-        """It may have that from now on."""
-        if grant == self._share.grant:
+        """It may have that from now on, if it asks for something."""
+        if not self._asks or grant == self._share.grant:
             return
         self._share.grant = grant
         if self._spec.bounded(grant.bound):

@@ -8,7 +8,6 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from datetime import datetime
 from typing import Any
 
 from bamboo_core.coordinator.events import Emit, Outcome
@@ -132,7 +131,7 @@ class Training:
             pool_ranks=self._controller.pool_ranks,
         )
 
-    def demand(self, made: datetime | None) -> JobDemand | None:
+    def demand(self, made: float) -> JobDemand | None:
         """What the job wants and has; None if it ends. made: when it was created."""
         facts, runner = self._status.facts, self._runner
         if facts.spec is None or runner.ending or runner.state.ending.stopping:
@@ -142,7 +141,7 @@ class Training:
             self._fewest = known, holding.fewest_to_begin(runner.state, facts.spec)
         return job_demand(
             "/".join(self._run.job.key),
-            made.timestamp() if made else 0.0,
+            made,
             facts.spec,
             runner.wanted,
             runner.status(),

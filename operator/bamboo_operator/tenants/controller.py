@@ -22,7 +22,7 @@ class TenantJob(Protocol):
     """A job that shares the nodes."""
 
     def demand(self) -> JobDemand | None:
-        """What it wants and has; None if it is not to train now."""
+        """What it wants and has; None if that is nothing."""
 
     def granted(self, grant: Grant) -> None:
         """It may have that from now on."""
