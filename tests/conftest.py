@@ -3,8 +3,8 @@
 Property tests try the same examples whenever the same tests run on the same code, and new ones with
 --hypothesis-profile=random, as `make soak` does.
 
-With pytest-xdist (`make test` runs three processes) a file's tests stay in one process, for they share what is costly
-to make; so does each half of the tests with a cluster, which mostly wait for it while the third process computes.
+With pytest-xdist (`make test` runs four processes) a file's tests stay in one process, for they share what is costly
+to make; so does each half of the tests with a cluster, which mostly wait for it while the other processes compute.
 """
 
 import gc
