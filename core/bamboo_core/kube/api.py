@@ -107,7 +107,8 @@ class KubeApi:
             served = await self.call("GET", f"/apis/{GROUP}/{VERSION}")
         except ApiError as error:
             return error.status != 404
-        return any(one.get("name") == PLURAL for one in served.get("resources") or ())
+        kinds = served.get("resources")
+        return not isinstance(kinds, list) or any(one.get("name") == PLURAL for one in kinds)
 
     async def runtime(self, kind: str, namespace: str, name: str) -> Object:
         """namespace: "" for one of the cluster."""
