@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from bamboo.profiles.files import BENCH_FORMAT
+from bamboo.profiles.versioned_json import decode_versioned
 from bamboo_core.planning.profile import ModelProfile
 
 VERSION: Final = 1
@@ -158,14 +159,8 @@ _DECODER = msgspec.json.Decoder(BenchReport, strict=True)
 
 def parse_report(path: str, text: bytes | str) -> BenchReport:
     """The report in a text. path: for messages. Raises BenchError naming it, and what was expected where."""
-    try:
-        report = _DECODER.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BenchError(f"{path}: no report of bamboo bench: {error}") from None
-    if report.format != BENCH_FORMAT or report.version != VERSION:
-        found = f"{report.format!r} version {report.version}"[:60]
-        raise BenchError(f"{path}: expected format {BENCH_FORMAT!r} version {VERSION}; found {found}")
-    return report
+    expected = BENCH_FORMAT, VERSION
+    return decode_versioned(_DECODER, path, text, what="report of bamboo bench", expected=expected, error=BenchError)
 
 
 def report_to_json(report: BenchReport) -> bytes:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from bamboo.profiles.versioned_json import decode_versioned
 from bamboo_core.planning.profile import Bytes, Name, Network, ProfileError, Rate, Seconds, Text
 
 FORMAT: Final = "bamboo-devices"
@@ -85,13 +86,8 @@ def parse_devices(path: str, text: bytes | str) -> DeviceTable:
     """The table of devices in a text. path: for messages. Raises ProfileError naming it, and what was expected
     where.
     """
-    try:
-        table = _DECODER.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: no table of devices: {error}") from None
-    if table.format != FORMAT or table.version != VERSION:
-        found = f"{table.format!r} version {table.version}"[:60]
-        raise ProfileError(f"{path}: expected format {FORMAT!r} version {VERSION}; found {found}")
+    expected = FORMAT, VERSION
+    table = decode_versioned(_DECODER, path, text, what="table of devices", expected=expected, error=ProfileError)
     for name, device in table.devices.items():
         products = {f"products.{number}": one for number, one in device.products.items()}
         figures = {**products, "bandwidth": device.bandwidth}

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from bamboo.profiles.versioned_json import decode_versioned
 from bamboo_core.planning.profile import MOST_LAYERS, Bytes, Name, ProfiledTask, ProfileError, Text, Whole
 
 FORMAT: Final = "bamboo-counts"
@@ -55,14 +56,10 @@ _DECODER = msgspec.json.Decoder(TaskCounts, strict=True)
 
 def parse_counts(path: str, text: bytes | str) -> TaskCounts:
     """The counts in a text. path: for messages. Raises ProfileError naming it, and what was expected where."""
-    try:
-        counts = _DECODER.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: no counts of a model's layers: {error}") from None
-    if counts.format != FORMAT or counts.version != VERSION:
-        found = f"{counts.format!r} version {counts.version}"[:60]
-        raise ProfileError(f"{path}: expected format {FORMAT!r} version {VERSION}; found {found}")
-    return counts
+    expected = FORMAT, VERSION
+    return decode_versioned(
+        _DECODER, path, text, what="counts of a model's layers", expected=expected, error=ProfileError
+    )
 
 
 def folded(layers: tuple[LayerCount, ...]) -> tuple[LayerCount, ...]:
