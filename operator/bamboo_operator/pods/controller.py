@@ -349,12 +349,14 @@ class PodController:
         coordinator.
         """
         staying = self._staying()
+        if not (surplus := self._share.surplus(len(staying))):
+            return
         idle = [name for name in self.pods.without_node() if name in staying]
         if self._requests.status().phase in ("Pending", "Restoring"):
             idle = list(staying)
         newest = sorted(idle, key=lambda name: worker_number(staying[name]) or 0, reverse=True)
         newest.sort(key=lambda name: bool(staying[name]["spec"].get("nodeName")))
-        for name in newest[: self._share.surplus(len(staying))]:
+        for name in newest[:surplus]:
             if name in self._requests.joined:
                 self._release(name, f"{name} is given back until the job has its turn (condition HeldBack)")
             await self._deletions.delete(staying[name])
