@@ -276,21 +276,9 @@ async def _play(steps: list[tuple[float, str, int, int]]) -> None:
     for pause, action, index, shards in steps:
         await simulation.run(pause)
         process = simulation.processes[index % len(simulation.processes)]
-        match action:
-            case "again" if process.in_its_pod:
-                await process.again()
-            case "end" if not process.cut:
-                await process.end()
-            case "vanish":
-                await process.kill()
-                simulation.pods.pop(process.name, None)
-            case "evict":
-                simulation.pods.get(process.name, {"metadata": {}})["metadata"]["deletionTimestamp"] = "now"
-                simulation.another(shards)
-            case "cut" | "join":
-                process.cut_off(cut=action == "cut")
-            case "freeze" | "thaw":
-                process.freeze(frozen=action == "freeze")
+        await process.meet(action)
+        if action == "evict":
+            simulation.another(shards)
     for process in simulation.sharing:
         process.cut_off(cut=False)
         process.freeze(frozen=False)

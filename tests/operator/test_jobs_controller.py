@@ -72,6 +72,15 @@ class Checking(Server):
         return await super().answer(request)
 
 
+async def begins_with(jobs: JobController, *, steps: int) -> None:
+    """Waits until the only job trains; what its coordinator goes by, and what is kept of it, say so many steps."""
+    (job,) = jobs.running()
+    await until(lambda: job.runner is not None)
+    assert job.runner is not None
+    assert job.runner.state.spec.training.steps == steps
+    assert job.runner.state.terms.manifest["spec"]["training"]["steps"] == steps
+
+
 async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_job_begins_with() -> None:
     server = Checking()
     async with managed(server) as jobs:
@@ -82,11 +91,7 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
         second["metadata"]["generation"] = 2
         jobs.job_event("MODIFIED", second)
         server.go.set()
-        (job,) = jobs.running()
-        await until(lambda: job.runner is not None)
-        assert job.runner is not None
-        assert job.runner.state.spec.training.steps == 7
-        assert job.runner.state.terms.manifest["spec"]["training"]["steps"] == 7
+        await begins_with(jobs, steps=7)
 
 
 def worker(number: int) -> dict[str, Any]:
@@ -152,11 +157,7 @@ async def test_an_edit_that_comes_while_the_queue_is_asked_is_what_the_job_begin
         second["metadata"]["generation"] = 2
         jobs.job_event("MODIFIED", second)
         server.go.set()
-        (job,) = jobs.running()
-        await until(lambda: job.runner is not None)
-        assert job.runner is not None
-        assert job.runner.state.spec.training.steps == 7
-        assert job.runner.state.terms.manifest["spec"]["training"]["steps"] == 7
+        await begins_with(jobs, steps=7)
         await jobs.stop()
 
 

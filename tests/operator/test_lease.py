@@ -304,21 +304,9 @@ async def _play(steps: list[tuple[float, str, int]]) -> None:
     for pause, action, index in steps:
         await simulation.run(pause)
         process = simulation.processes[index % len(simulation.processes)]
-        match action:
-            case "again" if process.in_its_pod:
-                await process.again()
-            case "end" if not process.cut:
-                await process.end()
-            case "vanish":
-                await process.kill()
-                simulation.pods.pop(process.name, None)
-            case "evict":
-                simulation.pods.get(process.name, {"metadata": {}})["metadata"]["deletionTimestamp"] = "now"
-                simulation.start(next(names))
-            case "cut" | "join":
-                process.cut_off(cut=action == "cut")
-            case "freeze" | "thaw":
-                process.freeze(frozen=action == "freeze")
+        await process.meet(action)
+        if action == "evict":
+            simulation.start(next(names))
     simulation.start(next(names))
     for process in simulation.processes:
         process.cut_off(cut=False)

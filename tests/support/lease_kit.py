@@ -133,6 +133,23 @@ class Process:
     def cut_off(self, *, cut: bool) -> None:
         self.cut, self.disturbed = cut, self.simulation.now
 
+    async def meet(self, action: str) -> None:
+        """What befalls the operator, where it can."""
+        match action:
+            case "again" if self.in_its_pod:
+                await self.again()
+            case "end" if not self.cut:
+                await self.end()
+            case "vanish":
+                await self.kill()
+                self.simulation.pods.pop(self.name, None)
+            case "evict":
+                self.simulation.pods.get(self.name, {"metadata": {}})["metadata"]["deletionTimestamp"] = "now"
+            case "cut" | "join":
+                self.cut_off(cut=action == "cut")
+            case "freeze" | "thaw":
+                self.freeze(frozen=action == "freeze")
+
     async def sleep(self, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
         heapq.heappush(

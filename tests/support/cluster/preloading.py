@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,7 +60,8 @@ def supervise(start: dict[str, Any], log: int, told: int) -> NoReturn:
 
 def run(start: dict[str, Any], log: int) -> NoReturn:
     """Becomes what `python -m MODULE` would be there."""
-    try:
+
+    def prepare() -> None:
         os.setsid()
         end_with_parent()
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -73,15 +74,23 @@ def run(start: dict[str, Any], log: int) -> NoReturn:
             enter(start["enter"])
         else:
             os.chdir(start["folder"])
-        sys.argv = [start["module"]]
         sys.path[:0] = [os.getcwd(), *filter(None, start["env"].get("PYTHONPATH", "").split(os.pathsep))]
-        runpy.run_module(start["module"], run_name="__main__", alter_sys=True)
+
+    run_as_main(prepare, [start["module"]])
+
+
+def run_as_main(prepare: Callable[[], None], arguments: Sequence[str]) -> NoReturn:
+    """This process, prepared, becomes what `python -m` with these arguments would be."""
+    code = 1
+    try:
+        prepare()
+        sys.argv = list(arguments)
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
-        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

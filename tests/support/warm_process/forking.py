@@ -8,19 +8,17 @@ import importlib
 import io
 import json
 import os
-import runpy
 import select
 import signal
 import socket
 import sys
-import traceback
 from typing import Any, NoReturn, TextIO
 
 from warm_stand_in import CODE_BYTES
 
 from bamboo_trainer.worker.launch import launcher
 from bamboo_trainer.worker.launch.imports import lasting_imports
-from cluster.preloading import end_with_parent
+from cluster.preloading import end_with_parent, run_as_main
 
 
 def main() -> NoReturn:
@@ -69,8 +67,8 @@ def supervise(stand_in: socket.socket) -> NoReturn:
 
 def become(start: dict[str, Any], files: list[int]) -> NoReturn:
     """What the stand-in was to be, with its files, environment, folder and group."""
-    code = 1
-    try:
+
+    def prepare() -> None:
         end_with_parent()
         with contextlib.suppress(PermissionError):  # of a group in another session
             os.setpgid(0, start["group"])
@@ -82,16 +80,8 @@ def become(start: dict[str, Any], files: list[int]) -> NoReturn:
         sys.stdin, sys.stdout, sys.stderr = stream(0, "r"), stream(1, "w"), stream(2, "w", errors="backslashreplace")
         os.chdir(start["folder"])
         sys.path[:] = start["path"]
-        sys.argv = [start["module"], *start["argv"]]
-        runpy.run_module(start["module"], run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+
+    run_as_main(prepare, [start["module"], *start["argv"]])
 
 
 def stream(number: int, mode: str, errors: str = "strict") -> TextIO:
