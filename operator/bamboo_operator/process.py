@@ -24,7 +24,7 @@ from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
-from bamboo_operator.cluster.runtimes import RuntimeCache
+from bamboo_operator.cluster.runtimes import RuntimeCache, listable_kinds
 from bamboo_operator.cluster.watch_health import WatchHealth
 from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.cluster.workload_kind import WorkloadKind
@@ -272,7 +272,7 @@ class _Operator:
             cluster=ClusterCache(),
             gateway=self._gateway,
             api=self._api,
-            runtimes=RuntimeCache(self._api),
+            runtimes=RuntimeCache(self._api, await listable_kinds(self._api, next(iter(options.namespaces), ""))),
             reviews=TokenReviewer(self._reviewer),
             key=options.key,
             url=options.url or own,

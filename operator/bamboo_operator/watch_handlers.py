@@ -34,7 +34,7 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
     async def node(body: Any, **_: Any) -> None:
         shared.cluster.node_event(None, body)
 
-    for kind in RuntimeKind:
+    for kind in shared.runtimes.kinds:
         _watch_runtimes(handlers, kind, jobs, shared)
 
     @kopf.on.event("v1", "pods", id="pod-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,17 +29,17 @@ OLDER = "e90637f8"  # until there is a tag: a commit whose CRD lacks many fields
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Path:
-    """That version's files."""
+def older() -> Iterator[Path]:
+    """That version's files, where pods see them, too."""
     archive = subprocess.run(
         ["git", "archive", OLDER, "core", "operator", "charts", "crds"], cwd=ROOT, capture_output=True
     )
     if archive.returncode:
         pytest.skip(f"this checkout has not the history back to {OLDER}")
-    folder = tmp_path / "older"
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
-    return folder
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+            files.extractall(folder, filter="data")
+        yield Path(folder)
 
 
 def fields(crd: Json) -> set[str]:
@@ -80,6 +81,7 @@ def test_a_job_trains_through_an_upgrade_and_back_and_ends_with_the_same_bits(
     bamboo.rollback(1)
     assert fields(cluster.api.get(CRD)) == fields(before)
     trains_on()
+    assert "BambooRuntime" not in bamboo.said(), "the older code runs, which knows none"
     found = cluster.api.get(job.path)["spec"]
     assert found == stored, "what the newer one stored of its own is dropped"
     bamboo.upgrade()

@@ -7,7 +7,7 @@ import pytest
 
 from bamboo_core.job.spec import RuntimeKind
 from bamboo_core.kube.errors import ApiError
-from bamboo_operator.cluster.runtimes import RuntimeCache, RuntimeKey
+from bamboo_operator.cluster.runtimes import RuntimeCache, RuntimeKey, listable_kinds
 from bamboo_operator.kube import attempts
 from watched_api_kit import Server, body, managed
 
@@ -108,3 +108,31 @@ async def test_a_change_wakes_exactly_the_jobs_that_name_the_runtime(monkeypatch
             monkeypatch.setattr(job, "_look_again", lambda name=job.key[1]: woken.append(name))
         jobs._shared.runtimes.event(RuntimeKind.CLUSTER, "ADDED", runtime())  # noqa: SLF001
         assert woken == ["a"]
+
+
+class Lister:
+    """refused: what is raised for a kind that is listed, and which ones were, with their namespaces."""
+
+    def __init__(self, **refused: Exception) -> None:
+        self._refused = refused
+        self.asked: list[tuple[str, str]] = []
+
+    async def list_runtimes(self, kind: str, namespace: str) -> list[Any]:
+        self.asked.append((str(kind), namespace))
+        if (error := self._refused.get(str(kind))) is not None:
+            raise error
+        return []
+
+
+async def test_kinds_that_an_older_charts_rights_do_not_know_are_not_watched(caplog: pytest.LogCaptureFixture) -> None:
+    forbidden = ApiError(403, "Forbidden", "you may not list them")
+    lister = Lister(ClusterBambooRuntime=forbidden)
+    assert await listable_kinds(lister, "team") == (RuntimeKind.NAMESPACE,)  # type: ignore[arg-type]
+    assert sorted(lister.asked) == [("BambooRuntime", "team"), ("ClusterBambooRuntime", "")]
+    assert caplog.messages == ["no ClusterBambooRuntime is followed: you may not list them"]
+    assert await listable_kinds(Lister(BambooRuntime=forbidden, ClusterBambooRuntime=forbidden), "") == ()  # type: ignore[arg-type]
+
+
+async def test_what_may_pass_keeps_no_kind_from_being_watched() -> None:
+    lister = Lister(BambooRuntime=TimeoutError(), ClusterBambooRuntime=ApiError(500, "InternalError", ""))
+    assert await listable_kinds(lister, "") == tuple(RuntimeKind)  # type: ignore[arg-type]

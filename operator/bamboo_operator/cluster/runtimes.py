@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,9 +11,10 @@ from bamboo_core.job.fields import ManifestError
 from bamboo_core.job.runtime import Runtime, parse_runtime
 from bamboo_core.job.spec import RuntimeKind, RuntimeRef
 from bamboo_core.job.status import BambooRuntimeStatus, ReportedCondition
+from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import API_VERSION
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.client import API_ERRORS, ApiClient, described
 from bamboo_operator.kube.objects import utc_now
 
 logger = logging.getLogger(__name__)
@@ -43,11 +44,31 @@ class FoundRuntime:
     problems: tuple[str, ...]
 
 
-class RuntimeCache:
-    """Fed by watches. changed: told of a runtime that is another one for its jobs than before."""
+async def listable_kinds(api: ApiClient, namespace: str) -> tuple[RuntimeKind, ...]:
+    """The kinds that may be listed, and so watched; that others may not is said once. An older chart's rights know no
+    runtimes, and kopf begins with no job before it has listed all that it watches. namespace: one in which jobs are
+    followed; "": all are.
+    """
+    found = []
+    for kind in RuntimeKind:
+        try:
+            await api.list_runtimes(kind, namespace if kind is RuntimeKind.NAMESPACE else "")
+        except API_ERRORS as error:
+            if isinstance(error, ApiError) and error.status == 403:
+                logger.warning("no %s is followed: %s", kind, error)
+                continue
+            logger.warning("cannot see whether each %s may be followed: %s", kind, described(error))
+        found.append(kind)
+    return tuple(found)
 
-    def __init__(self, api: ApiClient) -> None:
-        self._api = api
+
+class RuntimeCache:
+    """Fed by watches. kinds: those that are watched. changed: told of a runtime that is another one for its jobs than
+    before.
+    """
+
+    def __init__(self, api: ApiClient, kinds: Collection[RuntimeKind] = tuple(RuntimeKind)) -> None:
+        self._api, self.kinds = api, kinds
         self._found: dict[RuntimeKey, FoundRuntime] = {}
         self._writing: dict[RuntimeKey, asyncio.Task[None]] = {}
         self.changed: Callable[[RuntimeKey], None] = lambda key: None  # who is told, once there is somebody

@@ -154,25 +154,18 @@ class JobController:
         Workloads are now: what a watch has told may be older than what the operator before has done, or nothing yet.
         May raise what is in API_ERRORS.
         """
-        api, cluster, runtimes, workloads = (
-            self._shared.api,
-            self._shared.cluster,
-            self._shared.runtimes,
-            self._shared.workloads,
-        )
+        api, cluster, workloads = self._shared.api, self._shared.cluster, self._shared.workloads
         if not self._cluster_listed:
             for node in await api.list_nodes():
                 cluster.node_listed(node)
-            for runtime in await api.list_runtimes(RuntimeKind.CLUSTER, ""):
-                runtimes.listed(RuntimeKind.CLUSTER, runtime)
+            await self._list_runtimes(RuntimeKind.CLUSTER, "")
             self._cluster_listed = True
         listed = [body for place in namespaces or (None,) for body in await api.list_jobs(place)]
         bodies = {_key(body): body for body in listed if shard_of(_key(body)[0], self._shards) == shard}
         for namespace in {namespace for namespace, _ in bodies}:
             for pod in await api.list_pods(namespace, LABEL_JOB_NAME):
                 cluster.pod_created(pod)
-            for runtime in await api.list_runtimes(RuntimeKind.NAMESPACE, namespace):
-                runtimes.listed(RuntimeKind.NAMESPACE, runtime)
+            await self._list_runtimes(RuntimeKind.NAMESPACE, namespace)
             if workloads.version is not None:
                 for workload in await api.list_workloads(workloads.version, namespace, LABEL_JOB_NAME):
                     workloads.put(workload)
@@ -189,6 +182,11 @@ class JobController:
         for job, pod in cluster.all_pods():
             if self._is_ours(job):
                 self.pod_changed(pod)
+
+    async def _list_runtimes(self, kind: RuntimeKind, namespace: str) -> None:
+        if kind in self._shared.runtimes.kinds:
+            for runtime in await self._shared.api.list_runtimes(kind, namespace):
+                self._shared.runtimes.listed(kind, runtime)
 
     async def give(self, shard: int) -> None:
         """Looks after no job of that shard any more, and its workers have no connection here."""
