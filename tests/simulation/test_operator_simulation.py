@@ -27,7 +27,7 @@ def many(*arguments: str) -> str:
     return simulate(*arguments, PYTHONHASHSEED="0")
 
 
-@pytest.mark.parametrize("seeds", ["0:3", pytest.param("3:10", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", ["0:2", pytest.param("2:10", marks=pytest.mark.slow)])
 def test_the_operator_gets_over_whatever_befalls_a_job(seeds: str) -> None:
     """`make simulate` tries hundreds of seeds."""
     first, last = map(int, seeds.split(":"))
@@ -35,16 +35,16 @@ def test_the_operator_gets_over_whatever_befalls_a_job(seeds: str) -> None:
 
 
 def test_the_operator_gets_over_it_while_it_chooses_the_grid() -> None:
-    assert "3 runs" in many("--seeds", "0:3", "--keep-going", "--grids")
+    assert "2 runs" in many("--seeds", "0:2", "--keep-going", "--grids")
 
 
 def test_the_operator_gets_over_it_while_others_want_the_quota_of_the_jobs_queue() -> None:
-    assert "3 runs" in many("--seeds", "165:168", "--keep-going", "--queues")
+    assert "2 runs" in many("--seeds", "165:167", "--keep-going", "--queues")
 
 
 def test_a_reconciliation_that_is_not_due_has_nothing_to_do() -> None:
     """One is made every 2 s all the same. Some of these seeds fail if deadlines, or changes, are not told."""
-    assert "6 runs" in many("--seeds", "5010:5016", "--keep-going", "--audit")
+    assert "4 runs" in many("--seeds", "5010:5014", "--keep-going", "--audit")
 
 
 @pytest.mark.parametrize("jobs", ["0:1", pytest.param("1:3", marks=pytest.mark.slow)])
