@@ -16,6 +16,7 @@ from crd_kit import ABSENT, SCHEMA, defaulted, refusals
 from manifest_kit import WHOLE
 
 Path = tuple[str | int, ...]
+_WHOLE: dict[str, Any] = yaml.safe_load(WHOLE)
 SPEC: Mapping[str, Any] = SCHEMA["properties"]["spec"]
 VALUES_OF_EACH_TYPE: dict[str, Any] = {
     "integer": 7,
@@ -58,7 +59,7 @@ class Edit:
 
 def whole() -> dict[str, Any]:
     """Every field but one of the two storages."""
-    document: dict[str, Any] = yaml.safe_load(WHOLE)
+    document = deepcopy(_WHOLE)
     document["spec"]["worker"]["resources"]["requests"] = {"cpu": "500m"}
     return document
 

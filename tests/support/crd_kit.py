@@ -80,6 +80,7 @@ class Served:
         self._head = f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"]
         self.schema: dict[str, Any] = _read(version["schema"]["openAPIV3Schema"])
         self._validator = _Judge(_strict_root(self.schema))
+        self._known: dict[str, tuple[dict[str, Any], list[str]]] = {}
 
     def defaulted(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """What a server stores when a user creates this: no status, null is absent, defaults are filled in."""
@@ -89,12 +90,22 @@ class Served:
 
     def refusals(self, document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
         """Why it cannot be created, or put in the place of the old one; empty if it can."""
-        new = self.defaulted(document)
+        new, wrong = self._read(document)
         if (new.get("apiVersion"), new.get("kind")) != self._head:
             return [f"expected {self._head}"]
-        wrong = [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in self._validator.iter_errors(new)]
-        before = self.defaulted(old) if old else ABSENT
+        before = self._read(old)[0] if old else ABSENT
         return wrong or [*_duplicates(self.schema, new, ""), *_broken(self.schema, new, before, "")]
+
+    def _read(self, document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """What is stored, and what the schema refuses of it. A test asks again and again about the same documents."""
+        text = repr(document)
+        if text not in self._known:
+            if len(self._known) == KNOWN:
+                self._known.clear()
+            new = self.defaulted(document)
+            errors = self._validator.iter_errors(new)
+            self._known[text] = new, [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in errors]
+        return self._known[text]
 
 
 def _default(schema: Mapping[str, Any], value: Any) -> None:
@@ -173,12 +184,13 @@ def _duplicates(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[st
         yield from _duplicates(inner, item, f"{path}.{name}")
 
 
+KNOWN = 256  # documents of which it is kept what the schema says of them
 JUDGED: dict[tuple[str, str], bool] = {}  # by rule and the text of both values
 
 
 def _holds(rule: str, value: Any, old: Any) -> bool:
     program = compiled(rule)
-    if "oldSelf" not in program.variables():
+    if not _compares(rule):
         return program.execute({"self": value}) is True
     return old is ABSENT or program.execute({"self": value, "oldSelf": old}) is True
 
@@ -186,8 +198,9 @@ def _holds(rule: str, value: Any, old: Any) -> bool:
 def _broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:
     """Rules that do not hold. One that reads oldSelf is for what was there before and is there now."""
     if rules := schema.get("x-kubernetes-validations", ()):
-        seen = repr((value, old))  # documents differ in a field, so nearly all of this was judged before
+        alone, changed = repr(value), repr((value, old))  # nearly all of it was judged before
         for rule in rules:
+            seen = changed if _compares(rule["rule"]) else alone
             if (rule["rule"], seen) not in JUDGED:
                 JUDGED[rule["rule"], seen] = _holds(rule["rule"], value, old)
             if not JUDGED[rule["rule"], seen]:
@@ -220,6 +233,11 @@ def _is_map(schema: Mapping[str, Any]) -> bool:
 @cache
 def compiled(rule: str) -> Any:
     return cel.compile(rule)
+
+
+@cache
+def _compares(rule: str) -> bool:
+    return "oldSelf" in compiled(rule).variables()
 
 
 JOBS = Served(CRD)
