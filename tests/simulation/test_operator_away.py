@@ -4,7 +4,7 @@ The real operator in virtual time is killed there, and another one begins a few 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,14 @@ AWAY_SECONDS = 5.0
 FOUND_SECONDS = 4.0  # from the beginning of an operator: workers look for it every 2 s at most, and are heard then
 TRAINED_STEPS = 10  # before anything is asked
 POINTS = (-3.0, -0.05, 0.05, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)  # when the operator is killed, from the edit on
-SOME = [*POINTS[::3], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS if point not in POINTS[::3])]
+
+
+def some(points: Sequence[float]) -> list[Any]:
+    """All of the points, most of them slow."""
+    return [point if point in points else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
+
+
+SOME = some(POINTS[1::4])
 
 
 def job_of(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
@@ -380,7 +387,7 @@ def mode_is_not_the_new_one(simulation: TrainsOn) -> str | None:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kill_at", POINTS)
+@pytest.mark.parametrize("kill_at", some(POINTS[::2]))
 def test_a_suspended_job_keeps_its_state_whenever_its_operator_ends(kill_at: float, seed: int) -> None:
     assert Suspended(job_of(seed), suspend, kill_at).run().problem is None
 
@@ -391,7 +398,7 @@ def test_a_job_whose_budget_is_spent_is_suspended_and_goes_on_with_a_larger_one(
     assert OutOfMoney(priced, small_budget, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", [-3.0, 1.0, 30.0, 90.0])
+@pytest.mark.parametrize("kill_at", [1.0, 90.0])
 def test_a_user_is_told_once_that_the_date_will_be_missed(kill_at: float) -> None:
     assert Late(job_of(14, steps=1000), early_date, kill_at).run().problem is None
 
@@ -406,7 +413,7 @@ def test_it_does_so_if_the_next_operator_ends_as_well(kill_at: float) -> None:
     assert SuspendedTwiceAway(job_of(3), suspend, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("after", [0.0, 0.02, 0.1, 0.3, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.1, 0.6, 2.0])
 def test_it_does_so_if_the_next_operator_has_not_heard_its_workers_yet(after: float) -> None:
     assert SuspendedWhileTakenOver(job_of(4), suspend, after).run().problem is None
 
