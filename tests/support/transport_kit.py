@@ -18,7 +18,8 @@ from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.bodies import SendingLink
-from bamboo_trainer.transport.nixl.channel import NixlChannel
+from bamboo_trainer.transport.one_sided.channel import OneSidedChannel
+from bamboo_trainer.transport.one_sided.contract import OneSided
 from bamboo_trainer.transport.sockets import SocketReader
 from bamboo_trainer.transport.stripes import FlowChannel, FlowReceiver, FlowSender
 from bamboo_trainer.transport.tcp import TcpTransport
@@ -125,13 +126,16 @@ class NotedFlows(FlowChannel):
 
 
 class Net:
-    """TCP transports by name, all closed in the end, of which no thread and no socket may remain."""
+    """TCP transports by name, all closed in the end, of which no thread and no socket may remain.
 
-    def __init__(self, flows: int = 1, nixl: bool = False) -> None:
+    way: by which large bodies are written, if they are.
+    """
+
+    def __init__(self, flows: int = 1, way: OneSided | None = None) -> None:
         self.ends: list[TcpTransport] = []
         self.names: dict[TcpTransport, str] = {}
         self.flows: dict[TcpTransport, NotedFlows] = {}
-        self._flows, self._nixl = flows, nixl
+        self._flows, self._way = flows, way
         self._sockets = our_sockets()
 
     def __enter__(self) -> "Net":
@@ -142,7 +146,12 @@ class Net:
             end.close(0.0)
         assert our_threads() == []
         gc.collect()
-        assert our_sockets().keys() <= self._sockets.keys()  # what another test has left may go meanwhile
+        assert eventually(self._leaves_nothing, SECONDS if self._way else 0.0)
+
+    def _leaves_nothing(self) -> bool:
+        if self._way is not None:
+            self._way.target("last").close()  # as any other, it ends what could not end before its peer had gone
+        return our_sockets().keys() <= self._sockets.keys()  # what another test has left may go meanwhile
 
     def add(self, name: str, secret: str = SECRET) -> tuple[TcpTransport, Inbox]:
         inbox = Inbox()
@@ -155,7 +164,8 @@ class Net:
     def trust(self, end: TcpTransport, secret: str = SECRET, state_rate: float | None = None) -> None:
         """As a job's worker is told."""
         self.flows[end] = NotedFlows(self._flows)
-        end.trust(secret, state_rate, NixlChannel(self.names[end]) if self._nixl else self.flows[end])
+        channel = OneSidedChannel(self.names[end], self._way) if self._way else self.flows[end]
+        end.trust(secret, state_rate, channel)
 
     def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:
         (a, a_in), (b, b_in) = self.add("a"), self.add("b")

@@ -6,7 +6,7 @@ import pytest
 
 from bamboo_trainer.transport import stripes, wire
 from bamboo_trainer.transport.bodies import TransportUnavailable
-from bamboo_trainer.transport.nixl.agent import prove
+from bamboo_trainer.transport.nixl.agent import Nixl
 from transport_kit import Net
 
 
@@ -16,19 +16,18 @@ def flows() -> int:
 
 
 @pytest.fixture(params=["TCP", "NIXL"])
-def nixl(request: pytest.FixtureRequest) -> bool:
+def nixl(request: pytest.FixtureRequest) -> Nixl | None:
     """Skipped where there is no NIXL."""
     if request.param == "TCP":
-        return False
+        return None
     try:
-        prove()
+        return Nixl()
     except TransportUnavailable as error:
         pytest.skip(str(error))
-    return True
 
 
 @pytest.fixture
-def net(flows: int, nixl: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
+def net(flows: int, nixl: Nixl | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
     """A network. With several flows, or NIXL, all but the smallest frames count as large, in chunks that end within a
     number.
     """

@@ -21,7 +21,7 @@ from bamboo_trainer.models import gpt
 from bamboo_trainer.task import Task
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.bodies import TransportUnavailable
-from bamboo_trainer.transport.nixl.agent import prove
+from bamboo_trainer.transport.nixl.agent import Nixl
 from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, one_launcher, run, run_slowly, run_with_cut_flows, run_with_faults
@@ -162,7 +162,7 @@ def test_a_worker_of_a_job_over_nixl_is_killed(
 ) -> None:
     """With BAMBOO_TRANSPORT=NIXL all tests of this file are of such jobs."""
     try:
-        prove()
+        Nixl()
     except TransportUnavailable as error:
         pytest.skip(str(error))
     fault = ("Backward", 0, 2, 5, 3, signal.SIGKILL)

@@ -1,5 +1,6 @@
 """A machine that lacks NIXL, or whose NIXL cannot be loaded: one sentence."""
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -43,3 +44,16 @@ def test_validation_says_so_too() -> None:
     assert check(document) == {"problem": MISSING}
     document["spec"]["topology"]["transport"] = "TCP"
     assert "problem" not in check(document)
+
+
+@pytest.mark.usefixtures("_without_nixl")
+@pytest.mark.parametrize(("given", "found"), [(None, "^cuda_ipc"), ("rc,cuda_copy", "rc,cuda_copy")])
+def test_no_gpu_memory_is_mapped_from_worker_to_worker_unless_asked_for(
+    given: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", given or "")
+    if given is None:
+        monkeypatch.delenv("UCX_TLS")
+    with pytest.raises(TransportUnavailable):
+        library.library()
+    assert os.environ["UCX_TLS"] == found

@@ -1,4 +1,5 @@
-"""How the bodies of large frames travel: over several connections of a link (`stripes`), or by NIXL (`nixl`).
+"""How the bodies of large frames travel: over several connections of a link (`stripes`), or by one-sided writes
+(`one_sided`), which `nixl` makes.
 
 A link's own connection keeps what has to be small, ordered and authenticated: the handshake, each frame's header and
 meta, small frames whole, and the end of the link.

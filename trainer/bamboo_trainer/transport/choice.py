@@ -3,7 +3,8 @@
 from bamboo_core.job.placement_spec import TransportType
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport.bodies import BodyChannel
-from bamboo_trainer.transport.nixl.channel import NixlChannel
+from bamboo_trainer.transport.nixl.agent import Nixl
+from bamboo_trainer.transport.one_sided.channel import OneSidedChannel
 from bamboo_trainer.transport.stripes import FlowChannel
 
 
@@ -11,4 +12,4 @@ def body_channel(transport: TransportType, worker: WorkerId, flows: int) -> Body
     """flows: connections of a link, if bodies travel on these. Raises TransportUnavailable if this machine does not
     have the transport.
     """
-    return NixlChannel(worker) if transport is TransportType.NIXL else FlowChannel(flows)
+    return OneSidedChannel(worker, Nixl()) if transport is TransportType.NIXL else FlowChannel(flows)

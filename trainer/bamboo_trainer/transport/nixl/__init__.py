@@ -1,1 +1,1 @@
-"""Bodies of large frames by NIXL: one-sided writes into registered memory, over whatever network UCX finds."""
+"""One-sided writes by NIXL, over whatever network UCX finds."""

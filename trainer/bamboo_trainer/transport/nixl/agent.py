@@ -1,4 +1,4 @@
-"""A NIXL agent of one end of one link, with the ring of registered memory from or into which bodies are written.
+"""One-sided writes by NIXL agents.
 
 An agent belongs to one end of one connection and goes with it. So whatever a peer was told of an earlier connection
 reaches nothing any more, and nobody but the link's own thread ever calls one. It has no thread that polls (NIXL's
@@ -7,28 +7,32 @@ reaches nothing any more, and nobody but the link's own thread ever calls one. I
 
 import logging
 import secrets
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
 from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.nixl.library import library
+from bamboo_trainer.transport.one_sided.contract import RING_BYTES, SLOT_BYTES, Bytes
+from bamboo_trainer.transport.one_sided.ring import Ring
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "UCX"
-SLOTS = 4
-SLOT_BYTES = 4 << 20
-RING_BYTES = SLOTS * SLOT_BYTES
-
-Bytes = NDArray[np.uint8]
 
 
 class NixlError(ConnectionError):
     """NIXL could not do what a link needs of it; the link is lost."""
+
+
+class MemoryKind(StrEnum):
+    """Where a ring is, in NIXL's words."""
+
+    HOST = "DRAM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,76 +41,97 @@ class Landing:
 
     metadata: bytes  # NIXL's own, opaque
     address: int  # of the ring, in the receiver's memory
+    memory: MemoryKind = MemoryKind.HOST
 
 
-class NixlAgent:
-    """Raises NixlError wherever NIXL fails."""
+_DECODER = msgspec.msgpack.Decoder(Landing)
+
+
+def parse_landing(raw: bytes) -> Landing:
+    """Raises NixlError."""
+    try:
+        landing = _DECODER.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise NixlError(f"landing: {error}") from error
+    if not 0 < landing.address < 1 << 63 or not landing.metadata:
+        raise NixlError("landing: no memory")
+    return landing
+
+
+class _Agent:
+    """With its ring, registered, and the transfers that it has begun. Raises NixlError wherever NIXL fails."""
 
     def __init__(self, link: str) -> None:
         nixl = library()
-        self._ring: Bytes = np.empty(RING_BYTES, np.uint8)
-        self._remote, self._landing = "", 0
-        self._transfers: dict[int, Any] = {}
-        self._posted = 0
         settings = nixl.nixl_agent_config(enable_prog_thread=False, backends=[BACKEND])
         self._agent = _call("start", nixl.nixl_agent, f"{link}-{secrets.token_hex(8)}", settings)
         if BACKEND not in self._agent.backends:
             raise NixlError(f"NIXL has no backend {BACKEND} here")
-        memory = [(self._ring.ctypes.data, RING_BYTES, 0, "")]
-        self._registered = _call("register memory", self._agent.register_memory, memory, "DRAM")
+        self._remote, self._transfers, self._posted = "", dict[int, Any](), 0
+        self._ring = Ring()
+        memory = [(self._ring.address, RING_BYTES, 0, "")]
+        try:
+            self._registered = _call("register memory", self._agent.register_memory, memory, MemoryKind.HOST.value)
+        except NixlError:
+            self._ring.withdraw()
+            raise
 
     def slot(self, number: int) -> Bytes:
-        """A part of the ring."""
-        return self._ring[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
+        return self._ring.slot(number)
 
-    def landing(self) -> Landing:
-        """What a peer needs to write into this ring."""
-        return Landing(_call("describe itself", self._agent.get_agent_metadata), self._ring.ctypes.data)
+    def place(self) -> Landing:
+        """Where others reach its ring."""
+        return Landing(_call("describe itself", self._agent.get_agent_metadata), self._ring.address)
 
     def reach(self, landing: Landing) -> None:
-        """Lets `write` go to that landing from now on."""
         self._remote = _call("reach the peer", self._agent.add_remote_agent, landing.metadata)
-        self._landing = landing.address
 
-    def write(self, slot: int, size: int) -> int:
-        """Begin to copy the first bytes of a slot into the peer's slot of the same number. A name for the transfer."""
-        start = slot * SLOT_BYTES
-        here = self._agent.get_xfer_descs([(self._ring.ctypes.data + start, size, 0)], "DRAM")
-        there = self._agent.get_xfer_descs([(self._landing + start, size, 0)], "DRAM")
+    def write(self, landing: Landing, start: int, size: int) -> int:
+        """A name for the transfer of so many bytes from there on in the ring."""
+        here = self._agent.get_xfer_descs([(self._ring.address + start, size, 0)], MemoryKind.HOST.value)
+        there = self._agent.get_xfer_descs([(landing.address + start, size, 0)], landing.memory.value)
+        made = _call("prepare a transfer", self._agent.initialize_xfer, "WRITE", here, there, self._remote)
         self._posted += 1
-        self._transfers[self._posted] = _call(
-            "prepare a transfer", self._agent.initialize_xfer, "WRITE", here, there, self._remote
-        )
-        _call("begin a transfer", self._agent.transfer, self._transfers[self._posted])
+        self._transfers[self._posted] = made
+        _call("begin a transfer", self._agent.transfer, made)
         return self._posted
 
     def written(self, transfer: int) -> bool:
-        """Is it there? Moves data meanwhile, without Python's lock. Not to be asked again after a yes."""
         state = _call("go on with a transfer", self._agent.check_xfer_state, self._transfers[transfer])
         if state == "PROC":
             return False
+        made = self._transfers.pop(transfer)
+        _call("end a transfer", self._agent.release_xfer_handle, made)
         if state != "DONE":
             raise NixlError(f"NIXL ended a transfer in state {state}")
-        _call("end a transfer", self._agent.release_xfer_handle, self._transfers.pop(transfer))
         return True
 
+    def at_rest(self) -> bool:
+        """Have all transfers ended, in whatever way? Moves those that have not."""
+        for transfer in list(self._transfers):
+            try:
+                self.written(transfer)
+            except NixlError as error:  # which is an end, too
+                logger.debug("%s", error)
+                if transfer in self._transfers:
+                    self._suppressed(self._agent.release_xfer_handle, self._transfers.pop(transfer))
+        return not self._transfers
+
     def progress(self) -> None:
-        """Take in what peers write, without Python's lock."""
         _call("take in data", self._agent.get_new_notifs)
 
     def close(self) -> None:
-        """Give up all transfers and end the connections; takes milliseconds, also if a peer is frozen.
+        """End the connections, and withdraw the ring once nothing of NIXL touches it any more.
 
-        The ring is no longer registered when it is freed.
+        Takes milliseconds, also if a peer is frozen.
         """
         if self._agent is None:
             return
-        while self._transfers:
-            self._suppressed(self._agent.release_xfer_handle, self._transfers.popitem()[1])
         if self._remote:
             self._suppressed(self._agent.remove_remote_agent, self._remote)
         self._suppressed(self._agent.deregister_memory, self._registered)
         self._registered = self._agent = None
+        self._ring.withdraw()
 
     def _suppressed(self, function: Callable[..., Any], *arguments: Any) -> None:
         try:
@@ -115,12 +140,89 @@ class NixlAgent:
             logger.debug("%s", error)
 
 
-def prove() -> None:
-    """Proves that agents can be made on this machine. Raises TransportUnavailable if they cannot."""
-    try:
-        NixlAgent("trial").close()
-    except NixlError as error:
-        raise TransportUnavailable(f"spec.topology.transport: {error}") from error
+class UnfinishedWrites:
+    """Agents whose links have ended while they wrote. Any thread may use it.
+
+    UCX cannot take a write back, and its end looks at how the memory was registered: where that is gone, the process
+    is lost (ai-dynamo/nixl#2048). So they stay as they are until their writes have ended, which is when the peer has
+    taken them or its end is noticed. Whenever another end is made or closed they are looked at.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._agents: list[_Agent] = []
+
+    def close(self, agent: _Agent) -> None:
+        """Close it now if it is at rest, else later."""
+        with self._lock:
+            self._agents.append(agent)
+        self.look()
+
+    def look(self) -> int:
+        """Close those that are at rest by now; how many are not."""
+        with self._lock:
+            for agent in [agent for agent in self._agents if agent.at_rest()]:
+                agent.close()
+                self._agents.remove(agent)
+            return len(self._agents)
+
+
+class NixlSource:
+    """See WriteSource."""
+
+    def __init__(self, link: str, landing: Landing, unfinished: UnfinishedWrites) -> None:
+        self._landing, self._unfinished = landing, unfinished
+        self._agent, self._closed = _Agent(link), False
+        try:
+            self._agent.reach(landing)
+        except NixlError:
+            self._agent.close()
+            raise
+
+    def slot(self, number: int) -> Bytes:
+        """See WriteSource."""
+        return self._agent.slot(number)
+
+    def write(self, slot: int, size: int) -> int:
+        """See WriteSource."""
+        return self._agent.write(self._landing, slot * SLOT_BYTES, size)
+
+    def written(self, transfer: int) -> bool:
+        """See WriteSource."""
+        return self._agent.written(transfer)
+
+    def close(self) -> None:
+        """See WriteSource."""
+        if not self._closed:
+            self._closed = True
+            self._unfinished.close(self._agent)
+
+
+class NixlTarget(_Agent):
+    """See WriteTarget."""
+
+    def landing(self) -> bytes:
+        """See WriteTarget."""
+        return msgspec.msgpack.encode(self.place())
+
+
+class Nixl:
+    """See OneSided. Raises TransportUnavailable where no agent can be made."""
+
+    def __init__(self) -> None:
+        self.unfinished = UnfinishedWrites()
+        try:
+            NixlTarget("trial").close()
+        except NixlError as error:
+            raise TransportUnavailable(f"spec.topology.transport: {error}") from error
+
+    def source(self, link: str, landing: bytes) -> NixlSource:
+        self.unfinished.look()
+        return NixlSource(link, parse_landing(landing), self.unfinished)
+
+    def target(self, link: str) -> NixlTarget:
+        self.unfinished.look()
+        return NixlTarget(link)
 
 
 def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -37,9 +37,11 @@ def _problem(text: str) -> str:
 def _imported(name: str) -> ModuleType:
     """What it logs goes where everything goes; at import it sets up a handler of its own and a global switch.
 
-    UCX beneath it would catch SIGHUP for its debugger, so that the end of a terminal no longer ended a worker.
+    UCX beneath it would catch SIGHUP for its debugger, so that the end of a terminal no longer ended a worker; and
+    where it may, it maps GPUs' memory of one process into another, which then is lost with it.
     """
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
+    os.environ.setdefault("UCX_TLS", "^cuda_ipc")
     raises = logging.raiseExceptions
     try:
         module = importlib.import_module(name)

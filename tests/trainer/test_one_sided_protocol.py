@@ -1,15 +1,14 @@
-"""What the two ends say to each other about bodies that NIXL writes, without NIXL."""
+"""What the two ends say to each other about one-sided writes."""
 
-import msgspec
+import socket
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_trainer.transport import wire
-from bamboo_trainer.transport.nixl import protocol
-from bamboo_trainer.transport.nixl.agent import Landing
-
-LANDINGS = st.builds(Landing, metadata=st.binary(max_size=8), address=st.integers(-(1 << 63), (1 << 64) - 1))
+from bamboo_trainer.transport.one_sided import protocol
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 16))
@@ -28,17 +27,19 @@ def test_chunks_carry_all_bytes_in_order(buffers: list[bytes], size: int) -> Non
     assert taken == [bytearray(buffer) for buffer in buffers]
 
 
-def test_a_landing_arrives_as_it_was_sent() -> None:
-    landing = Landing(metadata=b"\x00all\xff", address=1 << 40)
-    raw = protocol.encode_landing(landing)
-    assert protocol.parse_landing(raw[protocol.LENGTH.size :]) == landing
+@pytest.mark.parametrize("size", [1, 300])
+def test_a_landing_arrives_as_it_was_sent(size: int) -> None:
+    landing = bytes(size)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(protocol.encode_landing(landing) + protocol.TAKEN)
+        assert protocol.receive_landing(theirs) == landing
 
 
-@given(st.binary(max_size=64) | LANDINGS.map(msgspec.msgpack.encode))
-def test_no_landing_crashes_the_parser(raw: bytes) -> None:
-    try:
-        landing = protocol.parse_landing(raw)
-    except wire.WireError:
-        return
-    assert landing.metadata
-    assert landing.address > 0
+@pytest.mark.parametrize("size", [0, protocol.MAX_LANDING + 1])
+def test_a_landing_of_no_sensible_size_is_refused(size: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(protocol.LENGTH.pack(size))
+        with pytest.raises(wire.WireError, match=f"a landing of {size} bytes"):
+            protocol.receive_landing(theirs)

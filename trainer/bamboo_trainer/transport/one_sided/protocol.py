@@ -1,50 +1,35 @@
-"""What the two ends of a link say to each other about bodies that NIXL writes; pure, but for `receive_landing`.
+"""What the two ends of a link say to each other about one-sided writes; pure, but for `receive_landing`.
 
-The receiver sends a Landing when the first such body is announced, and TAKEN for each slot that it has emptied. The
-sender sends FILLED for each chunk that NIXL has written. Chunks fill the slots in turn, all of SLOT_BYTES but the
-last one of a body. No byte is trusted.
+The receiver sends its landing when the first such body is announced, and TAKEN for each slot that it has emptied. The
+sender sends FILLED for each chunk that is written. Chunks fill the slots in turn, all of SLOT_BYTES but the last one
+of a body. No byte is trusted.
 """
 
 import socket
 import struct
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import numpy as np
 
 from bamboo_trainer.transport import sockets, wire
-from bamboo_trainer.transport.nixl.agent import Bytes, Landing
+from bamboo_trainer.transport.one_sided.contract import Bytes
 
 FILLED = b"\x46"
 TAKEN = b"\x54"
 LENGTH = struct.Struct("<I")
 MAX_LANDING = 256 << 10
 
-_DECODER = msgspec.msgpack.Decoder(Landing)
+
+def encode_landing(landing: bytes) -> bytes:
+    return LENGTH.pack(len(landing)) + landing
 
 
-def encode_landing(landing: Landing) -> bytes:
-    raw = msgspec.msgpack.encode(landing)
-    return LENGTH.pack(len(raw)) + raw
-
-
-def parse_landing(raw: bytes | bytearray) -> Landing:
-    """Raises WireError."""
-    try:
-        landing = _DECODER.decode(raw)
-    except msgspec.MsgspecError as error:
-        raise wire.WireError(f"landing: {error}") from error
-    if not 0 < landing.address < 1 << 63 or not landing.metadata:
-        raise wire.WireError("landing: no memory")
-    return landing
-
-
-def receive_landing(sock: socket.socket) -> Landing:
+def receive_landing(sock: socket.socket) -> bytes:
     """Raises OSError, WireError."""
     length: int = LENGTH.unpack(sockets.receive(sock, LENGTH.size))[0]
     if not 0 < length <= MAX_LANDING:
         raise wire.WireError(f"a landing of {length} bytes")
-    return parse_landing(sockets.receive(sock, length))
+    return bytes(sockets.receive(sock, length))
 
 
 def chunks(views: Sequence[wire.Buffer], size: int) -> Iterator[list[memoryview]]:

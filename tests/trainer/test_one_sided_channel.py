@@ -1,5 +1,8 @@
-"""Large bodies by NIXL between real processes: peers that die, freeze, wake up, come and go, or say what is not so."""
+"""Large bodies by one-sided writes between real processes: peers that die, freeze, wake up, come and go, or say what is
+not so.
+"""
 
+import contextlib
 import os
 import signal
 import socket
@@ -7,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +19,78 @@ import torch
 from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import outbound, tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown
-from bamboo_trainer.transport.bodies import TransportUnavailable
-from bamboo_trainer.transport.nixl import protocol
-from bamboo_trainer.transport.nixl.agent import Landing, NixlAgent, prove
+from bamboo_trainer.transport.one_sided import protocol
+from bamboo_trainer.transport.one_sided.contract import OneSided
 from bamboo_trainer.transport.tcp import TcpTransport
+from folders import SUPPORT
+from one_sided_ways import WAYS, way_of
 from transport_kit import SECONDS, SECRET, Net, dial, eventually, make_frame, our_threads, refused
 
-try:
-    prove()
-except TransportUnavailable as error:
-    pytest.skip(str(error), allow_module_level=True)
+if sys.platform != "linux":
+    pytest.skip("processes write to each other on Linux", allow_module_level=True)
 
 LARGE = 8 << 20  # numbers: 32 MiB, more than a ring
 MANY = 40
 
 CHILD = """
 import sys, time, torch
-from bamboo_trainer.transport.base import Arrived
+from bamboo_trainer.transport.base import Arrived, LinkUp
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.transport.nixl.channel import NixlChannel
+from bamboo_trainer.transport.nixl.agent import Nixl
+from bamboo_trainer.transport.one_sided.channel import OneSidedChannel
 from bamboo_trainer.transport.tcp import TcpTransport
+from process_writes import ProcessWrites
 me, port, secret, count = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+way = ProcessWrites() if sys.argv[5] == "processes" else Nixl()
 
 def heard(event):
     if isinstance(event, Arrived):
         print(event.frame.tensors[0].sum().item(), flush=True)
+    if isinstance(event, LinkUp) and count:
+        send(1, 2.0)
+
+def send(frames, value):
+    body = torch.full((8 << 20,), value)
+    for number in range(frames):
+        end.send("a", Frame(address=Address(FrameKind.SYNC, 0, 0, number), epoch=1, tensors=(body,)))
 
 end = TcpTransport(me, secret, heard)
-end.trust(secret, channel=NixlChannel(me))
+end.trust(secret, channel=OneSidedChannel(me, way))
 end.peers({"a": ("127.0.0.1", port)})
 print(end.port, flush=True)
-ones = torch.ones(8 << 20)
-for number in range(count):
-    end.send("a", Frame(address=Address(FrameKind.SYNC, 0, 0, number), epoch=1, tensors=(ones,)))
+send(count, 1.0)
 time.sleep(600)
 """
 
 
-@pytest.fixture(params=["tcp", "all"])
-def net(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """Over UCX's TCP, as between nodes without anything better, and over what it chooses, here shared memory."""
-    monkeypatch.setenv("UCX_TLS", request.param)
-    for module, name in ((tcp, "PLAN"), (tcp, "JOIN"), (outbound, "CONNECT"), (outbound, "ACCEPT")):
-        monkeypatch.setattr(module, f"{name}_SECONDS", SECONDS)
-    with Net(nixl=True) as made:
+@pytest.fixture(params=WAYS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def way(name: str, monkeypatch: pytest.MonkeyPatch) -> OneSided:
+    return way_of(name, monkeypatch)
+
+
+@pytest.fixture
+def net(way: OneSided, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
+    for module, what in ((tcp, "PLAN"), (tcp, "JOIN"), (outbound, "CONNECT"), (outbound, "ACCEPT")):
+        monkeypatch.setattr(module, f"{what}_SECONDS", SECONDS)
+    with Net(way=way) as made:
         yield made
 
 
 class Child(subprocess.Popen[str]):
-    """Another worker, in a process of its own. count: of large frames that it sends to "a"."""
+    """Another worker, in a process of its own. count: of large frames of ones that it sends to "a"; whenever that link
+    is formed again, it sends one of twos.
+    """
 
-    def __init__(self, name: str, port: int, folder: Path, count: int = 0) -> None:
+    def __init__(self, way: str, me: str, port: int, folder: Path, count: int) -> None:
         script = folder / "child.py"
         script.write_text(CHILD)
-        command = [sys.executable, str(script), name, str(port), SECRET, str(count)]
-        super().__init__(command, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, str(script), me, str(port), SECRET, str(count), way]
+        super().__init__(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(SUPPORT)})
         assert self.stdout is not None
         self.address = ("127.0.0.1", int(self.stdout.readline()))
 
@@ -81,13 +100,22 @@ class Child(subprocess.Popen[str]):
         return float(self.stdout.readline())
 
 
-@contextmanager
-def child(name: str, port: int, folder: Path, count: int = 0) -> Iterator[Child]:
-    with Child(name, port, folder, count) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+Start = Callable[..., contextlib.AbstractContextManager[Child]]
+
+
+@pytest.fixture
+def child(name: str, tmp_path: Path) -> Start:
+    """Starts another worker, and kills it in the end."""
+
+    @contextlib.contextmanager
+    def start(me: str, port: int, count: int = 0) -> Iterator[Child]:
+        with Child(name, me, port, tmp_path, count) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    return start
 
 
 def send_many(end: TcpTransport, peer: str) -> None:
@@ -107,9 +135,9 @@ def links_to(peer: str) -> list[str]:
     return [name for name in our_threads() if f"-{peer}-" in name]
 
 
-def test_a_receiver_killed_in_mid_transfer_is_a_link_down_and_others_go_on(net: Net, tmp_path: Path) -> None:
+def test_a_receiver_killed_in_mid_transfer_is_a_link_down_and_others_go_on(net: Net, child: Start) -> None:
     a, a_in = net.add("a")
-    with child("b", a.port, tmp_path) as b, child("c", a.port, tmp_path) as c:
+    with child("b", a.port) as b, child("c", a.port) as c:
         a.peers({"b": b.address, "c": c.address})
         send_many(a, "b")
         a.send("c", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
@@ -122,9 +150,9 @@ def test_a_receiver_killed_in_mid_transfer_is_a_link_down_and_others_go_on(net: 
         assert a_in.events == [LinkDown("b")]
 
 
-def test_a_sender_killed_in_mid_transfer_is_a_link_down(net: Net, tmp_path: Path) -> None:
+def test_a_sender_killed_in_mid_transfer_is_a_link_down(net: Net, child: Start) -> None:
     a, a_in = net.add("a")
-    with child("b", a.port, tmp_path, MANY) as b:
+    with child("b", a.port, MANY) as b:
         a.peers({"b": b.address})
         a_in.wait(Arrived)
         b.kill()
@@ -135,9 +163,9 @@ def test_a_sender_killed_in_mid_transfer_is_a_link_down(net: Net, tmp_path: Path
     assert a_in.events == [*got, LinkDown("b")]
 
 
-def test_a_frozen_receiver_delays_nobody_and_is_given_up_at_once(net: Net, tmp_path: Path) -> None:
+def test_a_frozen_receiver_delays_nobody_and_is_given_up_at_once(net: Net, child: Start) -> None:
     a, a_in = net.add("a")
-    with child("b", a.port, tmp_path) as b, child("c", a.port, tmp_path) as c:
+    with child("b", a.port) as b, child("c", a.port) as c:
         a.peers({"b": b.address, "c": c.address})
         freeze_in_mid_transfer(b, a)
         a.send("c", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
@@ -147,19 +175,26 @@ def test_a_frozen_receiver_delays_nobody_and_is_given_up_at_once(net: Net, tmp_p
         assert a_in.events == []
 
 
-def test_a_frozen_sender_is_given_up_at_once(net: Net, tmp_path: Path) -> None:
+def test_a_frozen_sender_is_given_up_at_once_and_sends_whole_frames_when_it_wakes_up(net: Net, child: Start) -> None:
     a, a_in = net.add("a")
-    with child("b", a.port, tmp_path, MANY) as b:
+    with child("b", a.port, MANY) as b:
         a.peers({"b": b.address})
         a_in.wait(Arrived)
         b.send_signal(signal.SIGSTOP)
         a.peers({})
         assert eventually(lambda: not links_to("b"))
+        a.peers({"b": b.address})
+        before = len(a_in.of(Arrived))
+        b.send_signal(signal.SIGCONT)
+        found = [event.frame.tensors[0] for event in a_in.wait(Arrived, before + 1)]
+        values = [float(tensor[0]) for tensor in found]
+        assert values == [1.0] * before + [2.0] * (len(found) - before)
+        assert all(bool((tensor == value).all()) for tensor, value in zip(found, values, strict=True))
 
 
-def test_a_transfer_goes_on_when_its_receiver_wakes_up(net: Net, tmp_path: Path) -> None:
+def test_a_transfer_goes_on_when_its_receiver_wakes_up(net: Net, child: Start) -> None:
     a, a_in = net.add("a")
-    with child("b", a.port, tmp_path) as b:
+    with child("b", a.port) as b:
         a.peers({"b": b.address})
         freeze_in_mid_transfer(b, a)
         a.send("b", make_frame(torch.ones(LARGE), kind=FrameKind.STATE))
@@ -168,9 +203,9 @@ def test_a_transfer_goes_on_when_its_receiver_wakes_up(net: Net, tmp_path: Path)
         assert a_in.events == []
 
 
-def test_closing_ends_a_transfer_to_a_frozen_peer(net: Net, tmp_path: Path) -> None:
+def test_closing_ends_a_transfer_to_a_frozen_peer(net: Net, child: Start) -> None:
     a, _ = net.add("a")
-    with child("b", a.port, tmp_path) as b:
+    with child("b", a.port) as b:
         a.peers({"b": b.address})
         freeze_in_mid_transfer(b, a)
         a.close(0.1)
@@ -196,7 +231,18 @@ def test_peers_that_come_and_go_leave_nothing_behind(net: Net) -> None:
     assert left[1:] == left[1:2] * 3
 
 
-def test_no_agent_is_asked_for_anything_between_bodies(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+def keeping(ends: list[Any], make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*arguments: Any) -> Any:
+        ends.append(make(*arguments))
+        return ends[-1]
+
+    return made
+
+
+def test_no_end_is_asked_for_anything_between_bodies(net: Net, way: OneSided, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = list[Any]()
+    for make in ("source", "target"):
+        monkeypatch.setattr(way, make, keeping(ends, getattr(way, make)))
     a, _, _, b_in = net.pair()
     a.send("b", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
     b_in.wait(Arrived)
@@ -213,8 +259,10 @@ def test_no_agent_is_asked_for_anything_between_bodies(net: Net, monkeypatch: py
         asked.clear()
         return not asked.wait(0.5)
 
-    for name in ("progress", "written"):
-        monkeypatch.setattr(NixlAgent, name, noting(getattr(NixlAgent, name)))
+    for end in ends:
+        asked_for = "written" if hasattr(end, "written") else "progress"
+        monkeypatch.setattr(end, asked_for, noting(getattr(end, asked_for)))
+    assert len(ends) == 2
     assert eventually(quiet), "once the sender has heard that all is there"
 
 
@@ -224,22 +272,21 @@ def test_a_sender_that_says_something_else_is_cut_off(net: Net, monkeypatch: pyt
     head = wire.encode_frame(frame, may_stripe=True)[0]
     with dial(b) as sock:
         sock.sendall(head)
-        landing = protocol.receive_landing(sock)
-        assert landing.metadata
+        protocol.receive_landing(sock)
         assert refused(sock, protocol.TAKEN)
     assert b_in.wait(LinkDown) == b_in.events == [LinkDown("a")]
 
 
 RECEIVERS_SAY = {
-    "garbage": b"\x10\x00\x00\x00" + b"x" * 16,
+    "nothing": b"\x00\x00\x00\x00",
     "too much": b"\xff\xff\xff\xff",
-    "another metadata": protocol.encode_landing(Landing(metadata=b"nonsense", address=4096)),
-    "taken too early": protocol.encode_landing(Landing(metadata=b"m", address=4096)) + protocol.TAKEN,
+    "garbage": protocol.encode_landing(b"garbage"),
+    "taken too early": protocol.encode_landing(b"garbage") + protocol.TAKEN,
 }
 
 
-@pytest.mark.parametrize("name", RECEIVERS_SAY)
-def test_a_receiver_that_says_something_else_is_a_link_down(net: Net, name: str) -> None:
+@pytest.mark.parametrize("said", RECEIVERS_SAY)
+def test_a_receiver_that_says_something_else_is_a_link_down(net: Net, said: str) -> None:
     a, a_in = net.add("a")
     with socket.create_server(("127.0.0.1", 0)) as server:
         a.peers({"b": server.getsockname()[:2]})
@@ -248,7 +295,7 @@ def test_a_receiver_that_says_something_else_is_a_link_down(net: Net, name: str)
         with sock:
             sock.sendall(bytes(wire.NONCE_SIZE))
             sock.recv(4096)
-            sock.sendall(wire.ACCEPTED + RECEIVERS_SAY[name])
+            sock.sendall(wire.ACCEPTED + RECEIVERS_SAY[said])
             assert a_in.wait(LinkDown) == a_in.events == [LinkDown("b")]
 
 

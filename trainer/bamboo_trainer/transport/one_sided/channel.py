@@ -1,7 +1,8 @@
-"""Both ends of a link whose large bodies NIXL writes. An agent is made with the first such body.
+"""Both ends of a link whose large bodies are written one-sided, from a source and into a target that are made with the
+first such body.
 
-While a body is under way each end calls its agent every so often, first in quick succession and then, if nothing
-moves, as with a frozen peer, seldom; between bodies neither end does anything.
+While a body is under way each end calls its own every so often, first in quick succession and then, if nothing moves,
+as with a frozen peer, seldom; between bodies neither end does anything.
 """
 
 import socket
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.bodies import SendingLink
-from bamboo_trainer.transport.nixl.agent import SLOT_BYTES, SLOTS, Landing, NixlAgent, prove
-from bamboo_trainer.transport.nixl.protocol import (
+from bamboo_trainer.transport.one_sided.contract import SLOT_BYTES, SLOTS, OneSided, WriteSource, WriteTarget
+from bamboo_trainer.transport.one_sided.protocol import (
     FILLED,
     TAKEN,
     chunks,
@@ -30,18 +31,17 @@ QUICK_SECONDS, SLOW_SECONDS = 100e-6, 5e-3  # between two looks
 PATIENCE_SECONDS = 0.1  # without movement, after which the looks are seldom
 
 
-class NixlChannel:
-    """See BodyChannel. Raises TransportUnavailable where there is no NIXL."""
+class OneSidedChannel:
+    """See BodyChannel."""
 
-    def __init__(self, worker: WorkerId) -> None:
-        prove()
-        self._me, self.takes_bodies = worker, True
+    def __init__(self, worker: WorkerId, way: OneSided) -> None:
+        self._me, self._way, self.takes_bodies = worker, way, True
 
-    def sender(self, link: SendingLink, rate: float | None) -> "NixlSender":
-        return NixlSender(f"{self._me}-to-{link.peer}-{link.lane}", rate)
+    def sender(self, link: SendingLink, rate: float | None) -> "OneSidedSender":
+        return OneSidedSender(self._way, f"{self._me}-to-{link.peer}-{link.lane}", rate)
 
-    def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> "NixlReceiver":
-        return NixlReceiver(f"{self._me}-from-{link}", sock, reader)
+    def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> "OneSidedReceiver":
+        return OneSidedReceiver(self._way, f"{self._me}-from-{link}", sock, reader)
 
 
 class _Looks:
@@ -70,14 +70,14 @@ def _pause(first: _Transfer, looks: _Looks) -> float:
     return max(0.0, first.due - time.monotonic()) if first.written else looks.pause()
 
 
-class NixlSender:
+class OneSidedSender:
     """See BodySender."""
 
-    def __init__(self, link: str, rate: float | None) -> None:
-        self._link, self._rate = link, rate
-        self._agent: NixlAgent | None = None
+    def __init__(self, way: OneSided, link: str, rate: float | None) -> None:
+        self._way, self._link, self._rate = way, link, rate
+        self._source: WriteSource | None = None
         self._changed = threading.Condition()
-        self._landing: Landing | None = None
+        self._landing: bytes | None = None
         self._ended = False  # the connection
         self._begun = self._filled = self._taken = 0  # chunks; taken: by the receiver
         self._due = 0.0
@@ -103,21 +103,21 @@ class NixlSender:
     def send(self, sock: socket.socket, head: wire.Buffer, body: Sequence[wire.Buffer]) -> None:
         """See BodySender. Returns when all of the body is in the receiver's memory."""
         sock.sendall(head)
-        agent = self._reached()
-        source, flying, looks = chunks(body, SLOT_BYTES), deque[_Transfer](), _Looks()
-        chunk = next(source, None)
+        source = self._reached()
+        rest, flying, looks = chunks(body, SLOT_BYTES), deque[_Transfer](), _Looks()
+        chunk = next(rest, None)
         self._due = max(self._due, time.monotonic())
         while chunk is not None or flying:
             taken, moved = self._seen(), False
-            if flying and self._arrived(agent, flying[0]):
+            if flying and self._arrived(source, flying[0]):
                 flying.popleft()
                 with self._changed:
                     self._filled += 1
                 sock.sendall(FILLED)
                 moved = True
             if chunk is not None and self._begun - taken < SLOTS:
-                flying.append(self._begin(agent, chunk))
-                chunk, moved = next(source, None), True
+                flying.append(self._begin(source, chunk))
+                chunk, moved = next(rest, None), True
             if moved:
                 looks.moved()
             else:
@@ -133,31 +133,30 @@ class NixlSender:
 
     def close(self) -> None:
         """See BodySender."""
-        if self._agent is not None:
-            self._agent.close()
+        if self._source is not None:
+            self._source.close()
 
-    def _reached(self) -> NixlAgent:
-        """The agent, once the receiver has said where its ring is."""
+    def _reached(self) -> WriteSource:
+        """The source, once the receiver has said where its ring is."""
         with self._changed:
             self._changed.wait_for(lambda: self._landing or self._ended)
             landing = self._landing
         self._seen()
-        if self._agent is None:
+        if self._source is None:
             assert landing is not None
-            self._agent = NixlAgent(self._link)
-            self._agent.reach(landing)
-        return self._agent
+            self._source = self._way.source(self._link, landing)
+        return self._source
 
-    def _begin(self, agent: NixlAgent, chunk: Sequence[memoryview]) -> _Transfer:
+    def _begin(self, source: WriteSource, chunk: Sequence[memoryview]) -> _Transfer:
         slot = self._begun % SLOTS
-        size = gather(chunk, agent.slot(slot))
+        size = gather(chunk, source.slot(slot))
         self._begun += 1
         if self._rate is not None:
             self._due += size / self._rate
-        return _Transfer(agent.write(slot, size), self._due)
+        return _Transfer(source.write(slot, size), self._due)
 
-    def _arrived(self, agent: NixlAgent, transfer: _Transfer) -> bool:
-        transfer.written = transfer.written or agent.written(transfer.name)
+    def _arrived(self, source: WriteSource, transfer: _Transfer) -> bool:
+        transfer.written = transfer.written or source.written(transfer.name)
         return transfer.written and transfer.due <= time.monotonic()
 
     def _seen(self) -> int:
@@ -173,24 +172,24 @@ class NixlSender:
             self._changed.wait_for(lambda: self._ended or self._taken != taken, seconds)
 
 
-class NixlReceiver:
+class OneSidedReceiver:
     """See BodyReceiver."""
 
-    def __init__(self, link: str, sock: socket.socket, reader: SocketReader) -> None:
-        self._link, self._sock, self._reader = link, sock, reader
-        self._agent: NixlAgent | None = None
+    def __init__(self, way: OneSided, link: str, sock: socket.socket, reader: SocketReader) -> None:
+        self._way, self._link, self._sock, self._reader = way, link, sock, reader
+        self._target: WriteTarget | None = None
         self._taken = 0  # chunks
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
         """See BodyReceiver."""
-        if self._agent is None:
-            self._agent = NixlAgent(self._link)
-            self._sock.sendall(encode_landing(self._agent.landing()))
+        if self._target is None:
+            self._target = self._way.target(self._link)
+            self._sock.sendall(encode_landing(self._target.landing()))
         for chunk in chunks(views, SLOT_BYTES):
-            self._await(self._agent)
+            self._await(self._target)
             if (said := self._reader.receive(1)) != FILLED:
                 raise wire.WireError(f"not what a sender of bodies says: {bytes(said)!r}")
-            scatter(self._agent.slot(self._taken % SLOTS), chunk)
+            scatter(self._target.slot(self._taken % SLOTS), chunk)
             self._taken += 1
             self._sock.sendall(TAKEN)
 
@@ -203,12 +202,12 @@ class NixlReceiver:
 
     def close(self) -> None:
         """See BodyReceiver."""
-        if self._agent is not None:
-            self._agent.close()
+        if self._target is not None:
+            self._target.close()
 
-    def _await(self, agent: NixlAgent) -> None:
+    def _await(self, target: WriteTarget) -> None:
         """Take in what is written, until the sender says something or the connection ends."""
         looks = _Looks()
         while not self._reader.has_more():
-            agent.progress()
+            target.progress()
             time.sleep(looks.pause())
