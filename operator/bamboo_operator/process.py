@@ -130,7 +130,7 @@ class _Operator:
         if options.lease and options.label_active and not self._shards:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._job_kind = JobKind(self._api, options.namespaces)
-        self._workload_kind = WorkloadKind(self._api)
+        self._workload_kind = WorkloadKind(self._api, next(iter(options.namespaces), ""))
         self._gateway, self._watch_health = WorkerGateway(self._where), WatchHealth()
         self._prices = PriceSource(options.prices)
         self._tenants = TenantSource(options.tenants)
@@ -340,7 +340,7 @@ class _Operator:
             return WorkloadCache()
         version = await self._workload_kind.version()
         if version is None:
-            logger.info("no Workloads of Kueue in v1beta2 or newer: jobs' queues are not followed")
+            logger.info("no Workloads of Kueue in v1beta2 or newer that may be listed: jobs' queues are not followed")
             self._begin(self._end_with_kueue())
         return WorkloadCache(version)
 

@@ -137,6 +137,14 @@ async def test_the_newest_version_with_workloads_is_used(answers: list[Any], ver
     assert await ApiClient(Scripted(GET=answers)).workload_version() == version
 
 
+@pytest.mark.parametrize(("namespace", "place"), [("team", "namespaces/team/workloads"), ("", "workloads")])
+async def test_workloads_are_listed_in_one_namespace_or_in_all(namespace: str, place: str) -> None:
+    server = Scripted(GET=[{"items": [{"metadata": {"name": "w"}}]}])
+    (one,) = await ApiClient(server).list_workloads("v1beta2", namespace, "a=b")
+    assert one["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+    assert server.calls[0][1].partition("?")[0] == f"/apis/kueue.x-k8s.io/v1beta2/{place}"
+
+
 async def test_a_workload_is_changed_as_it_was_read() -> None:
     server, one = Scripted(), {"apiVersion": "kueue.x-k8s.io/v1beta2", "metadata": {"namespace": "team", "name": "w"}}
     one["metadata"] |= {"resourceVersion": "7"}  # type: ignore[operator]

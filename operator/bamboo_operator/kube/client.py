@@ -301,9 +301,9 @@ class ApiClient:
         return await self._call("POST", _workloads(workload), workload)
 
     async def list_workloads(self, version: str, namespace: str, selector: str) -> list[Object]:
-        """Kueue's Workloads with these labels."""
-        place = f"/apis/{KUEUE}/{version}/namespaces/{namespace}/workloads"
-        found = await self._listed(place, {"labelSelector": selector})
+        """Kueue's Workloads with these labels. namespace: "" for those of all."""
+        place = f"namespaces/{namespace}/workloads" if namespace else "workloads"
+        found = await self._listed(f"/apis/{KUEUE}/{version}/{place}", {"labelSelector": selector})
         return [{**one, "apiVersion": f"{KUEUE}/{version}"} for one in found]
 
     async def read_workload(self, workload: Object) -> Object | None:

@@ -56,7 +56,7 @@ LEAVE_SECONDS: Final = 60.0  # for workers to go that are given back, once the g
 AGAIN_SECONDS: Final = 30.0  # until a class that is missing is looked for again
 NOT_FOLLOWED: Final = (
     "spec.queue: not followed, for the cluster serves no Workloads of kueue.x-k8s.io in v1beta2 or newer, or the"
-    " operator is told to use none (--no-kueue)"
+    " operator may not list them, or is told to use none (--no-kueue)"
 )
 Condition = tuple[str, bool, str, str]  # type, whether it holds, reason, message
 
