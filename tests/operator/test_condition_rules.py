@@ -267,6 +267,13 @@ def test_one_with_fewer_seats_says_what_it_waits_for() -> None:
     assert found["message"].endswith("; the queue has admitted 2 of 4 workers")
 
 
+def test_workers_that_are_to_ask_for_more_say_that_it_is_not_admitted_yet() -> None:
+    waits = QueueStanding(seats=2, outgrown=True, reason="WaitingForQuota", message="not admitted yet")
+    found = conditions(seen(said(), spec=job(queue={"name": "q"}), queue=waits))["WorkersReady"]
+    assert (found["status"], found["reason"]) == ("True", "WorkersReady")
+    assert found["message"].endswith(" workers are ready; not admitted yet")
+
+
 def test_a_queue_that_is_not_followed_is_a_warning() -> None:
     found = conditions(seen(said(), spec=QUEUED, queue_warning="spec.queue: not followed"))["Accepted"]
     assert (found["status"], found["reason"], found["message"]) == (

@@ -201,6 +201,80 @@ async def test_a_job_that_is_scaled_down_and_up_keeps_its_place(world: Callable[
     assert len(here.workloads) == 1, "what was replaced is deleted"
 
 
+@pytest.mark.parametrize("slices", [True, False])
+async def test_workers_that_are_to_ask_for_more_memory_get_another_workload(
+    world: Callable[..., QueueWorld], slices: bool
+) -> None:
+    """It takes the place of the one that there is, of which both hold quota for a moment where there are no slices."""
+    here = world(4, slices=slices)
+    one = QueuedJob(here, queued(), slices=slices)
+    await run(here, [one], 3)
+    one.spec = queued(worker={"resources": {"requests": {"memory": "2Gi"}}})
+    await one.step()
+    assert (one.standing.outgrown, one.standing.holds, one.seats) == (True, False, 4)
+    assert one.standing.message == "what the workers ask for now is not admitted yet"
+    await run(here, [one], 60)
+    if not slices:
+        assert (one.standing.outgrown, one.seats, here.used) == (True, 4, 4), "it trains on"
+        assert "4 more needed" in one.standing.message
+        here.manager.quota = 8
+        await run(here, [one], 3)
+    assert (one.standing.outgrown, one.standing.reason, one.seats, one.restarts) == (False, "", 4, 1)
+    (left,) = here.workloads
+    (container,) = left["spec"]["podSets"][0]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["memory"] == "2Gi"
+    calls = list(here.calls)
+    await run(here, [one], 30)
+    assert here.calls == calls
+
+
+async def test_a_spare_worker_more_is_another_pod_set_and_so_no_slice(world: Callable[..., QueueWorld]) -> None:
+    here = world(9)
+    one = QueuedJob(here, queued())
+    await run(here, [one], 3)
+    one.spec = queued(standby={"workers": 1})
+    await run(here, [one], 3)
+    (left,) = here.workloads
+    assert counts(left) == {"workers": 4, "standby": 1}
+    assert (one.seats, one.restarts, one.standing.outgrown) == (4, 1, False)
+
+
+async def test_resources_that_are_edited_back_leave_the_workload_that_there_is(
+    world: Callable[..., QueueWorld],
+) -> None:
+    here = world(4, slices=False)
+    one = QueuedJob(here, queued(), slices=False)
+    await run(here, [one], 3)
+    one.spec = queued(worker={"resources": {"requests": {"memory": "2Gi"}}})
+    await run(here, [one], 3)
+    assert len(here.workloads) == 2
+    one.spec = queued()
+    await run(here, [one], 3)
+    assert [w["metadata"]["name"] for w in here.workloads] == [one.workload(1)["metadata"]["name"]]
+    assert one.seats == 4
+
+
+async def test_without_slices_it_is_told_when_a_job_gets_back_what_a_bound_took(
+    world: Callable[..., QueueWorld],
+) -> None:
+    here = world(4, slices=False)
+    one = QueuedJob(here, queued(), slices=False)
+    await run(here, [one], 3)
+    one.spec = queued(pipelines=1)
+    await run(here, [one], 3)
+    one.spec = queued()
+    await run(here, [one], 60)
+    assert (one.seats, here.used) == (2, 2)
+    assert one.standing.message == (
+        "the queue has admitted 2 of 4 workers, and admits more, without workload slices, after a suspension"
+    )
+    one.stopped = True
+    await run(here, [one], 3)
+    one.stopped = False
+    await run(here, [one], 3)
+    assert (one.seats, one.standing.reason) == (4, "")
+
+
 async def test_where_kueue_has_no_slices_after_all_an_eviction_suspends(world: Callable[..., QueueWorld]) -> None:
     here = world(4, slices=False)
     one = QueuedJob(here, queued(pipelines=2))

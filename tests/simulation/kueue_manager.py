@@ -114,6 +114,7 @@ class Manager:
         replaced = there.get((one["metadata"].get("annotations") or {}).get(REPLACES, "")) if self.slices else None
         if replaced is not None and (not holds(replaced, "QuotaReserved") or holds(replaced, "Finished")):
             replaced = None
+        assert replaced is None or counts(replaced).keys() == counts(one).keys(), "it subtracts set by set"
         others = [other for other in there.values() if other is not replaced]
         free, asked = self.quota - self.used(others), sum(counts(one).values())
         least = asked - sum(p["count"] - p["minCount"] for p in one["spec"]["podSets"] if "minCount" in p)

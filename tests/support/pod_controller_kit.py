@@ -217,6 +217,7 @@ class Job:
             running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", ReconcileTrigger()
         )  # type: ignore[arg-type]
         self.share = JobShare()
+        self.queue = JobQueue(running.job, WorkloadCache(), place, settings, slices=True)  # type: ignore[arg-type]
         self.controller = PodController(
             running.job,
             self.runner,
@@ -229,7 +230,7 @@ class Job:
             rolling=self._rolling(written),
             choice=PoolChoice(lambda: place.exposures, PriceSource(), self.runner.events.append),
             share=self.share,
-            queue=JobQueue(running.job, WorkloadCache(), place, settings, slices=True),  # type: ignore[arg-type]
+            queue=self.queue,
         )
 
     def _rolling(self, written: RolloutStatus | None) -> RollingChange:

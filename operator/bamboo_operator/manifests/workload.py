@@ -19,6 +19,7 @@ STANDBY: Final = "standby"  # that of spare ones, if there are any
 SHAPE: Final = f"{names.GROUP}/workload-shape"  # an annotation: a digest of all but the seats
 ELASTIC: Final = f"{names.KUEUE}/elastic-job"  # an annotation: a smaller or larger one may take its place
 REPLACES: Final = f"{names.KUEUE}/workload-slice-replacement-for"  # an annotation: namespace/name of that other one
+INSTEAD_OF: Final = f"{names.GROUP}/workload-instead-of"  # an annotation: that one's name, where both hold quota first
 SLICE_NAME: Final = f"{names.KUEUE}/workload-slice-name"  # an annotation: the name of the first one of them
 LONGEST_NAME: Final = 40  # of a job, in the name of its Workload
 

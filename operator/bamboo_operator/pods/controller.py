@@ -462,7 +462,11 @@ class PodController:
                 return  # the coordinator learns of the loss and requests another worker
 
     async def _roll(self) -> None:
-        """Replace a worker whose pod would be made in another way now, or what it takes for that."""
+        """Replace a worker whose pod would be made in another way now, or what it takes for that; not as long as the
+        job's queue has not admitted what such a pod asks for.
+        """
+        if self._queue.standing.outgrown:
+            return
         step = self._rolling.step()
         if step.act is Act.DELETE:
             await self._deletions.delete(self.pods.all()[step.worker])

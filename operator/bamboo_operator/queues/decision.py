@@ -4,11 +4,12 @@ A job has one Workload. To grow it asks with a larger one, in whose favour Kueue
 and goes on with what it has until then. To shrink it lowers the count of the one that it has. A Workload that is
 evicted gives its quota back: by a pipeline, if that suffices and the job can do with less, else as a whole, when the
 job has no pod any more. What is given back by a pipeline stays evicted as long as it is that Workload: so a smaller one
-takes its place, which also tells whether that was enough.
+takes its place, which also tells whether that was enough. One whose workers are to ask for something else, such as
+more memory, goes on until Kueue has admitted another one in its place that asks for that.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -116,12 +117,14 @@ class JobNow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStanding:
     """What a job may do. seats: how many workers that run stages it may have; None: as many as it likes. flavors: the
-    names of the ResourceFlavors of each pod set's seats. reason, message: why it has to be suspended, if it has no
-    seats, or why it has fewer than it asks for; "" if it has all.
+    names of the ResourceFlavors of each pod set's seats. outgrown: do its workers ask for something else now than these
+    seats are for? reason, message: why it has to be suspended, if it has no seats, or why it has fewer than it asks
+    for, or other ones; "" if it has all.
     """
 
     seats: int | None = None
     flavors: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    outgrown: bool = False
     reason: str = ""
     message: str = ""
 
@@ -256,14 +259,12 @@ def _pending(
 
 
 def _admitted(
-    wish: QueueWish, one: SeenWorkload, larger: SeenWorkload | None, now: JobNow, waited: Mapping[str, float]
+    wish: QueueWish, one: SeenWorkload, other: SeenWorkload | None, now: JobNow, waited: Mapping[str, float]
 ) -> QueueDecision:
-    most = wish.bounds.most
     seats = wish.bounds.usable(one.held)
-    standing = QueueStanding(seats=seats, flavors=one.flavors)
-    if seats < most:
-        why = larger.told if larger is not None else ""
-        message = f"the queue has admitted {seats} of {most} workers"
+    standing = QueueStanding(seats=seats, flavors=one.flavors, outgrown=one.shape != wish.shape)
+    if message := "; ".join(_lacking(wish, seats, outgrown=standing.outgrown)):
+        why = other.told if other is not None else ""
         standing = replace(standing, reason="WaitingForQuota", message=f"{message}: {why}" if why else message)
     if one.held > seats > 0 and now.pods <= seats + wish.bounds.standby:
         shrunk: Action = ResizeWorkload(workload=one, seats=seats)
@@ -273,8 +274,31 @@ def _admitted(
     told = one.is_true("PodsReady") if "PodsReady" in one.conditions else None
     if now.trains is not None and told is not now.trains:
         return QueueDecision(standing=standing, action=TellReady(workload=one, ready=now.trains))
-    action, due = _growth(wish, one, larger, waited)
+    if standing.outgrown:
+        return QueueDecision(standing=standing, action=_reshaping(wish, one, other))
+    action, due = _growth(wish, one, other, waited)
     return QueueDecision(standing=standing, action=action, due=due)
+
+
+def _lacking(wish: QueueWish, seats: int, *, outgrown: bool) -> Iterator[str]:
+    """What an admitted job does not have, in words."""
+    if seats < wish.bounds.most:
+        later = "" if wish.slices else ", and admits more, without workload slices, after a suspension"
+        yield f"the queue has admitted {seats} of {wish.bounds.most} workers{later}"
+    if outgrown:
+        yield "what the workers ask for now is not admitted yet"
+
+
+def _reshaping(wish: QueueWish, one: SeenWorkload, other: SeenWorkload | None) -> Action | None:
+    """What is to be done about the Workload that asks for as many workers as there are, of another kind."""
+    seats = wish.bounds.usable(one.held)
+    if other is None:
+        return CreateWorkload(seats=seats, replaces=one) if seats else None
+    if other.reserved:
+        return None
+    if other.replaces != one.name or other.shape != wish.shape:
+        return DeleteWorkload(workload=other)
+    return ResizeWorkload(workload=other, seats=seats) if seats not in (0, other.asked) else None
 
 
 def _growth(
@@ -283,7 +307,7 @@ def _growth(
     """What is to be done about a larger Workload, and in how many seconds there may be more."""
     bounds, held = wish.bounds, one.held
     if larger is None:
-        grows = wish.slices and held < bounds.most and one.shape == wish.shape
+        grows = wish.slices and held < bounds.most
         return CreateWorkload(seats=bounds.most, replaces=one) if grows else None, math.inf
     if larger.reserved:
         return None, math.inf

@@ -18,6 +18,7 @@ from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
 from bamboo_operator.manifests.workload import (
     ELASTIC,
+    INSTEAD_OF,
     REPLACES,
     SHAPE,
     SLICE_NAME,
@@ -198,15 +199,14 @@ class JobQueue:
         annotations = {SHAPE: shape(spec, self._meta, self._settings)}
         if self._slices:
             annotations[ELASTIC] = "true"
+        sets = pod_sets(spec, self._meta, self._settings, action.seats, action.least)
         if action.replaces is not None:
             of_job, name = self._workloads.of(*self._job), action.replaces.name
             before = next((one for one in of_job if one["metadata"]["name"] == name), None)
             if before is None:  # it has gone while the priority was read
                 return True
-            first = (before["metadata"].get("annotations") or {}).get(SLICE_NAME) or name
-            annotations |= {REPLACES: f"{self._job.key[0]}/{name}", SLICE_NAME: first}
+            annotations |= self._succession(before, sets)
         number = 1 + max((one.number for one in seen), default=0)
-        sets = pod_sets(spec, self._meta, self._settings, action.seats, action.least)
         thing = workload(spec, self._meta, version, number, sets, priority, annotations)
         try:
             self._workloads.put(await self._api.create_workload(thing))
@@ -215,6 +215,16 @@ class JobQueue:
                 raise
             await self._reread(thing)
         return True
+
+    def _succession(self, before: Object, sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """The annotations of one that is to be admitted in place of another. Kueue takes only one with the same pod
+        sets for a slice; of others both hold quota until the first is finished.
+        """
+        namespace, name = self._job.key[0], str(before["metadata"]["name"])
+        if not self._slices or [one["name"] for one in before["spec"]["podSets"]] != [one["name"] for one in sets]:
+            return {INSTEAD_OF: name}
+        first = (before["metadata"].get("annotations") or {}).get(SLICE_NAME) or name
+        return {REPLACES: f"{namespace}/{name}", SLICE_NAME: first}
 
     async def _priority(self, spec: JobSpec, version: str) -> Priority | QueueStanding | None:
         """The job's priority, None if nothing says it; or that its class is missing."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bamboo_operator.manifests.workload import REPLACES, SHAPE, WORKERS
+from bamboo_operator.manifests.workload import INSTEAD_OF, REPLACES, SHAPE, WORKERS
 
 Json = Mapping[str, Any]
 
@@ -82,7 +82,7 @@ def read_workload(thing: Json) -> SeenWorkload:
     assignments = (status.get("admission") or {}).get("podSetAssignments") or ()
     asked = _counts(spec.get("podSets") or ())
     assigned = asked | _counts(assignments) if assignments else {}
-    replaces = annotations.get(REPLACES)
+    replaces = annotations.get(REPLACES, annotations.get(INSTEAD_OF))
     number = name.rpartition("-")[2]
     return SeenWorkload(
         name=name,

@@ -132,7 +132,7 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
     if (queue := given.facts.queue).reason:
         problems = (StartupProblem(queue.reason, queue.message), *problems)
     if ready >= needed:
-        return ConditionResult(True, "WorkersReady", message)
+        return ConditionResult(True, "WorkersReady", "; ".join(filter(None, [message, queue.message])))
     reason = problems[0].reason if problems else "WorkersMissing"
     return ConditionResult(False, reason, "; ".join([message, *(problem.message for problem in problems)]))
 
