@@ -77,6 +77,18 @@ def test_requests_that_are_withdrawn_are_made_anew_when_they_are_wanted() -> Non
     assert AddWorkers(4) in commands
 
 
+def test_a_pipeline_that_an_edit_takes_away_goes_at_once() -> None:
+    """As one does that a queue takes back: nothing is to be waited for."""
+    world = World(2, 2, 0, least=1, elastic={"stabilizationSeconds": 600})
+    world.settle()
+    spec = world.spec
+    fewer = replace(spec.elastic, max_pipelines=1)
+    world.tell(SpecChanged(replace(spec, elastic=fewer, topology=replace(spec.topology, pipelines=1))))
+    world.settle()
+    assert world.plan.target.pipelines == 1
+    assert world.now < 600
+
+
 def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
     world = World(3, 1, 0)
     world.settle()

@@ -53,7 +53,7 @@ from bamboo_operator.queues.seen_workload import PREEMPTED, SeenWorkload, read_w
 logger = logging.getLogger(__name__)
 
 MOST_ACTIONS: Final = 10  # one after the other, before others get their turn
-LEAVE_SECONDS: Final = 60.0  # for workers to go that are given back, once the grid has become smaller
+LEAVE_SECONDS: Final = 180.0  # for workers to go that are given back: the step ends before, and two more
 AGAIN_SECONDS: Final = 30.0  # until a class that is missing is looked for again
 NOT_FOLLOWED: Final = (
     "spec.queue: not followed, for the cluster serves no Workloads of kueue.x-k8s.io in v1beta2 or newer, or the"
@@ -95,7 +95,7 @@ class JobQueue:
                 bounds=seat_bounds(spec),
                 shape=wanted,
                 slices=self._slices,
-                leave_seconds=spec.elastic.stabilization_seconds + LEAVE_SECONDS,
+                leave_seconds=LEAVE_SECONDS,
                 stopped=stopped,
                 ended=ended,
             )

@@ -98,12 +98,15 @@ def _learn(turn: Turn) -> None:
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:
-    """Has another grid been worth a change for long enough?"""
+    """Has another grid been worth a change for long enough? Nothing is waited for where an edit, a tenant's bound or a
+    queue has taken away a pipeline.
+    """
     if state.grids.resize is None:
         return False
     grids, rates = state.grids, state.grids.rates
     if not state.spec.elastic.chooses_grid or rates is None or grids.expected is None:
-        return now - state.grids.resize[1] >= state.spec.elastic.stabilization_seconds
+        taken = grid_of(state.current_plan).pipelines > state.spec.elastic.max_pipelines
+        return taken or now - state.grids.resize[1] >= state.spec.elastic.stabilization_seconds
     if _has_to_change(state):
         return True  # nothing is to be waited for: an edit has said it, or too many workers were waited for
     stopped = choosing.pause(state, rates, grids.expected.grid)
