@@ -334,3 +334,60 @@ async def test_seats_are_on_the_nodes_of_their_flavor(world: Callable[..., Queue
     pod = one.queue.placed({"metadata": {"labels": {}}, "spec": {"tolerations": []}}, {})
     assert pod["spec"] == {"nodeSelector": {"karpenter.sh/capacity-type": "spot"}, "tolerations": [taint]}
     assert pod["metadata"]["labels"] == {"bamboo.dev/pod-set": "workers"}
+
+
+def of_cards(name: str, cards: int, **more: Any) -> dict[str, Any]:
+    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": cards}}}
+    return {"name": name, "template": {"spec": {"containers": [container]}}, **more}
+
+
+async def test_without_quota_for_the_pods_of_one_pool_those_of_the_next_are_asked_for(
+    world: Callable[..., QueueWorld],
+) -> None:
+    """And these seats stay the job's, also for an operator that has just begun."""
+    here = world(0)
+    spec = queued(nodePools=[of_cards("spot", 1), of_cards("dear", 8, afterSeconds=60)])
+    one = QueuedJob(here, spec)
+    await run(here, [one], 58)
+    assert cards_of(here) == {"workers": 1}
+    assert one.queue.due <= 60, "nothing else wakes it"
+    await run(here, [one], 5)
+    here.manager.quota = 4
+    again = QueuedJob(here, spec)
+    for job_now in (one, again):
+        await run(here, [job_now], 5)
+        assert cards_of(here) == {"workers": 8}
+        assert (job_now.seats, [pool.name for pool in job_now.queue.pools(spec, {})]) == (4, ["dear"])
+
+
+@pytest.mark.parametrize("slices", [True, False])
+async def test_pods_beyond_what_a_pool_has_room_for_are_in_the_pod_set_of_the_next(
+    world: Callable[..., QueueWorld], slices: bool
+) -> None:
+    here = world(5, slices=slices)
+    pools = [of_cards("few", 1, maxWorkers=3), of_cards("many", 8)]
+    one = QueuedJob(here, queued(nodePools=pools, standby={"workers": 1}), slices=slices)
+    await run(here, [one], 3)
+    assert counts(one.workload(1)) == {"workers": 2, "workers-2": 2, "standby": 1}
+    living: dict[str, Any] = {}
+    for number in range(5):
+        (pool,) = one.queue.pools(one.spec, living)
+        pod = one.queue.placed({"metadata": {}, "spec": {}}, living)
+        living[f"w{number}"] = pod | {"pool": pool.name}
+    seats = [(pod["metadata"]["labels"]["bamboo.dev/pod-set"], pod["pool"]) for pod in living.values()]
+    few, many, spare = ("workers", "few"), ("workers-2", "many"), ("standby", "few")
+    assert seats == [few, few, many, many, spare]
+    one.spec = queued(nodePools=pools, standby={"workers": 1}, pipelines=1)
+    await run(here, [one], 3)
+    assert (one.seats, here.used) == (2, 3)
+    if slices:
+        assert counts(one.workload(1)) == {"workers": 2, "workers-2": 0, "standby": 1}
+    else:
+        assert one.workload(1)["status"]["reclaimablePods"] == [{"name": "workers-2", "count": 2}]
+
+
+def cards_of(world: QueueWorld) -> dict[str, int]:
+    """The GPUs of a pod in each set of the one Workload that there is."""
+    (one,) = world.workloads
+    sets = {pods["name"]: pods["template"]["spec"]["containers"][0] for pods in one["spec"]["podSets"]}
+    return {name: container["resources"]["limits"]["nvidia.com/gpu"] for name, container in sets.items()}

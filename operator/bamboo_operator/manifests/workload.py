@@ -1,20 +1,22 @@
 """The Workload by which a job asks Kueue for its workers. Equal arguments give the same one."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
 from bamboo_core import names
 from bamboo_core.job.node_placement import placement
+from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_operator.manifests.template import asked_spec
 from bamboo_operator.manifests.worker_pod import MANAGED_BY, JobMeta, WorkerPodSettings, owner, worker_pod
 
 Json = dict[str, Any]
 
-WORKERS: Final = "workers"  # the pod set of workers that run stages
+WORKERS: Final = "workers"  # the pod set of workers that run stages; of further kinds workers-2 and so on
 STANDBY: Final = "standby"  # that of spare ones, if there are any
 SHAPE: Final = f"{names.GROUP}/workload-shape"  # an annotation: a digest of all but the seats
 ELASTIC: Final = f"{names.KUEUE}/elastic-job"  # an annotation: a smaller or larger one may take its place
@@ -24,7 +26,8 @@ SLICE_NAME: Final = f"{names.KUEUE}/workload-slice-name"  # an annotation: the n
 LONGEST_NAME: Final = 40  # of a job, in the name of its Workload
 
 # Of a pod what Kueue goes by: the rest is not in a Workload, so that no edit of it asks for another one.
-_COUNTED_SPEC = ("nodeSelector", "tolerations", "priorityClassName", "runtimeClassName", "overhead", "resources")
+_ASKED = ("priorityClassName", "runtimeClassName", "overhead", "resources")
+_WHERE = ("nodeSelector", "tolerations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +49,82 @@ def priority_class(job: JobSpec) -> tuple[str, str, str] | None:
     return ("scheduling.k8s.io", "PriorityClass", name) if isinstance(name, str) and name else None
 
 
-def pod_sets(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings, seats: int, least: int | None) -> list[Json]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatKind:
+    """Workers whose pods ask for the same resources, in any of these pools. room: for how many the pools are; None: for
+    any number.
+    """
+
+    pools: tuple[NodePool, ...]
+    template: Json
+    room: int | None
+
+
+def seat_kinds(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> tuple[SeatKind, ...]:
+    """In the order of the pools; one if there are none."""
+    alike: dict[str, list[NodePool]] = {}
+    for pool in job.node_pools:
+        asked = _asked(worker_pod(job, meta, 0, pool, settings)["spec"])
+        alike.setdefault(json.dumps(asked, sort_keys=True), []).append(pool)
+    found = []
+    for pools in list(alike.values()) or [[]]:
+        limits = [pool.max_workers for pool in pools if pool.max_workers is not None]
+        room = sum(limits) if pools and len(limits) == len(pools) else None
+        found.append(SeatKind(pools=tuple(pools), template=_template(job, pools, meta, settings), room=room))
+    return tuple(found)
+
+
+def asked_kinds(kinds: Sequence[SeatKind], first: int) -> Sequence[SeatKind]:
+    """Those that get seats if that is the first one to be asked for: the next ones only where pools may become full."""
+    last = next((number for number, kind in enumerate(kinds) if number >= first and kind.room is None), len(kinds) - 1)
+    return kinds[first : last + 1]
+
+
+def kind_after(kinds: Sequence[SeatKind], waited: float) -> tuple[int, float]:
+    """The first kind to be asked for by a job that has waited for seats for so many seconds, and in how many seconds
+    another one is. A later one comes in place of those before, once its first pool's afterSeconds have passed.
+    """
+    later = {number: kind.pools[0].after_seconds for number, kind in enumerate(kinds) if number}
+    first = max((number for number, after in later.items() if 0 < after <= waited), default=0)
+    return first, min((after - waited for after in later.values() if after > waited), default=math.inf)
+
+
+def rooms_of(kinds: Sequence[SeatKind], standby: int) -> list[int]:
+    """For how many workers that run stages each kind has room, beside the spare ones, which are of the first kind; for
+    `spread_seats`, which does not ask the last one.
+    """
+    return [max(0, (kind.room or 0) - (0 if number else standby)) for number, kind in enumerate(kinds)]
+
+
+def spread_seats(seats: int, rooms: Sequence[int]) -> list[int]:
+    """So many seats in pod sets that have room for so many, one after the other; the last takes what is left."""
+    found = []
+    for room in rooms[:-1]:
+        found.append(min(seats, room))
+        seats -= found[-1]
+    return [*found, seats]
+
+
+def pod_sets(kinds: Sequence[SeatKind], seats: int, *, least: int | None = None, standby: int = 0) -> list[Json]:
     """The pods that are asked for. least: admitted with fewer workers, down to these; None: as a whole."""
-    template = _template(job, meta, settings)
-    workers: Json = {"name": WORKERS, "count": seats, "template": template}
-    if least is not None:
-        workers["minCount"] = least
-    spare = {"name": STANDBY, "count": job.standby.workers, "template": template}
-    return [workers, spare] if job.standby.workers else [workers]
+    counts = spread_seats(seats, rooms_of(kinds, standby))
+    sets: list[Json] = [
+        {"name": f"{WORKERS}-{number}" if number > 1 else WORKERS, "count": count, "template": kind.template}
+        for number, (kind, count) in enumerate(zip(kinds, counts, strict=True), 1)
+    ]
+    if least is not None:  # Kueue takes it for one pod set
+        last = max(number for number, count in enumerate(counts) if count)
+        sets[last]["minCount"] = max(1, least - sum(counts[:last]))
+    if standby:
+        sets.append({"name": STANDBY, "count": standby, "template": kinds[0].template})
+    return sets
 
 
-def shape(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> str:
+def shape(job: JobSpec, kinds: Sequence[SeatKind]) -> str:
     """A digest, 10 hex digits, of what is asked for beside the number of seats."""
-    asked = [pod_sets(job, meta, settings, 1, None), priority_class(job)]
+    asked: list[Any] = [pod_sets(kinds, 1, standby=job.standby.workers), priority_class(job)]
+    if len(kinds) > 1:
+        asked.append([kind.room for kind in kinds])
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -101,13 +167,22 @@ def workload(
     }
 
 
-def _template(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> Json:
+def _asked(spec: Json) -> Json:
+    """What a pod asks for, wherever it is."""
+    kept: Json = {key: spec[key] for key in _ASKED if spec.get(key)}
+    for group in ("initContainers", "containers"):
+        if spec.get(group):
+            kept[group] = [_container(one) for one in spec[group]]
+    return kept
+
+
+def _template(job: JobSpec, pools: Sequence[NodePool], meta: JobMeta, settings: WorkerPodSettings) -> Json:
     """The pod as far as Kueue goes by it. Of several pools it may choose: it knows of no nodes but those of flavors,
     and their taints are tolerated.
     """
-    pools = job.node_pools
-    spec = worker_pod(job, meta, 0, pools[0] if len(pools) == 1 else None, settings)["spec"]
-    kept: Json = {key: spec[key] for key in _COUNTED_SPEC if spec.get(key)}
+    first = worker_pod(job, meta, 0, pools[0] if pools else None, settings)["spec"]
+    spec = first if len(pools) == 1 else worker_pod(job, meta, 0, None, settings)["spec"]
+    kept: Json = _asked(first) | {key: spec[key] for key in _WHERE if spec.get(key)}
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     )
@@ -119,9 +194,6 @@ def _template(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> Json:
         tolerations += [dict(one) for one in asked if one not in tolerations]
     if tolerations:
         kept["tolerations"] = tolerations
-    for group in ("initContainers", "containers"):
-        if spec.get(group):
-            kept[group] = [_container(one) for one in spec[group]]
     return {"metadata": {}, "spec": {**kept, "restartPolicy": "Never"}}
 
 

@@ -116,13 +116,14 @@ class JobNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStanding:
-    """What a job may do. seats: how many workers that run stages it may have; None: as many as it likes. flavors: the
-    names of the ResourceFlavors of each pod set's seats. outgrown: do its workers ask for something else now than these
-    seats are for? reason, message: why it has to be suspended, if it has no seats, or why it has fewer than it asks
-    for, or other ones; "" if it has all.
+    """What a job may do. seats: how many workers that run stages it may have; None: as many as it likes. sets: how many
+    in each of their pod sets. flavors: the names of the ResourceFlavors of each pod set's seats. outgrown: do its
+    workers ask for something else now than these seats are for? reason, message: why it has to be suspended, if it has
+    no seats, or why it has fewer than it asks for, or other ones; "" if it has all.
     """
 
     seats: int | None = None
+    sets: Mapping[str, int] = field(default_factory=dict)
     flavors: Mapping[str, frozenset[str]] = field(default_factory=dict)
     outgrown: bool = False
     reason: str = ""
@@ -238,7 +239,7 @@ def _pending(
     """The job has no seats, unless Kueue has ended the Workload that had them for one that still is being checked."""
     if before is not None and now.begun:
         seats = min(before.assigned, before.asked)
-        return QueueDecision(standing=QueueStanding(seats=seats, flavors=before.flavors))
+        return QueueDecision(standing=_seated(before, seats))
     bounds, standing = wish.bounds, _waits(one.told)
     if one.reserved:
         return QueueDecision(standing=_waits("quota is reserved, and admission checks are not done"))
@@ -262,7 +263,7 @@ def _admitted(
     wish: QueueWish, one: SeenWorkload, other: SeenWorkload | None, now: JobNow, waited: Mapping[str, float]
 ) -> QueueDecision:
     seats = wish.bounds.usable(one.held)
-    standing = QueueStanding(seats=seats, flavors=one.flavors, outgrown=one.shape != wish.shape)
+    standing = replace(_seated(one, seats), outgrown=one.shape != wish.shape)
     if message := "; ".join(_lacking(wish, seats, outgrown=standing.outgrown)):
         why = other.told if other is not None else ""
         standing = replace(standing, reason="WaitingForQuota", message=f"{message}: {why}" if why else message)
@@ -354,6 +355,11 @@ def _evicted(
     return QueueDecision(standing=away)
 
 
+def _seated(one: SeenWorkload, seats: int) -> QueueStanding:
+    """With so many of that one's seats."""
+    return QueueStanding(seats=seats, sets=one.spread(seats), flavors=one.flavors)
+
+
 def _taken_away(why: WorkloadCondition) -> QueueStanding:
     if why.reason == PREEMPTED:
         return QueueStanding(seats=0, reason="QuotaPreempted", message=why.message)
@@ -366,4 +372,4 @@ def _shrunk(one: SeenWorkload, seats: int, wish: QueueWish) -> QueueStanding:
     message = f"{seats} of {wish.bounds.most} workers stay, for the queue takes others back"
     told = one.conditions["Evicted"].message
     message = f"{message}: {told}" if told else message
-    return QueueStanding(seats=seats, flavors=one.flavors, reason="QuotaPreempted", message=message)
+    return replace(_seated(one, seats), reason="QuotaPreempted", message=message)

@@ -35,22 +35,25 @@ def nodes_of(flavors: Iterable[Mapping[str, Any]]) -> FlavorNodes:
     return FlavorNodes(labels=labels, tolerations=tuple(tolerations))
 
 
-def next_pod_set(seats: int, living: Iterable[Mapping[str, Any]]) -> str:
-    """The pod set in whose seat the next pod is: a worker's, or a spare one's once all of these are taken. seats: for
-    workers that run stages. living: the job's pods that have not ended.
+def next_pod_set(sets: Mapping[str, int], spare: bool, living: Iterable[Mapping[str, Any]]) -> str:
+    """The pod set in whose seat the next pod is: a worker's, or once all of these are taken a spare one's, if there are
+    any. sets: the seats for workers that run stages, by pod set. living: the job's pods that have not ended.
     """
     taken = Counter(((pod.get("metadata") or {}).get("labels") or {}).get(LABEL_POD_SET) for pod in living)
-    return STANDBY if taken[WORKERS] >= seats else WORKERS
+    free = (name for name, seats in sets.items() if taken[name] < seats)
+    return next(free, STANDBY if spare else next(iter(sets), WORKERS))
 
 
-def pools_on(job: JobSpec, nodes: FlavorNodes) -> Sequence[NodePool]:
-    """The job's pools that mean such nodes, all of them if none does; where the queue says which nodes, no pool waits
-    for another one.
+def pools_on(job: JobSpec, pools: Sequence[NodePool], nodes: FlavorNodes) -> Sequence[NodePool]:
+    """Those of these pools that mean such nodes, all of them if none does; where the queue says which nodes, or which
+    of the job's pools, no pool waits for another one.
     """
-    if not nodes.labels:
-        return job.node_pools
-    fitting = [pool for pool in job.node_pools if _may_be(job, pool, nodes.labels)]
-    return [replace(pool, after_seconds=0, revert=False) for pool in fitting or job.node_pools]
+    fitting = pools
+    if nodes.labels:
+        fitting = [pool for pool in pools if _may_be(job, pool, nodes.labels)] or pools
+    elif len(pools) == len(job.node_pools):
+        return pools
+    return [replace(pool, after_seconds=0, revert=False) for pool in fitting]
 
 
 def placed(pod: Json, pod_set: str, nodes: FlavorNodes) -> Json:

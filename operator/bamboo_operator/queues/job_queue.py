@@ -1,6 +1,5 @@
 """Brings one job's Workloads to what is decided about them: the only writer of these, beside Kueue itself."""
 
-import copy
 import logging
 import math
 import time
@@ -23,11 +22,16 @@ from bamboo_operator.manifests.workload import (
     SHAPE,
     SLICE_NAME,
     STANDBY,
-    WORKERS,
     Priority,
+    SeatKind,
+    asked_kinds,
+    kind_after,
     pod_sets,
     priority_class,
+    rooms_of,
+    seat_kinds,
     shape,
+    spread_seats,
     workload,
 )
 from bamboo_operator.queues.decision import (
@@ -76,6 +80,8 @@ class JobQueue:
         self._since: dict[str, tuple[object, float]] = {}  # by name: what a Workload is like, and since when
         self._nodes: dict[str, FlavorNodes] = {}  # by pod set
         self._flavors: Mapping[str, frozenset[str]] = {}  # of which these are
+        self._kinds: Sequence[SeatKind] = ()  # of its workers, that are asked for
+        self._seatless_since: float | None = None  # since when it is in a queue without quota; time.monotonic()
         self._standby = 0  # seats for spare workers
         self.standing, self.due, self.warning = FREE, math.inf, ""
 
@@ -88,8 +94,14 @@ class JobQueue:
             self.standing, self.due, self.warning = FREE, math.inf, NOT_FOLLOWED if spec.queue else ""
             return
         self.warning, self._standby = "", spec.standby.workers
-        wanted = "" if spec.queue is None else shape(spec, self._meta, self._settings)
+        falls = math.inf
         for _ in range(MOST_ACTIONS):
+            seen = self._seen()
+            wanted = ""
+            if spec.queue is not None:
+                waits = not (stopped or ended or any(one.reserved and not one.finished for one in seen))
+                falls = self._choose_kinds(spec, seen, waits=waits)
+                wanted = shape(spec, self._kinds)
             wish = QueueWish(
                 queue=spec.queue.name if spec.queue else None,
                 bounds=seat_bounds(spec),
@@ -99,9 +111,8 @@ class JobQueue:
                 stopped=stopped,
                 ended=ended,
             )
-            seen = self._seen()
             found = decide(wish, seen, now, self._waited(seen))
-            self.standing, self.due = found.standing, time.monotonic() + found.due
+            self.standing, self.due = found.standing, time.monotonic() + min(found.due, falls)
             if found.action is None or not await self._act(found.action, spec, version, seen):
                 break
         await self._read_flavors(version)
@@ -121,7 +132,11 @@ class JobQueue:
 
     def pools(self, spec: JobSpec, living: Mapping[str, Object]) -> Sequence[NodePool]:
         """The pools in which the next pod may be. living: the job's pods that have not ended."""
-        return pools_on(spec, self._nodes.get(self._next_set(living), FlavorNodes()))
+        pod_set, pools = self._next_set(living), spec.node_pools
+        number = list(self.standing.sets).index(pod_set) if pod_set in self.standing.sets else 0
+        if self.standing.seats is not None and number < len(self._kinds):
+            pools = self._kinds[number].pools
+        return pools_on(spec, pools, self._nodes.get(pod_set, FlavorNodes()))
 
     def placed(self, pod: Object, living: Mapping[str, Object]) -> Object:
         """The next pod as its seat asks for."""
@@ -131,8 +146,21 @@ class JobQueue:
         return placed(pod, pod_set, self._nodes.get(pod_set, FlavorNodes()))
 
     def _next_set(self, living: Mapping[str, Object]) -> str:
-        spare = self.standing.seats is not None and STANDBY in self.standing.flavors
-        return next_pod_set(self.standing.seats or 0, living.values()) if spare else WORKERS
+        return next_pod_set(self.standing.sets, STANDBY in self.standing.flavors, living.values())
+
+    def _choose_kinds(self, spec: JobSpec, seen: Sequence[SeenWorkload], *, waits: bool) -> float:
+        """Chooses the kinds of workers that are asked for: those whose seats it has. waits: it has none, and is to have
+        some. Returns in how many seconds it may choose others.
+        """
+        kinds, now = seat_kinds(spec, self._meta, self._settings), time.monotonic()
+        self._seatless_since = None if not waits else now if self._seatless_since is None else self._seatless_since
+        first, falls = kind_after(kinds, 0.0 if self._seatless_since is None else now - self._seatless_since)
+        if not waits:
+            held = {one.shape for one in seen if one.reserved}
+            shapes = {shape(spec, asked_kinds(kinds, number)): number for number in reversed(range(len(kinds)))}
+            first, falls = next((number for one, number in shapes.items() if one in held), 0), math.inf
+        self._kinds = asked_kinds(kinds, first)
+        return falls
 
     def _seen(self) -> list[SeenWorkload]:
         return [read_workload(one) for one in self._workloads.of(*self._job)]
@@ -170,7 +198,7 @@ class JobQueue:
                 await self._api.delete_workload(thing)
                 self._workloads.forget(key, action.workload.uid)
             else:
-                part, changes = _changes(action, thing, utc_now())
+                part, changes = _changes(action, thing, utc_now(), rooms_of(self._kinds, self._standby))
                 self._workloads.put(await self._api.change_workload(thing, part, changes))
         except ApiError as error:
             if error.status in (404, 409):
@@ -196,10 +224,10 @@ class JobQueue:
             self.due = time.monotonic() + AGAIN_SECONDS
             return False
         logger.info("%s/%s: %s", *self._job.key, _told(action))
-        annotations = {SHAPE: shape(spec, self._meta, self._settings)}
+        annotations = {SHAPE: shape(spec, self._kinds)}
         if self._slices:
             annotations[ELASTIC] = "true"
-        sets = pod_sets(spec, self._meta, self._settings, action.seats, action.least)
+        sets = pod_sets(self._kinds, action.seats, least=action.least, standby=spec.standby.workers)
         if action.replaces is not None:
             of_job, name = self._workloads.of(*self._job), action.replaces.name
             before = next((one for one in of_job if one["metadata"]["name"] == name), None)
@@ -259,17 +287,18 @@ def _told(action: Action) -> str:
             return f"{one.name} is deleted"
 
 
-def _changes(action: Action, thing: Object, now: datetime) -> tuple[str, Object]:
-    """Of which part of a Workload what is changed."""
+def _changes(action: Action, thing: Object, now: datetime, rooms: Sequence[int]) -> tuple[str, Object]:
+    """Of which part of a Workload what is changed. rooms: for how many workers each of its pod sets may be."""
     match action:
-        case ResizeWorkload(seats=seats):
-            sets = copy.deepcopy(thing["spec"]["podSets"])
-            for one in sets:
-                if one["name"] == WORKERS:
-                    one["count"] = seats
-            return "spec", {"podSets": sets}
-        case GiveUpSeats(seats=seats):
-            return "status", {"reclaimablePods": [{"name": WORKERS, "count": seats}]}
+        case ResizeWorkload(workload=one, seats=seats):
+            counts = one.spread(seats)
+            if seats > one.asked and len(rooms) == len(counts):
+                counts = dict(zip(counts, spread_seats(seats, rooms), strict=True))
+            return "spec", {"podSets": [_resized(pods, counts) for pods in thing["spec"]["podSets"]]}
+        case GiveUpSeats(workload=one, seats=seats):
+            kept = one.spread(one.asked - seats)
+            less = [{"name": name, "count": asked - kept[name]} for name, asked in one.sets.items()]
+            return "status", {"reclaimablePods": [pods for pods in less if pods["count"]]}
         case ReleaseQuota(workload=one):
             why = one.conditions["Evicted"]
             again = why.reason in (PREEMPTED, "NodeFailures")
@@ -285,6 +314,12 @@ def _changes(action: Action, thing: Object, now: datetime) -> tuple[str, Object]
             return "status", {"conditions": _with(thing, now, ("Finished", True, reason, message))}
         case _:
             raise AssertionError(f"changes no Workload: {action}")
+
+
+def _resized(pods: Mapping[str, Any], counts: Mapping[str, int]) -> Object:
+    count = counts.get(pods["name"], pods["count"])
+    least = {"minCount": min(count, pods["minCount"])} if count and "minCount" in pods else {}
+    return {**{key: value for key, value in pods.items() if key != "minCount"}, "count": count, **least}
 
 
 def _readiness(one: SeenWorkload, ready: bool) -> Condition:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bamboo_operator.manifests.workload import INSTEAD_OF, REPLACES, SHAPE, WORKERS
+from bamboo_operator.manifests.workload import INSTEAD_OF, REPLACES, SHAPE, STANDBY, spread_seats
 
 Json = Mapping[str, Any]
 
@@ -23,8 +23,8 @@ class WorkloadCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenWorkload:
-    """number: it is the job's so manieth. asked, assigned: seats for workers that run stages, as its spec says and as
-    they were admitted (0 if they are not). going: it is being deleted.
+    """number: it is the job's so manieth. sets: the seats for workers that run stages, by pod set, in its order.
+    assigned: how many of them were admitted (0 if it is not). going: it is being deleted.
     """
 
     name: str
@@ -36,7 +36,7 @@ class SeenWorkload:
     replaces: str | None  # the name of the Workload in whose place it is to be admitted
     active: bool
     going: bool
-    asked: int
+    sets: Mapping[str, int]
     assigned: int = 0
     given_up: int = 0  # of the seats that are asked for, for the time that it is admitted
     conditions: Mapping[str, WorkloadCondition] = field(default_factory=dict)
@@ -45,6 +45,14 @@ class SeenWorkload:
     def is_true(self, condition: str) -> bool:
         found = self.conditions.get(condition)
         return found is not None and found.holds
+
+    @property
+    def asked(self) -> int:
+        return sum(self.sets.values())
+
+    def spread(self, seats: int) -> dict[str, int]:
+        """So many of its seats: those of the first pod sets."""
+        return dict(zip(self.sets, spread_seats(seats, list(self.sets.values())), strict=True))
 
     @property
     def finished(self) -> bool:
@@ -82,6 +90,7 @@ def read_workload(thing: Json) -> SeenWorkload:
     assignments = (status.get("admission") or {}).get("podSetAssignments") or ()
     asked = _counts(spec.get("podSets") or ())
     assigned = asked | _counts(assignments) if assignments else {}
+    given_up = _counts(status.get("reclaimablePods") or ())
     replaces = annotations.get(REPLACES, annotations.get(INSTEAD_OF))
     number = name.rpartition("-")[2]
     return SeenWorkload(
@@ -94,9 +103,9 @@ def read_workload(thing: Json) -> SeenWorkload:
         replaces=None if replaces is None else str(replaces).rpartition("/")[2],
         active=spec.get("active") is not False,
         going=bool(metadata.get("deletionTimestamp")),
-        asked=asked.get(WORKERS, 0),
-        assigned=assigned.get(WORKERS, 0),
-        given_up=_counts(status.get("reclaimablePods") or ()).get(WORKERS, 0),
+        sets=asked,
+        assigned=sum(assigned.values()),
+        given_up=sum(given_up.values()),
         conditions={
             str(one["type"]): WorkloadCondition(
                 one.get("status") == "True", str(one.get("reason") or ""), str(one.get("message") or "")
@@ -108,5 +117,6 @@ def read_workload(thing: Json) -> SeenWorkload:
 
 
 def _counts(sets: Any) -> dict[str, int]:
-    """How many pods each set has; those that do not say it are left out."""
-    return {str(one.get("name")): int(one["count"]) for one in sets if one.get("count") is not None}
+    """How many pods each set has that is not of spare ones; those that do not say it are left out."""
+    counted = {str(one.get("name")): one.get("count") for one in sets}
+    return {name: int(count) for name, count in counted.items() if name != STANDBY and count is not None}
