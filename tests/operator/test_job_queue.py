@@ -336,6 +336,42 @@ async def test_seats_are_on_the_nodes_of_their_flavor(world: Callable[..., Queue
     assert pod["metadata"]["labels"] == {"bamboo.dev/pod-set": "workers"}
 
 
+LEVEL = "example.com/rack"
+SPREADS: list[tuple[str, Any, list[str]]] = [
+    ("ZonePerPipeline", {"podSetSliceRequiredTopology": LEVEL, "podSetSliceSize": 2}, ["b", "b", "c", "c"]),
+    ("SingleZone", {"required": LEVEL}, ["d", "d", "d", "d"]),
+    ("Interleave", {"unconstrained": True}, ["a", "b", "b", "b"]),
+]
+
+
+@pytest.mark.parametrize(("policy", "asked", "racks"), SPREADS)
+async def test_where_a_queue_chooses_racks_it_does_as_spread_says(
+    world: Callable[..., QueueWorld], policy: str, asked: Any, racks: list[str]
+) -> None:
+    """Pods are in the racks that were assigned, and who comes for a lost worker is in the same one."""
+    here = world(4)
+    here.manager.racks = {"a": 1, "b": 3, "c": 2, "d": 4}
+    spread = {"policy": policy, "topologyKey": LEVEL}
+    one = QueuedJob(here, queued(queue={"topology": True}, spread=spread))
+    await run(here, [one], 3)
+    assert one.workload(1)["spec"]["podSets"][0]["topologyRequest"] == asked
+    assert "kueue.x-k8s.io/elastic-job" not in one.workload(1)["metadata"]["annotations"]
+    level = "rack" if policy == "Interleave" else LEVEL
+    pods: dict[str, Any] = {}
+    for number in range(4):
+        pods[f"w{number}"] = one.queue.placed({"metadata": {}, "spec": {"nodeSelector": {"os": "linux"}}}, pods)
+    assert sorted(pod["spec"]["nodeSelector"][level] for pod in pods.values()) == racks
+    lost = pods.pop("w1")
+    assert one.queue.placed({"metadata": {}, "spec": {"nodeSelector": {"os": "linux"}}}, pods) == lost
+    assert lost["metadata"] == {
+        "labels": {"bamboo.dev/pod-set": "workers", "kueue.x-k8s.io/podset": "workers"},
+        "annotations": {
+            "kueue.x-k8s.io/workload": one.workload(1)["metadata"]["name"],
+            "kueue.x-k8s.io/podset-unconstrained-topology": "true",
+        },
+    }
+
+
 def of_cards(name: str, cards: int, **more: Any) -> dict[str, Any]:
     container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": cards}}}
     return {"name": name, "template": {"spec": {"containers": [container]}}, **more}

@@ -334,6 +334,14 @@ def test_a_job_in_one_zone_asks_for_the_zone_of_its_other_pods():
     assert [term["podAffinityTerm"]["topologyKey"] for term in nodes] == ["kubernetes.io/hostname"]
 
 
+@pytest.mark.parametrize("policy", ["SingleZone", "ZonePerPipeline", "Interleave"])
+def test_pods_whose_zones_a_queue_chooses_ask_for_none(policy):
+    spec = render({"spread": {"policy": policy}, "queue": {"name": "q", "topology": True}})["spec"]
+    assert list(spec["affinity"]) == ["podAntiAffinity"]
+    zones = [one["topologyKey"] for one in spec.get("topologySpreadConstraints", [])]
+    assert zones == (["topology.kubernetes.io/zone"] if policy == "Interleave" else [])
+
+
 def test_a_worker_with_several_devices_is_one_pod_with_as_many_gpus():
     pod = render(resources={"limits": {"nvidia.com/gpu": 4}}, devices=4)
     check_pod(pod)

@@ -1,8 +1,8 @@
 """A stand-in for Kueue's manager, in our own words: what its documentation says becomes of Workloads in one queue.
 
-It counts pods, and knows no cohorts, admission checks or topologies. Where Kueue is at hand its own manager shows the
-same (`BAMBOO_KUEUE`, docs/testing-cluster.md). Quota, all or nothing, partial admission, preemption by priority,
-slices, eviction of what is not ready, and which changes its webhooks refuse.
+It counts pods, and knows no cohorts or admission checks, and of topologies one level. Where Kueue is at hand its own
+manager shows the same (`BAMBOO_KUEUE`, docs/testing-cluster.md). Quota, all or nothing, partial admission, preemption
+by priority, slices, eviction of what is not ready, and which changes its webhooks refuse.
 """
 
 import copy
@@ -81,6 +81,7 @@ class Manager:
     flavor: str = "default"
     slices: bool = True
     ready_seconds: float | None = None
+    racks: Mapping[str, int] = field(default_factory=dict)  # the room in each domain of the topology's only level
     log: list[str] = field(default_factory=list)
 
     def step(self, workloads: Iterable[Mapping[str, Any]], now: datetime) -> list[Json]:
@@ -152,13 +153,30 @@ class Manager:
         assignments = []
         for pods in one["spec"]["podSets"]:
             count = pods["count"] - (fewer if "minCount" in pods else 0)
-            assignments.append({"name": pods["name"], "count": count, "flavors": {"pods": self.flavor}})
+            assignment = {"name": pods["name"], "count": count, "flavors": {"pods": self.flavor}}
+            if "topologyRequest" in pods:
+                assignment["topologyAssignment"] = self._domains(pods["topologyRequest"], count)
+            assignments.append(assignment)
         one.setdefault("status", {})["admission"] = {"clusterQueue": "queue", "podSetAssignments": assignments}
         _set(one, "QuotaReserved", True, "QuotaReserved", "Quota reserved", now)
         if holds(one, "Evicted"):
             _set(one, "Evicted", False, "QuotaReserved", "Previously: evicted", now)
         _set(one, "Admitted", True, "Admitted", "The workload is admitted", now)
         self.log.append(f"{name_of(one)} admitted with {usage(one)}")
+
+    def _domains(self, asked: Mapping[str, Any], count: int) -> Json:
+        """In the first racks that have room, slice by slice; whatever others have there. Kueue admits none without."""
+        level = asked.get("required") or asked.get("podSetSliceRequiredTopology") or "rack"
+        size = count if "required" in asked else asked.get("podSetSliceSize", 1)
+        left, found = dict(self.racks), dict.fromkeys(self.racks, 0)
+        for _ in range(count // size):
+            rack = next(name for name, room in left.items() if room >= size)
+            left[rack] -= size
+            found[rack] += size
+        taken = {rack: number for rack, number in found.items() if number}
+        values = [{"individual": {"roots": list(taken)}}]
+        one = {"domainCount": len(taken), "valuesPerLevel": values, "podCounts": {"individual": list(taken.values())}}
+        return {"levels": [level], "slices": [one]}
 
     def _evict(self, one: Json, reason: str, message: str, now: datetime) -> None:
         _set(one, "Evicted", True, reason, message, now)

@@ -454,6 +454,10 @@ class QueueFields(TypedDict, total=False):
     """The name of a LocalQueue in the job's namespace."""
     priorityClass: str
     """The WorkloadPriorityClass by which the job waits. By default worker.template's priorityClassName counts."""
+    topology: bool
+    """Whether Kueue chooses the domains of the workers, such as racks: as spread says, whose topologyKey is a level of
+    the flavor's Topology.
+    """
 
 
 class BudgetFields(TypedDict, total=False):

@@ -393,6 +393,10 @@ class QueueSpec:
     """The name of a LocalQueue in the job's namespace."""
     priority_class: Annotated[str | None, DNS_NAME] = None
     """The WorkloadPriorityClass by which the job waits. By default worker.template's priorityClassName counts."""
+    topology: bool = False
+    """Whether Kueue chooses the domains of the workers, such as racks: as spread says, whose topologyKey is a level of
+    the flavor's Topology.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

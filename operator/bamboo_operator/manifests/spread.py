@@ -38,7 +38,8 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
     for several (workersPerNode), and then never more of them on a node, whatever the policy: a pod waits instead.
     Interleave: over zones, as far as it can be had.
     In the other cases a pod has to be in the zone of its group, of which the first one decides, since what crosses
-    zones may cost more than the node; it waits if there are no more nodes in that zone.
+    zones may cost more than the node; it waits if there are no more nodes in that zone. Where the queue chooses zones
+    nothing is asked of them.
     """
     room = job.spread.workers_per_node
     of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
@@ -73,10 +74,10 @@ def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]
     share = job.spread.workers_per_node > 1
     on_nodes = [_preferred(of_job, HOSTNAME, 100)]
     apart, near = ([], on_nodes) if share else (on_nodes, [])
-    if policy is SpreadPolicy.INTERLEAVE:
+    if policy is SpreadPolicy.INTERLEAVE or (job.queue is not None and job.queue.topology):
         over_zones = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": of_job}
         nodes = {"podAffinity" if share else "podAntiAffinity": _if_possible(on_nodes)}
-        return [over_zones], nodes
+        return [over_zones] if policy is SpreadPolicy.INTERLEAVE else [], nodes
     together = of_job
     if policy is SpreadPolicy.ZONE_PER_PIPELINE:
         mine = {names.LABEL_ZONE_GROUP: str(group)}

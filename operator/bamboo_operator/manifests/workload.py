@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from bamboo_core import names
 from bamboo_core.job.node_placement import placement
-from bamboo_core.job.placement_spec import NodePool
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
+from bamboo_core.job.spec import JobSpec, pod_spread
 from bamboo_operator.manifests.template import asked_spec
 from bamboo_operator.manifests.worker_pod import MANAGED_BY, JobMeta, WorkerPodSettings, owner, worker_pod
 
@@ -22,8 +22,13 @@ SHAPE: Final = f"{names.GROUP}/workload-shape"  # an annotation: a digest of all
 ELASTIC: Final = f"{names.KUEUE}/elastic-job"  # an annotation: a smaller or larger one may take its place
 REPLACES: Final = f"{names.KUEUE}/workload-slice-replacement-for"  # an annotation: namespace/name of that other one
 INSTEAD_OF: Final = f"{names.GROUP}/workload-instead-of"  # an annotation: that one's name, where both hold quota first
+WORKLOAD: Final = f"{names.KUEUE}/workload"  # an annotation of pods in assigned domains: the name of their Workload
+UNCONSTRAINED: Final = f"{names.KUEUE}/podset-unconstrained-topology"  # another, without which Kueue counts them twice
+POD_SET: Final = f"{names.KUEUE}/podset"  # a label of such pods
 SLICE_NAME: Final = f"{names.KUEUE}/workload-slice-name"  # an annotation: the name of the first one of them
 LONGEST_NAME: Final = 40  # of a job, in the name of its Workload
+
+ANYWHERE: Final[Json] = {"unconstrained": True}  # of a topology's domains
 
 # Of a pod what Kueue goes by: the rest is not in a Workload, so that no edit of it asks for another one.
 _ASKED = ("priorityClassName", "runtimeClassName", "overhead", "resources")
@@ -57,6 +62,7 @@ class SeatKind:
 
     pools: tuple[NodePool, ...]
     template: Json
+    topology: Json | None  # what is asked of where those are that run stages; None: nothing
     room: int | None
 
 
@@ -70,7 +76,8 @@ def seat_kinds(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> tupl
     for pools in list(alike.values()) or [[]]:
         limits = [pool.max_workers for pool in pools if pool.max_workers is not None]
         room = sum(limits) if pools and len(limits) == len(pools) else None
-        found.append(SeatKind(pools=tuple(pools), template=_template(job, pools, meta, settings), room=room))
+        template, topology = _template(job, pools, meta, settings), _topology(job)
+        found.append(SeatKind(pools=tuple(pools), template=template, topology=topology, room=room))
     return tuple(found)
 
 
@@ -115,8 +122,12 @@ def pod_sets(kinds: Sequence[SeatKind], seats: int, *, least: int | None = None,
     if least is not None:  # Kueue takes it for one pod set
         last = max(number for number, count in enumerate(counts) if count)
         sets[last]["minCount"] = max(1, least - sum(counts[:last]))
+    for one, kind in zip(sets, kinds, strict=True):
+        if kind.topology is not None:
+            one["topologyRequest"] = kind.topology
     if standby:
-        sets.append({"name": STANDBY, "count": standby, "template": kinds[0].template})
+        anywhere = {} if kinds[0].topology is None else {"topologyRequest": ANYWHERE}
+        sets.append({"name": STANDBY, "count": standby, "template": kinds[0].template, **anywhere})
     return sets
 
 
@@ -165,6 +176,18 @@ def workload(
         },
         "spec": spec,
     }
+
+
+def _topology(job: JobSpec) -> Json | None:
+    """The request to Kueue's topology-aware scheduling, if the job leaves it to that where its workers are."""
+    if job.queue is None or not job.queue.topology:
+        return None
+    policy, level = pod_spread(job), job.spread.topology_key
+    if policy is SpreadPolicy.SINGLE_ZONE:
+        return {"required": level}
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE:
+        return {"podSetSliceRequiredTopology": level, "podSetSliceSize": job.topology.stages}
+    return ANYWHERE
 
 
 def _asked(spec: Json) -> Json:

@@ -222,7 +222,7 @@ class PodController:
     @property
     def _pools(self) -> tuple[NodePool, ...]:
         """The pools in which the job's queue lets its next worker be, in the order in which they are asked."""
-        return self._choice.ordered(self._queue.pools(self._spec, self.pods.living()))
+        return self._choice.ordered(self._queue.pools(self._spec, self._staying()))
 
     @property
     def pool_ranks(self) -> tuple[PoolRank, ...]:
@@ -370,7 +370,7 @@ class PodController:
         try:
             group = zone_group(template.job, self.pods.living().values())
             made = template.pod(number, pool, group)
-            pod = await self._create_pod(self._queue.placed(made, self.pods.living()))
+            pod = await self._create_pod(self._queue.placed(made, self._staying()))
         except ApiError as error:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)

@@ -11,7 +11,8 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_POD_SET
 from bamboo_operator.manifests.placement import place
 from bamboo_operator.manifests.template import asked_spec
-from bamboo_operator.manifests.workload import STANDBY, WORKERS
+from bamboo_operator.manifests.workload import POD_SET, STANDBY, UNCONSTRAINED, WORKERS, WORKLOAD
+from bamboo_operator.queues.topology import Domain
 
 Json = dict[str, Any]
 
@@ -35,11 +36,11 @@ def nodes_of(flavors: Iterable[Mapping[str, Any]]) -> FlavorNodes:
     return FlavorNodes(labels=labels, tolerations=tuple(tolerations))
 
 
-def next_pod_set(sets: Mapping[str, int], spare: bool, living: Iterable[Mapping[str, Any]]) -> str:
+def next_pod_set(sets: Mapping[str, int], spare: bool, staying: Iterable[Mapping[str, Any]]) -> str:
     """The pod set in whose seat the next pod is: a worker's, or once all of these are taken a spare one's, if there are
-    any. sets: the seats for workers that run stages, by pod set. living: the job's pods that have not ended.
+    any. sets: the seats for workers that run stages, by pod set. staying: the job's pods but those that leave.
     """
-    taken = Counter(((pod.get("metadata") or {}).get("labels") or {}).get(LABEL_POD_SET) for pod in living)
+    taken = Counter(((pod.get("metadata") or {}).get("labels") or {}).get(LABEL_POD_SET) for pod in staying)
     free = (name for name, seats in sets.items() if taken[name] < seats)
     return next(free, STANDBY if spare else next(iter(sets), WORKERS))
 
@@ -62,6 +63,15 @@ def placed(pod: Json, pod_set: str, nodes: FlavorNodes) -> Json:
     place(spec, NodePlacement(selector=nodes.labels, tolerations=nodes.tolerations))
     labels = {**(metadata.get("labels") or {}), LABEL_POD_SET: pod_set}
     return {**pod, "metadata": {**metadata, "labels": labels}, "spec": spec}
+
+
+def in_domain(pod: Json, domain: Domain, workload: str) -> Json:
+    """The pod in that domain of a topology, and so marked that Kueue counts it as one of that Workload's there."""
+    metadata, spec = pod["metadata"], dict(pod["spec"])
+    place(spec, NodePlacement(selector=domain.labels))
+    labels = {**metadata["labels"], POD_SET: metadata["labels"][LABEL_POD_SET]}
+    annotations = {**(metadata.get("annotations") or {}), WORKLOAD: workload, UNCONSTRAINED: "true"}
+    return {**pod, "metadata": {**metadata, "labels": labels, "annotations": annotations}, "spec": spec}
 
 
 def _may_be(job: JobSpec, pool: NodePool, labels: Mapping[str, str]) -> bool:

@@ -50,9 +50,10 @@ from bamboo_operator.queues.decision import (
     TellReady,
     decide,
 )
-from bamboo_operator.queues.flavors import FlavorNodes, next_pod_set, nodes_of, placed, pools_on
+from bamboo_operator.queues.flavors import FlavorNodes, in_domain, next_pod_set, nodes_of, placed, pools_on
 from bamboo_operator.queues.seats import fitted, seat_bounds
 from bamboo_operator.queues.seen_workload import PREEMPTED, SeenWorkload, read_workload
+from bamboo_operator.queues.topology import next_domain
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class JobQueue:
                 queue=spec.queue.name if spec.queue else None,
                 bounds=seat_bounds(spec),
                 shape=wanted,
-                slices=self._slices,
+                slices=self._has_slices(spec),
                 leave_seconds=LEAVE_SECONDS,
                 stopped=stopped,
                 ended=ended,
@@ -130,23 +131,26 @@ class JobQueue:
         """Is there a seat for one more of so many pods, spare ones included?"""
         return self.standing.seats is None or living < self.standing.seats + self._standby
 
-    def pools(self, spec: JobSpec, living: Mapping[str, Object]) -> Sequence[NodePool]:
-        """The pools in which the next pod may be. living: the job's pods that have not ended."""
-        pod_set, pools = self._next_set(living), spec.node_pools
+    def pools(self, spec: JobSpec, staying: Mapping[str, Object]) -> Sequence[NodePool]:
+        """The pools in which the next pod may be. staying: the job's pods but those that leave."""
+        pod_set, pools = self._next_set(staying), spec.node_pools
         number = list(self.standing.sets).index(pod_set) if pod_set in self.standing.sets else 0
         if self.standing.seats is not None and number < len(self._kinds):
             pools = self._kinds[number].pools
         return pools_on(spec, pools, self._nodes.get(pod_set, FlavorNodes()))
 
-    def placed(self, pod: Object, living: Mapping[str, Object]) -> Object:
+    def placed(self, pod: Object, staying: Mapping[str, Object]) -> Object:
         """The next pod as its seat asks for."""
         if self.standing.seats is None:
             return pod
-        pod_set = self._next_set(living)
-        return placed(pod, pod_set, self._nodes.get(pod_set, FlavorNodes()))
+        pod_set = self._next_set(staying)
+        made = placed(pod, pod_set, self._nodes.get(pod_set, FlavorNodes()))
+        if not (domains := self.standing.domains.get(pod_set)):
+            return made
+        return in_domain(made, next_domain(domains, pod_set, staying.values()), self.standing.workload)
 
-    def _next_set(self, living: Mapping[str, Object]) -> str:
-        return next_pod_set(self.standing.sets, STANDBY in self.standing.flavors, living.values())
+    def _next_set(self, staying: Mapping[str, Object]) -> str:
+        return next_pod_set(self.standing.sets, STANDBY in self.standing.flavors, staying.values())
 
     def _choose_kinds(self, spec: JobSpec, seen: Sequence[SeenWorkload], *, waits: bool) -> float:
         """Chooses the kinds of workers that are asked for: those whose seats it has. waits: it has none, and is to have
@@ -225,7 +229,7 @@ class JobQueue:
             return False
         logger.info("%s/%s: %s", *self._job.key, _told(action))
         annotations = {SHAPE: shape(spec, self._kinds)}
-        if self._slices:
+        if self._has_slices(spec):
             annotations[ELASTIC] = "true"
         sets = pod_sets(self._kinds, action.seats, least=action.least, standby=spec.standby.workers)
         if action.replaces is not None:
@@ -233,7 +237,7 @@ class JobQueue:
             before = next((one for one in of_job if one["metadata"]["name"] == name), None)
             if before is None:  # it has gone while the priority was read
                 return True
-            annotations |= self._succession(before, sets)
+            annotations |= self._succession(before, sets, slices=self._has_slices(spec))
         number = 1 + max((one.number for one in seen), default=0)
         thing = workload(spec, self._meta, version, number, sets, priority, annotations)
         try:
@@ -244,12 +248,16 @@ class JobQueue:
             await self._reread(thing)
         return True
 
-    def _succession(self, before: Object, sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def _has_slices(self, spec: JobSpec) -> bool:
+        """Kueue knows no slices whose topology is chosen."""
+        return self._slices and not (spec.queue is not None and spec.queue.topology)
+
+    def _succession(self, before: Object, sets: Sequence[Mapping[str, Any]], *, slices: bool) -> dict[str, str]:
         """The annotations of one that is to be admitted in place of another. Kueue takes only one with the same pod
         sets for a slice; of others both hold quota until the first is finished.
         """
         namespace, name = self._job.key[0], str(before["metadata"]["name"])
-        if not self._slices or [one["name"] for one in before["spec"]["podSets"]] != [one["name"] for one in sets]:
+        if not slices or [one["name"] for one in before["spec"]["podSets"]] != [one["name"] for one in sets]:
             return {INSTEAD_OF: name}
         first = (before["metadata"].get("annotations") or {}).get(SLICE_NAME) or name
         return {REPLACES: f"{namespace}/{name}", SLICE_NAME: first}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bamboo_operator.manifests.workload import INSTEAD_OF, REPLACES, SHAPE, STANDBY, spread_seats
+from bamboo_operator.queues.topology import Domain, read_domains
 
 Json = Mapping[str, Any]
 
@@ -41,6 +42,7 @@ class SeenWorkload:
     given_up: int = 0  # of the seats that are asked for, for the time that it is admitted
     conditions: Mapping[str, WorkloadCondition] = field(default_factory=dict)
     flavors: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by pod set
+    domains: Mapping[str, tuple[Domain, ...]] = field(default_factory=dict)  # by pod set
 
     def is_true(self, condition: str) -> bool:
         found = self.conditions.get(condition)
@@ -113,6 +115,7 @@ def read_workload(thing: Json) -> SeenWorkload:
             for one in status.get("conditions") or ()
         },
         flavors={str(one["name"]): frozenset((one.get("flavors") or {}).values()) for one in assignments},
+        domains={str(one["name"]): read_domains(one.get("topologyAssignment")) for one in assignments},
     )
 
 
