@@ -107,6 +107,17 @@ def test_pools_whose_pods_ask_for_other_resources_have_a_pod_set_each() -> None:
     assert len({manifests.shape(spec, asked_kinds(kinds, first)) for first in (0, 1)}) == 2
 
 
+def test_a_pod_set_has_whole_pipelines_where_each_is_to_be_in_one_rack() -> None:
+    spread = {"policy": "ZonePerPipeline", "topologyKey": "rack"}
+    pools = [of_card("a", 1, maxWorkers=6), of_card("c", 4)]
+    spec = queued(nodePools=pools, queue={"name": "q", "topology": True}, spread=spread, standby={"workers": 1})
+    sets = pod_sets(spec, 8)
+    assert spec.topology.stages == 2
+    assert [(one["name"], one["count"]) for one in sets] == [("workers", 4), ("workers-2", 4), ("standby", 1)]
+    assert sets[1]["topologyRequest"] == {"podSetSliceRequiredTopology": "rack", "podSetSliceSize": 2}
+    assert sets[2]["topologyRequest"] == {"unconstrained": True}
+
+
 def test_a_kind_of_pods_with_room_for_any_number_leaves_none_to_others() -> None:
     spec = queued(nodePools=[of_card("a", 1), of_card("c", 4, afterSeconds=60)])
     assert [(one["name"], one["count"]) for one in pod_sets(spec, 4)] == [("workers", 4)]

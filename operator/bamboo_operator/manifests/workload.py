@@ -100,7 +100,11 @@ def rooms_of(kinds: Sequence[SeatKind], standby: int) -> list[int]:
     """For how many workers that run stages each kind has room, beside the spare ones, which are of the first kind; for
     `spread_seats`, which does not ask the last one.
     """
-    return [max(0, (kind.room or 0) - (0 if number else standby)) for number, kind in enumerate(kinds)]
+    rooms = [max(0, (kind.room or 0) - (0 if number else standby)) for number, kind in enumerate(kinds)]
+    sizes = [
+        (kind.topology or {}).get("podSetSliceSize", 1) for kind in kinds
+    ]  # what does not divide Kueue never admits
+    return [room - room % size for room, size in zip(rooms, sizes, strict=True)]
 
 
 def spread_seats(seats: int, rooms: Sequence[int]) -> list[int]:
