@@ -50,6 +50,11 @@ class Group:
     # of workers that have their connections together, as the devices of a node, the first one's number, by worker; ():
     # each has its own
     machines: tuple[int, ...] = ()
+    devices: int = 1  # of a worker, each of which runs a part of its stage
+
+    def are_parts(self, stage: int, other: int) -> bool:
+        """Are these parts of one worker's stage?"""
+        return stage // self.devices == other // self.devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,24 +335,34 @@ class _Execution:
             if cell.pieces:
                 return
         cell.done += 1
+        sent = given(instruction, cell.place, self._stages)
         if cell.shadow:
+            if sent is not None and self._group.are_parts(cell.place[1], sent[0][1]):
+                self._give_mirror(now, *sent)  # which is on another device of the same worker
             return
         if cell.next is None:
             self._ends[cell.place] = now
-        sent = given(instruction, cell.place, self._stages)
         if sent is None:
             return
         target, frame = sent
         self._log.setdefault(target, {})[frame] = number
         self._send(now, number, target, frame)
-        if frame[0] and target in self._mirrors and self._mirrors[target][0] == number:
-            self._mirrors[target][1].arrived.add(frame)  # it has made the input itself
+        known = self._mirrors.get(target)
+        if frame[0] and known is not None and self._machines[known[0]] == self._machines[number]:
+            self._give_mirror(now, target, frame)  # its worker has made the input itself
+
+    def _give_mirror(self, now: float, target: Place, frame: Frame) -> None:
+        if target in self._mirrors:
+            shadow, mirror = self._mirrors[target]
+            mirror.arrived.add(frame)
+            self._push(now, partial(self._turn, shadow))
 
     # frames
 
     def _send(self, now: float, sender: int, target: Place, frame: Frame) -> None:
         self._travel(now, sender, self._owner[target], (target, frame, False))
-        if not frame[0] and target in self._mirrors:
+        inner = self._group.are_parts(target[1], target[1] + 1)  # then its mirror gets it from another mirror
+        if not frame[0] and not inner and target in self._mirrors:
             self._travel(now, sender, self._mirrors[target][0], (target, frame, True))
 
     def _travel(self, now: float, sender: int, receiver: int, what: tuple[Place, Frame, bool]) -> None:

@@ -126,17 +126,19 @@ class StepModel:
         if not moved:
             return None
         heirs = {cell: plan.at(cell).owner for cell in moved}
-        reused = []
+        reused: dict[Place, int] = {}
         for cell, place in moved.items():
             if before.mode is RedundancyMode.EAGER_FORWARD and before.at(cell).shadow == heirs[cell]:
                 gaps = self._times(part.group).gaps[part.numbers[heirs[cell]]]
-                at = lost.at.get(before.at(cell).owner, lost.planned)
-                reused.append((place, _done_in_advance(part.group, cell.stage, gaps, at)))
+                at, (row, s) = lost.at.get(before.at(cell).owner, lost.planned), place
+                done = _done_in_advance(part.group, cell.stage, gaps, at)
+                inner = s > 0 and part.group.are_parts(s - 1, s)  # it needs what the part before it has done in advance
+                reused[place] = min(done, reused.get((row, s - 1), 0)) if inner else done
         return StepLoss(
             lost=tuple((part.numbers[w], at) for w, at in lost.at.items() if w in part.numbers),
             planned=lost.planned,
             heirs=tuple((place, part.numbers[heirs[cell]]) for cell, place in moved.items()),
-            reused=tuple(reused),
+            reused=tuple(reused.items()),
         )
 
     def _shared(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, dict[Place, float]]:
@@ -296,6 +298,7 @@ class StepModel:
                 mirrors=mirrors,
                 layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
                 machines=_machines(names),
+                devices=self._spec.worker.devices,
             )
             found.append(PlannedGroup(group, rows, names))
         return found
