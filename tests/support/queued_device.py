@@ -1,14 +1,15 @@
-"""A device with queues in virtual time, without a GPU: one that computes, one of copies to it, two of copies from it.
+"""Devices with queues in virtual time, without a GPU: one that computes, one of copies to it, two of copies from it.
 
-What is started on a queue begins when the queue is free and what it takes is there, and takes a while. The host goes on
-unless it waits.
+What is started on a queue begins when the queue is free and what it takes is there, and takes a while. The host, which
+all devices of a worker share, goes on unless it waits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts
 from bamboo_trainer.stage.forwarding import Forwarding
@@ -40,22 +41,92 @@ class QueuedCopy:
         return self._device.clock() >= self._at
 
     def wait(self) -> Parts:
-        self._device.hold(self._at)
+        self._device.host.hold(self._at)
         return self._parts
 
 
-class QueuedDevice(AtOnce):
-    """The device of one worker. held: until when its host waits. waits: how often it had to."""
+@dataclass
+class QueuedHost:
+    """What a worker's devices share. held: until when it waits. waits: how often it had to. made: when each tensor that
+    was handed over is there. latest: the device that was given something last.
+    """
 
-    def __init__(self, clock: Callable[[], float], speed: Speed) -> None:
+    clock: Callable[[], float]
+    devices: list["QueuedDevice"] = field(default_factory=list)
+    held: float = 0.0
+    waits: int = 0
+    made: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
+    latest: int = 0
+
+    def hold(self, until: float) -> None:
+        if until > self.clock():
+            self.held, self.waits = max(self.held, until), self.waits + 1
+
+
+class QueuedCopies(AtOnce):
+    """The copies of all devices of a worker, as the engine has them: of the device that was given something last."""
+
+    def __init__(self, host: QueuedHost) -> None:
         super().__init__()
-        self.clock, self.speed = clock, speed
-        self.held, self.waits = 0.0, 0
+        self._host = host
+
+    def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
+        return self._host.devices[self._host.latest].start(tensors, bulk=bulk)
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
+        return self._host.devices[self._host.latest].hand_over(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Work of a stage, from one second to another."""
+
+    stage: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMark:
+    """A mark that the device passes at that second."""
+
+    clock: Callable[[], float]
+    at: float
+
+    def done(self) -> bool:
+        return self.clock() >= self.at
+
+    def since(self, earlier: "QueuedMark") -> float:
+        assert self.done()
+        assert self.at >= earlier.at
+        return self.at - earlier.at
+
+
+class QueuedDevice(AtOnce):
+    """One device of a worker. ran: all that it computed."""
+
+    def __init__(self, host: QueuedHost, number: int, speed: Speed) -> None:
+        super().__init__()
+        self.host, self.clock, self.speed, self._number = host, host.clock, speed, number
+        self.ran: list[Ran] = []
         self._computes, self._inward = 0.0, 0.0  # until when each queue is busy
         self._outward = {False: 0.0, True: 0.0}
 
-    def run(self, seconds: float) -> None:
-        self._computes = max(self.clock(), self._computes) + seconds
+    def run(self, stage: int, seconds: float) -> None:
+        self.host.latest = self._number
+        begin = max(self.clock(), self._computes)
+        self._computes = begin + seconds
+        self.ran.append(Ran(stage, begin, self._computes))
+
+    def mark(self, *, tells: bool = False) -> QueuedMark:
+        self.host.latest = self._number
+        return QueuedMark(self.clock, max(self.clock(), self._computes))
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
+        parts = tuple(tensor.detach() for tensor in tensors)
+        for part in parts:
+            self.host.made[part] = max(self.clock(), self._computes)
+        return parts
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         parts = tuple(tensor.detach().clone() for tensor in tensors)
@@ -69,24 +140,24 @@ class QueuedDevice(AtOnce):
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
         parts = tuple(tensors)
         if parts:
-            self._inward = max(self.clock(), self._inward) + self.speed.copy
+            made = max(self.host.made.get(part, 0.0) for part in parts)  # type: ignore[no-untyped-call]
+            self._inward = max(self.clock(), self._inward, made) + self.speed.copy
             self._computes = max(self._computes, self._inward)
         return parts
 
     def wait(self) -> None:
-        self.hold(self._computes)
-
-    def hold(self, until: float) -> None:
-        if until > self.clock():
-            self.held, self.waits = max(self.held, until), self.waits + 1
+        self.host.hold(self._computes)
 
 
 class QueuedStage(Stage):
     """Computes at once, and takes its time on the device."""
 
-    def __init__(self, values: StageValues, device: QueuedDevice) -> None:
+    def __init__(self, values: StageValues, device: QueuedDevice, speed: Speed) -> None:
         super().__init__(values, copies=device)
-        self._queues = device
+        self._queues, self._speed = device, speed
+
+    def _spend(self, seconds: float) -> None:
+        self._queues.run(self.values.index, seconds)
 
     @property
     def runs_ahead(self) -> bool:
@@ -97,25 +168,25 @@ class QueuedStage(Stage):
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         outputs = super().forward(work, step, microbatch, inputs)
-        self._queues.run(self._queues.speed.forward)
+        self._spend(self._speed.forward)
         return outputs
 
     def advance(self, forwarding: Forwarding) -> None:
         super().advance(forwarding)
-        self._queues.run(self._queues.speed.forward / len(self.values.layers))
+        self._spend(self._speed.forward / len(self.values.layers))
 
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
     ) -> Parts:
         inputs = super().backward(work, step, microbatch, gradients, postpone=postpone)
-        self._queues.run(self._queues.speed.backward * (1.0 if work.parts is None else self._part))
+        self._spend(self._speed.backward * (1.0 if work.parts is None else self._part))
         return inputs
 
     def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
         left = work.parts is not None
         super().backward_rest(work, step, microbatch)
         if left:
-            self._queues.run(self._queues.speed.backward * self._part)
+            self._spend(self._speed.backward * self._part)
 
     @property
     def _part(self) -> float:
@@ -125,30 +196,41 @@ class QueuedStage(Stage):
 
 class QueuedJob(Job):
     """A job whose workers have such devices. at: when each instruction was started, and when the host was done
-    with it.
+    with it. speeds: of the device stages that have another one.
     """
 
-    def __init__(self, manifest: dict[str, Any], speed: Speed) -> None:
-        self.speed, self.devices, self.at = speed, list[QueuedDevice](), dict[Fault, float]()
+    def __init__(
+        self,
+        manifest: dict[str, Any],
+        speed: Speed,
+        per_worker: int = 1,
+        speeds: Mapping[int, Speed] | None = None,
+        faults: tuple[Fault, ...] = (),
+    ) -> None:
+        self.speed, self.hosts, self.at = speed, list[QueuedHost](), dict[Fault, float]()
+        self._speeds, self._devices = speeds or {}, per_worker
         self.waits: dict[int, int] = {}  # by step, of all hosts until its optimizer step on the first stage
-        super().__init__(manifest, copies=self._new_device)
+        super().__init__(manifest, faults, copies=self._new_host, per_worker=per_worker)
 
-    def _new_device(self) -> QueuedDevice:
-        self.devices.append(QueuedDevice(lambda: self.now, self.speed))
-        return self.devices[-1]
+    def _new_host(self) -> QueuedCopies:
+        host = QueuedHost(lambda: self.now)
+        host.devices += [QueuedDevice(host, number, self.speed) for number in range(self._devices)]
+        self.hosts.append(host)
+        return QueuedCopies(host)
 
-    def device_of(self, worker: str) -> QueuedDevice:
-        """Workers and devices are numbered in the order in which they come."""
-        return self.devices[int(worker.removeprefix("w"))]
+    def host_of(self, worker: str) -> QueuedHost:
+        """Workers and hosts are numbered in the order in which they come."""
+        return self.hosts[int(worker.removeprefix("w"))]
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        device = self.device_of(worker)
-        return QueuedStage(StageValues(self.task, stage, stages, config, copies=device), device)
+        device = self.host_of(worker).devices[stage % self._devices]
+        values = StageValues(self.task, stage, stages, config, copies=device)
+        return QueuedStage(values, device, self._speeds.get(stage, self.speed))
 
     def strikes(self, fault: Fault) -> bool:
         self.at[fault] = self.now
         if fault.name == "OptimizerStep" and fault.after and fault.cell == (0, 0):
-            self.waits[fault.step] = sum(device.waits for device in self.devices)
+            self.waits[fault.step] = sum(host.waits for host in self.hosts)
         return super().strikes(fault)
 
     def step_seconds(self, step: int) -> float:
@@ -157,5 +239,5 @@ class QueuedJob(Job):
         return ends[1] - ends[0]
 
     def _turn(self, node: Node) -> None:
-        if self.device_of(node.name).held <= self.now:
+        if self.host_of(node.name).held <= self.now:
             super()._turn(node)

@@ -157,20 +157,20 @@ def queued(mode: str, **more: float) -> QueuedJob:
     return QueuedJob(document, Speed(forward=0.008, backward=0.016, **more))
 
 
-WAITED, ORDINARY = 1, 5  # a calibration step, and one that is none
+MEASURED, ORDINARY = 1, 5  # a calibration step, and one that is none
 
 
 def test_copies_are_made_while_the_device_computes() -> None:
     """A tensor takes 9 ms to the next stage instead of 1 ms. Nothing hides that at the step's begin and end, where the
     copies of the first and the last tensor, of the targets and of what is reported take 24 ms and some of the host's
-    turns; without overlap each of eight microbatches would take as much (as in the calibration step).
+    turns; without overlap each of eight microbatches would take as much.
     """
     fast, slow = queued("None").run(), queued("None", copy=0.004).run()
     assert slow.state.progress.losses == fast.state.progress.losses
     assert slow.digests == fast.digests
     assert 8 * 0.024 <= fast.step_seconds(ORDINARY) <= 9 * 0.024 + 0.02
-    assert slow.step_seconds(ORDINARY) - fast.step_seconds(ORDINARY) <= 0.04
-    assert slow.step_seconds(WAITED) - fast.step_seconds(WAITED) >= 0.1
+    for step in (MEASURED, ORDINARY):
+        assert slow.step_seconds(step) - fast.step_seconds(step) <= 0.04
 
 
 def test_a_step_is_committed_before_its_gradients_are_copied_for_replicas() -> None:
@@ -179,8 +179,6 @@ def test_a_step_is_committed_before_its_gradients_are_copied_for_replicas() -> N
     assert slow.step_seconds(ORDINARY) - fast.step_seconds(ORDINARY) <= 0.003
 
 
-def test_the_engine_waits_for_the_device_only_where_it_measures() -> None:
+def test_the_engine_does_not_wait_for_the_device_where_it_measures_either() -> None:
     job = queued("LazyForward", copy=0.004, bulk=0.02).run()
-    waits = {step: job.waits[step] - job.waits[step - 1] for step in (WAITED, ORDINARY)}
-    assert waits[WAITED] >= 2 * 8 * 2, "each forward and each backward is waited for in a calibration step"
-    assert waits[ORDINARY] == 0
+    assert [job.waits[step] - job.waits[step - 1] for step in (MEASURED, ORDINARY)] == [0, 0]

@@ -9,7 +9,8 @@ torch takes them for CUDA devices. Their memory is the host's, and operations ru
 - a copy from device to device is made as torch makes it, on the stream of the one that has the source;
 - an operation of a stream that does not come after what made its tensors raises RuntimeError, and so does the one after
   memory was freed that another stream than its own may still use;
-- an event is there when it was waited for, or asked about several times.
+- an event is there when it was waited for, or asked about several times; between two of them lie the seconds between
+  what recorded them.
 
 What they cannot show: real kernels, their order of sums, real time. There are none of cuDNN's kernels, so no recurrent
 layers. A process has them from its start, with `environment`, or not at all.
@@ -99,7 +100,7 @@ def _replace_module() -> None:
         "set_device": lambda device: torch.accelerator.set_device_index(index(device)),
         "device": lambda device: torch.accelerator.device_index(index(device)),
         "Stream": lambda device=None: torch.Stream(device=torch.device("cuda", index(device))),
-        "Event": lambda: torch.Event(device="cuda"),
+        "Event": lambda enable_timing=False: torch.Event(device="cuda", enable_timing=enable_timing),
         "stream": on_stream,
         "current_stream": lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index(device))),
         "manual_seed": lambda seed: None,  # operations draw from the CPU's generator

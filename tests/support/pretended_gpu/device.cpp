@@ -65,6 +65,7 @@ struct EventState {
   uint64_t number;
   int queries;
   pretended_gpu::Clock clock;
+  std::chrono::steady_clock::time_point at;
 };
 
 void host_waits(const EventState& event) {
@@ -107,7 +108,8 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) *event = new EventState();
-    *static_cast<EventState*>(*event) = EventState{key(stream), memory().newest(), 0, memory().clock(key(stream))};
+    *static_cast<EventState*>(*event) = EventState{
+        key(stream), memory().newest(), 0, memory().clock(key(stream)), std::chrono::steady_clock::now()};
   }
   void block(void* event, const c10::Stream& stream) const override {
     auto* state = static_cast<EventState*>(event);
@@ -128,6 +130,11 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     auto known = *state;
     std::this_thread::sleep_for(kDelay);
     host_waits(known);
+  }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    auto *begin = static_cast<EventState*>(first), *end = static_cast<EventState*>(second);
+    TORCH_CHECK(begin != nullptr && end != nullptr, "an event is not recorded");
+    return std::chrono::duration<double, std::milli>(end->at - begin->at).count();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<EventState*>(event);

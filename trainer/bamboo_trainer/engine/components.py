@@ -23,6 +23,7 @@ from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
+from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.executor import Executor
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
@@ -80,6 +81,7 @@ class Components:
         )
         self.comparison = StateComparison(self.plan, self.outbox, self.states, self.sums)
         self.forward_sums = ForwardSums(self.plan, self.outbox, ports.coordinator, verifies=verifies)
+        self._devices = DeviceTimes(ports.clock, ports.devices)
         self.redundant = RedundantWork(
             self.plan,
             self.outbox.log,
@@ -88,6 +90,7 @@ class Components:
             ports.clock,
             timer,
             self.forward_sums,
+            self._devices,
             ports.copies,
             lookahead=ports.lookahead,
             on_host=ports.on_host,
@@ -105,6 +108,7 @@ class Components:
             self.forward_sums,
             self.spots,
             timer,
+            self._devices,
             ports,
         )
         self.answer(wanted)
@@ -365,7 +369,12 @@ class Components:
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)
         tries = state.owned and any(map(self.spots.checks, cell_steps))
+        stage, waiting = state.stage, cell_steps[0] if state.owned and cell_steps else None
+        given = self._devices.begin(stage) if stage is not None and stage.runs_ahead else None
         self.states.apply(index, self.committer.log.commits[step], tries=tries)
+        if given:
+            took = self.executor.measured_wait(waiting) if waiting else None
+            self._devices.end(given, took, tells=self.redundant.works_ahead)
         self._observer.finished(name, cell, step, 0)
         self._reached(index)
         self._memory_changed(step)

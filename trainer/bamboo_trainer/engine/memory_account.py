@@ -149,6 +149,8 @@ def _in_advance(shadow: Shadow) -> Iterator[Tensor]:
     for forwarding in shadow.forwardings.values():
         yield from forwarding.leaves
         yield from forwarding.parts
-    for done in (shadow.outputs, shadow.gradients, shadow.given, shadow.returned):
+    for done in (shadow.outputs, shadow.gradients):
         for parts in done.values():
             yield from parts
+    for handed in (*shadow.given.values(), *shadow.returned.values()):
+        yield from handed.parts

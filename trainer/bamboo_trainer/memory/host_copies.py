@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from bamboo_trainer.memory.marks import EventMarks, PassedMark, QueueMark
+from bamboo_trainer.memory.placement import wait_for
 from bamboo_trainer.transport.base import ordinary
 
 PINNED_BYTES: Final = 4 << 30  # beyond it copies go to ordinary memory, and the engine waits for them
@@ -63,6 +65,10 @@ class HostCopies(Protocol):
         """
         ...
 
+    def mark(self, *, tells: bool = False) -> QueueMark:
+        """A mark behind what the device has been given to compute. tells: when it is passed, as of a copy."""
+        ...
+
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Host memory without values, for what will be brought to the device. Any thread may ask."""
         ...
@@ -95,6 +101,10 @@ class AtOnce:
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
         return tuple(tensors)
+
+    def mark(self, *, tells: bool = False) -> QueueMark:
+        wait_for(self._device)
+        return PassedMark()
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return ordinary(shape, dtype)
@@ -166,6 +176,7 @@ class CudaCopies:
         self._inward, self._urgent, self._bulk = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]
         self._across: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}  # there and here, by device
         self._events: queue.SimpleQueue[torch.cuda.Event] = queue.SimpleQueue()
+        self._marks = EventMarks(device, told)
         self._lock = threading.Lock()  # over the room: tensors are freed by any thread
         threading.Thread(target=self._watch, name="host-copies", daemon=True).start()
 
@@ -233,6 +244,9 @@ class CudaCopies:
         self._handed_over.add((tensor for tensor in tensors if tensor.device == self._device), self._device)
         return tensors
 
+    def mark(self, *, tells: bool = False) -> QueueMark:
+        return self._marks.add(tells=tells)
+
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A buffer in pinned memory, as long as there is room there."""
         size = pinned_size(math.prod(shape) * dtype.itemsize)
@@ -286,6 +300,9 @@ class CopiesOfDevices:
         """They are all of one device, but for those in host memory: a device stage has made them."""
         tensors = tuple(tensors)
         return self._of(tensors).hand_over(tensors)
+
+    def mark(self, *, tells: bool = False) -> QueueMark:
+        return self._first.mark(tells=tells)
 
     def _of(self, tensors: Parts) -> HostCopies:
         """The copies of the device that some of these tensors are on."""

@@ -9,9 +9,11 @@ from functools import partial
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from bamboo_core.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
+from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.memory.placement import wait_for
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.as_built import AsBuilt
@@ -39,8 +41,8 @@ class Stage:
     that the loss does not depend on, has NO_GRADIENT: zeros would reach the parameters behind it. Saved contexts keep
     the inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
 
-    bring: takes what was received to the device. as_built: what its modules have noted since they were built; None of
-    compiled ones, whose code is for their attributes.
+    as_built: what its modules have noted since they were built; None of compiled ones, whose code is for their
+    attributes.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Stage:
         layers, parameters = values.layers, values.parameters
         self.values, self._config = values, config
         self._reader = reader or BatchReader(task, config.samples)
-        self.bring = (copies or AtOnce(device)).bring
+        self._copies = copies or AtOnce(device)
+        self._marks_inputs = False
+        self._entry: QueueMark | None = None
         self._weight_unit = loss_unit(task, config)
         load = partial(self._reader.batch, values.index)
         self._forwards = ForwardRunner(task, config, layers, parameters, device, load, self.bring)
@@ -154,6 +158,26 @@ class Stage:
     def wait(self) -> None:
         """Until what was started on the device is done."""
         wait_for(self.values.device)
+
+    def bring(self, tensors: Iterable[Tensor]) -> Parts:
+        """What was received, on the device."""
+        brought = self._copies.bring(tensors)
+        if self._marks_inputs:
+            self._marks_inputs, self._entry = False, self.mark()
+        return brought
+
+    def mark(self, *, tells: bool = False) -> QueueMark:
+        """A mark behind what the device has been given to do. tells: the engine is woken when it is passed."""
+        return self._copies.mark(tells=tells)
+
+    def mark_inputs(self) -> None:
+        """Put a mark behind the next inputs that are brought to the device: what follows is no wait for them."""
+        self._marks_inputs, self._entry = True, None
+
+    def take_entry(self) -> QueueMark | None:
+        """That mark; None if nothing was brought."""
+        found, self._marks_inputs, self._entry = self._entry, False, None
+        return found
 
     def expect(self, coming: Iterable[tuple[int, int]]) -> None:
         """These steps' microbatches are the next ones to be run forward: their data are read in the background."""

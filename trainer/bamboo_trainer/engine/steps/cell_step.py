@@ -31,6 +31,7 @@ from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.frames.frame import GENERATED, Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.memory.host_copies import Copy
+from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
@@ -40,9 +41,18 @@ from bamboo_trainer.task import Parts
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class MadeParts:
+    """Tensors for another device of this worker. made: behind what makes them, if their device runs ahead."""
+
+    parts: Parts
+    made: QueueMark | None
+
+
 @dataclass(slots=True)
 class Shadow:
-    """Work on one step of a cell that another worker runs. forwardings: begun; outputs, gradients: done.
+    """Work on one step of a cell that another worker runs. forwardings: begun; outputs, gradients: done, or given to
+    the device to do.
 
     given, returned: these once more, for the parts of the stage behind the cell and before it, if there are any.
     compared: forwards that were run only to be compared, and are forgotten.
@@ -55,8 +65,8 @@ class Shadow:
     forwardings: dict[int, Forwarding] = field(default_factory=dict)
     outputs: dict[int, Parts] = field(default_factory=dict)
     gradients: dict[int, Parts] = field(default_factory=dict)
-    given: dict[int, Parts] = field(default_factory=dict)
-    returned: dict[int, Parts] = field(default_factory=dict)
+    given: dict[int, MadeParts] = field(default_factory=dict)
+    returned: dict[int, MadeParts] = field(default_factory=dict)
     compared: set[int] = field(default_factory=set)
 
     @classmethod

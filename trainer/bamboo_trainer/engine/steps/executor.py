@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 from torch import Tensor
@@ -19,13 +20,15 @@ from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.steps.bubble_budget import Slot
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, TakeoverProgress
+from bamboo_trainer.engine.steps.device_times import DeviceTimes, Took
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import GENERATED, REDUCED, Frame, FrameKind
+from bamboo_trainer.frames.frame import GENERATED, REDUCED, Address, Frame, FrameKind
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -46,16 +49,17 @@ class Executor:
         sums: ForwardSums,
         spots: SpotChecks,
         timer: StageTimer,
+        devices: DeviceTimes,
         ports: Ports,
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
-        self._observer, self._clock, self._timer = ports.observer, ports.clock, timer
+        self._observer, self._clock, self._timer, self._devices = ports.observer, ports.clock, timer, devices
         self._coordinator = ports.coordinator
         self._wanted, self._lookahead = ports.steps, ports.lookahead
         self._evaluations, self._generations = ports.evaluations, ports.generations
         self._instructions = Instructions(
-            plan, outbox, states, replicator, sums, spots, ports.copies, steps=ports.steps, clock=ports.clock
+            plan, outbox, states, replicator, sums, spots, devices, ports.copies, steps=ports.steps, clock=ports.clock
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
@@ -289,13 +293,14 @@ class Executor:
             begun_ahead = cell_step.has_begun_ahead(instruction)
             inputs = [] if begun_ahead else [cell_step.inbox[a] for a in cell_step.inputs[cell_step.done]]
             first = not isinstance(instruction, AddPartialSums)
-            if first and inputs and not any(f.again for f in inputs):
+            if first and inputs and not any(f.again or self._is_repeated_here(f.address) for f in inputs):
                 self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
             else:
                 cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
         begun, stage = self._clock(), self._states.run(cell_step.cell)
-        work_begun = self._timer.now()
+        work_begun, slot = self._timer.now(), (cell_step.cell, cell_step.place)
         self._redundant.end_wait(cell_step, self.beside(cell_step), begun)
+        given = self._devices.begin(stage) if stage is not None and stage.runs_ahead else None
         self._observer.started(name, cell_step.cell, cell_step.step, microbatch)
         ordinary = self._is_ordinary(cell_step, instruction)
         by_layer = ordinary and self._is_run_by_layer(cell_step, stage)
@@ -304,26 +309,59 @@ class Executor:
         else:
             self._instructions.execute(cell_step, instruction)
         cell_step.done += 1
-        runs_ahead = stage is not None and stage.runs_ahead
-        timed = by_layer or not runs_ahead or self._is_waited_for(cell_step)
-        if timed and runs_ahead and stage:
-            stage.wait()
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
-        ended = self._clock()
-        if ordinary and timed and not by_layer:
+        ended, whole = self._clock(), ordinary and not by_layer
+        layers = stage.values.end - stage.values.first if stage and isinstance(instruction, Forward) else 0
+        if given:
+            waited = self.measured_wait(cell_step, slot)
+            took = partial(self._device_took, instruction, slot[0].stage, layers, waited, whole=whole)
+            self._devices.end(given, took, tells=self._redundant.works_ahead)
+        elif whole:
             self._timer.ran(cell_step.cell.stage, instruction, self._timer.now() - work_begun)
         if cell_step.takeover:
             cell_step.takeover.until = ended
             if cell_step.next is None:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
-        if isinstance(instruction, Forward) and stage and timed:
-            self._redundant.budget.ran_forward(ended - begun, stage.values.end - stage.values.first)
+        if layers and not given:
+            self._redundant.budget.ran_forward(ended - begun, layers)
 
-    def _is_waited_for(self, cell_step: CellStep) -> bool:
-        """Must the device be done with an instruction before the next one? Only where it is measured what that takes;
-        otherwise the device keeps the order, and the host runs ahead of it.
+    def _is_repeated_here(self, address: Address) -> bool:
+        """Does a frame come from another part of the stage that is taken over with the one that gets it?"""
+        cell, behind = address.cell, address.kind is FrameKind.GRADIENT
+        source = Cell(cell.pipeline, cell.stage + (1 if behind else -1))
+        if self._plan.devices == 1 or source not in self.cells or not self._plan.are_parts((cell, source)):
+            return False
+        return self.cells[source].takeover is not None
+
+    def measured_wait(self, cell_step: CellStep, slot: Slot | None = None) -> Took | None:
+        """Who is told of the wait of a device that runs ahead before the cell's next instruction, or that in the slot,
+        in a step that measures it.
         """
-        return cell_step.takeover is not None or self._redundant.budget.measures(cell_step.step)
+        if not self._redundant.budget.measures(cell_step.step):
+            return None
+        where = slot or (cell_step.cell, cell_step.place)
+        return lambda _, idle: self._redundant.budget.waited(where, idle)
+
+    def _device_took(
+        self,
+        instruction: Instruction,
+        stage: int,
+        layers: int,
+        waited: Took | None,
+        seconds: float,
+        idle: float,
+        *,
+        whole: bool,
+    ) -> None:
+        """What a device that runs ahead took for an instruction, and waited before it. layers: of a forward. whole:
+        the instruction says what that stage takes.
+        """
+        if waited is not None:
+            waited(seconds, idle)
+        if whole:
+            self._timer.ran(stage, instruction, seconds)
+        if layers:
+            self._redundant.budget.ran_forward(seconds, layers)
 
     def _is_ordinary(self, cell_step: CellStep, instruction: Instruction) -> bool:
         """Is it nothing that is repeated, or was computed in advance, or belongs to a takeover?"""
@@ -341,7 +379,10 @@ class Executor:
     def _complete_takeover(self, cell_step: CellStep) -> None:
         takeover, cell_step.takeover = cell_step.takeover, None
         assert takeover is not None
-        plan = self._plan.current
+        stage, plan = self._states.run(cell_step.cell), self._plan.current
+        if stage is not None and stage.runs_ahead and (takeover.forwards or takeover.backwards or takeover.reused):
+            stage.wait()  # for what is repeated, once: until then the device kept the order
+            takeover.until = max(takeover.until, self._devices.freed(cell_step.cell.stage) or 0.0)
         taken = TakenOver(
             epoch=plan.epoch,
             cell=cell_step.cell,

@@ -1,6 +1,7 @@
 """What each instruction does: one method per instruction, found by its type."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -32,6 +33,7 @@ from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.step_report import step_report
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
+from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
@@ -58,13 +60,14 @@ class Instructions:
         replicator: Replicator,
         sums: ForwardSums,
         spots: SpotChecks,
+        devices: DeviceTimes,
         copies: HostCopies,
         *,
         steps: int,
         clock: Callable[[], float],
     ) -> None:
         self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
-        self._sums, self._spots, self._copies, self._clock = sums, spots, copies, clock
+        self._sums, self._spots, self._devices, self._copies, self._clock = sums, spots, devices, copies, clock
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Evaluate: self._evaluate,
             Generate: self._generate,
@@ -88,7 +91,7 @@ class Instructions:
         self._actions[type(instruction)](cell_step, instruction)
 
     def forward_by_layer(self, cell_step: CellStep, instruction: Forward, timer: StageTimer) -> None:
-        """Do what `execute` does, with the same bits, but wait for each layer, and measure it by itself."""
+        """Do what `execute` does, with the same bits, but measure each layer by itself."""
         stage, work = self._parts(cell_step)
         s, m = cell_step.cell.stage, instruction.microbatch
         stage.expect(self._coming(cell_step))
@@ -96,12 +99,9 @@ class Instructions:
         if self._sums.active and not cell_step.is_portion:
             self._sums.took(cell_step.cell, cell_step.step, m, given)
         forwarding = stage.start(cell_step.step, m, given)
-        stage.wait()  # for what was started before
         while not forwarding.done:
-            layer, begun = forwarding.layer, timer.now()
-            stage.advance(forwarding)
-            stage.wait()
-            timer.ran_layer(s, layer, timer.now() - begun)
+            with self._devices.measuring(stage, timer.now, partial(timer.ran_layer, s, forwarding.layer)):
+                stage.advance(forwarding)
         self._send_on(cell_step, m, stage.complete(work, forwarding))
 
     def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:

@@ -7,18 +7,24 @@ when the shadow takes over is used; the rest is computed then.
 
 A worker with several devices does so on each: beside each part of its own stage it has the part of the next stage that
 is on the same device. What these parts give each other they get from what has been computed of each other in advance.
+
+Where devices run ahead of the host, bubbles are those of each device (`device_times`). It is given one piece at a time,
+when it has nothing left to do and all that the piece takes is there, and the host does not wait for it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from bamboo_core.control.verification import ForwardPlace, Result
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, Layout, WorkerId
 from bamboo_core.planning.schedule import Backward, Forward, ReportReady, one_f_one_b
+from bamboo_core.planning.splits.devices import EAGER
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget, Slot
-from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
+from bamboo_trainer.engine.steps.cell_step import CellStep, MadeParts, Shadow
+from bamboo_trainer.engine.steps.device_times import BegunWork, DeviceTimes, Took
 from bamboo_trainer.engine.steps.forward_sums import (
     Difference,
     ForwardSums,
@@ -31,6 +37,7 @@ from bamboo_trainer.engine.steps.forward_sums import (
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import SumsOfForwards
 from bamboo_trainer.memory.host_copies import HostCopies
+from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -51,6 +58,7 @@ class RedundantWork:
         clock: Callable[[], float],
         timer: StageTimer,
         sums: ForwardSums,
+        devices: DeviceTimes,
         copies: HostCopies,
         *,
         lookahead: int,
@@ -59,6 +67,7 @@ class RedundantWork:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._clock, self._timer = observer, clock, timer
         self._sums, self._copies, self._lookahead, self.on_host = sums, copies, lookahead, on_host
+        self._devices = devices
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
         self.budget = BubbleBudget()
@@ -74,6 +83,7 @@ class RedundantWork:
     def take_roles(self, step: int, *, first: bool) -> None:
         """The plan in force is new; it came in that step. first: of the job."""
         self.budget.restart(step)
+        self._devices.forget()
         self._waits.clear()
         self._disturbed = None if first else step
         worker, plan = self._plan.worker, self._plan.current
@@ -149,6 +159,11 @@ class RedundantWork:
 
     # waits
 
+    @property
+    def works_ahead(self) -> bool:
+        """Is something computed in advance under the plan in force?"""
+        return self._plan.current.mode in EAGER
+
     def begin_wait(self) -> None:
         """Nothing that must be done is ready."""
         if self._idle_since is None:
@@ -159,7 +174,8 @@ class RedundantWork:
         """The cell's next instruction, or the commit of its step, has come. beside: the other parts of its stage, which
         have waited, too, and wait on. Of several such waits of a part the shortest counts: a layer must fit into one.
         """
-        if self.budget.measures(waiting.step):
+        stage = self._states.run(waiting.cell)
+        if self.budget.measures(waiting.step) and not (stage and stage.runs_ahead):
             idle, slot = self._idle(until), (waiting.cell, waiting.place)
             for one in beside if idle else ():
                 other = (one.cell, one.place)
@@ -177,6 +193,7 @@ class RedundantWork:
         """Run one piece of redundant work, if there is one that may run now. active: the one stage that is run here, in
         its parts.
         """
+        self._devices.collect()
         shadowed = [(one, *found) for one in active if (found := self._shadowed(one))]
         due = any(self._sums.asked(cell, one.step) for one, cell, _ in shadowed) or (
             any(isinstance(one.next, ReportReady) for one in active) and self.owes(active)
@@ -264,7 +281,10 @@ class RedundantWork:
     def _run_rehearsal(self, stage: Stage, place: tuple[Cell, int, int], inputs: Parts | None) -> Parts:
         self._states.begin_rehearsal(place[0].stage)
         self._observer.started("Rehearsal", *place)
+        given = self._devices.begin(stage) if stage.runs_ahead else None
         outputs = stage.rehearse(*place[1:], inputs)
+        if given:
+            self._devices.end(given)
         self._observer.finished("Rehearsal", *place)
         return outputs
 
@@ -277,15 +297,17 @@ class RedundantWork:
             return False
         if not due and self.budget.measures(one.step) and not (mirrors and self._sums.active):
             return False  # what is measured is of no use to who does not ask whether there is room
+        if not due and stage.runs_ahead and self._devices.busy(cell.stage):
+            return False  # its device says when it is done
         if shadow is None or shadow.step != one.step or shadow.layout != one.layout:
             shadow = self.shadows[cell] = Shadow.begin(cell, one.step, one.layout, stage)
         if self._compares(cell, one.step):
             shadow.work.watch()
         if mirrors and self._mirror(shadow, stage):
             return True
-        return (due or not mirrors) and self._fill(active, shadow, stage, anyway=due)
+        return (due or not mirrors) and self._fill(active, one, shadow, stage, anyway=due)
 
-    def _fill(self, active: Sequence[CellStep], shadow: Shadow, stage: Stage, *, anyway: bool) -> bool:
+    def _fill(self, active: Sequence[CellStep], one: CellStep, shadow: Shadow, stage: Stage, *, anyway: bool) -> bool:
         """One layer of the first forward that is not done yet, if it fits into the bubble, or anyway."""
         microbatches = shadow.layout.split[shadow.cell.pipeline]
         microbatch = next((m for m in microbatches if not shadow.forwarded(m)), None)
@@ -294,30 +316,49 @@ class RedundantWork:
         forwarding = shadow.forwardings.get(microbatch)
         layer = forwarding.layer if forwarding else stage.values.first
         now = self._clock()
-        slots, idle = [(one.cell, one.place) for one in active], self._idle(now)
-        if not anyway and not all(self.budget.fits(slot, idle, shadow.cell.stage, layer) for slot in slots):
+        waiting = active if self._is_awaited(shadow, stage) else [one]
+        if not anyway and not all(self._fits(each, now, shadow.cell.stage, layer) for each in waiting):
             return False
         self._advance(shadow, stage, microbatch)
-        self.budget.ran_layer(shadow.cell.stage, layer, self._clock() - now)
+        if not stage.runs_ahead:
+            self.budget.ran_layer(shadow.cell.stage, layer, self._clock() - now)
         return True
 
+    def _fits(self, one: CellStep, now: float, stage: int, layer: int) -> bool:
+        """Is there room for a layer while that part waits for its next instruction?"""
+        own = self._states.running(one.cell)
+        idle = self._devices.idle(one.cell.stage) if own.runs_ahead else self._idle(now)
+        return self.budget.fits((one.cell, one.place), idle, stage, layer)
+
+    def _is_awaited(self, shadow: Shadow, stage: Stage) -> bool:
+        """Does the host wait for what it has a device compute of that cell? Then the worker's other devices do, too."""
+        return not stage.runs_ahead or self._compares(shadow.cell, shadow.step)
+
     def _advance(self, shadow: Shadow, stage: Stage, microbatch: int) -> None:
-        self._observer.started("RedundantForward", shadow.cell, shadow.step, microbatch)
+        cell = shadow.cell
+        self._observer.started("RedundantForward", cell, shadow.step, microbatch)
+        given = self._devices.begin(stage, with_inputs=True) if stage.runs_ahead else None
         if microbatch not in shadow.forwardings:
-            inputs = self._inputs(shadow.cell, shadow.step, microbatch)
+            inputs = self._inputs(cell, shadow.step, microbatch)
             shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs, self.on_host)
-        forwarding, begun = shadow.forwardings[microbatch], self._timer.now()
+        forwarding = shadow.forwardings[microbatch]
         layer = forwarding.layer
-        stage.advance(forwarding)
-        stage.wait()
-        self._timer.ran_layer(shadow.cell.stage, layer, self._timer.now() - begun)
+        with self._devices.measuring(stage, self._timer.now, partial(self._timer.ran_layer, cell.stage, layer)):
+            stage.advance(forwarding)
         if forwarding.done:
-            outputs = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
-            shadow.outputs[microbatch] = outputs
-            if self._gives_part(shadow.cell):
-                shadow.given[microbatch] = self._copies.hand_over(outputs)
+            shadow.outputs[microbatch] = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
+        made = self._ended(given, lambda seconds, _: self.budget.ran_layer(cell.stage, layer, seconds))
+        if self._is_awaited(shadow, stage):
+            stage.wait()
+        if forwarding.done:
+            if self._gives_part(cell):
+                shadow.given[microbatch] = MadeParts(self._copies.hand_over(shadow.outputs[microbatch]), made)
             self._compare_forward(shadow, stage, microbatch)
-        self._observer.finished("RedundantForward", shadow.cell, shadow.step, microbatch)
+        self._observer.finished("RedundantForward", cell, shadow.step, microbatch)
+
+    def _ended(self, given: BegunWork | None, took: Took | None = None) -> QueueMark | None:
+        """The mark behind a piece of redundant work that a device was given; None if it does not run ahead."""
+        return self._devices.end(given, took, scheduled=False, tells=True) if given else None
 
     def _compare_forward(self, shadow: Shadow, stage: Stage, microbatch: int) -> None:
         """With the owner's, if results are compared. In `LazyForward` nothing else is done with it."""
@@ -362,10 +403,13 @@ class RedundantWork:
         if gradients is None and not last:
             return False
         self._observer.started("RedundantBackward", shadow.cell, shadow.step, m)
+        given = self._devices.begin(stage, with_inputs=True) if stage.runs_ahead else None
         shadow.gradients[m] = stage.backward(shadow.work, shadow.step, m, gradients)
+        made = self._ended(given)
         if self._takes_part(shadow.cell):
-            shadow.returned[m] = self._copies.hand_over(shadow.gradients[m])
-        stage.wait()
+            shadow.returned[m] = MadeParts(self._copies.hand_over(shadow.gradients[m]), made)
+        if self._is_awaited(shadow, stage):
+            stage.wait()
         if self._compares(shadow.cell, shadow.step):
             sums = backward_sums(shadow.gradients[m], shadow.work, m)
             if len(shadow.gradients) == len(shadow.layout.split[shadow.cell.pipeline]):
@@ -380,7 +424,8 @@ class RedundantWork:
         """
         if self._gives_part(cell):
             behind = self.shadows.get(_after(cell))
-            return behind.returned.get(microbatch) if behind and behind.step == step else None
+            returned = behind.returned.get(microbatch) if behind and behind.step == step else None
+            return self._there(returned, cell, step)
         address = Address(FrameKind.GRADIENT, *cell, step, microbatch)
         frame = self.mirrored.get(address) or self._log.get(address)
         return frame.tensors if frame else None
@@ -391,9 +436,18 @@ class RedundantWork:
     def _inputs(self, cell: Cell, step: int, microbatch: int) -> Parts | None:
         if self._takes_part(cell):
             before = self.shadows.get(_before(cell))
-            return before.given.get(microbatch) if before and before.step == step else None
+            given = before.given.get(microbatch) if before and before.step == step else None
+            return self._there(given, cell, step)
         frame = self._log.get(Address(FrameKind.ACTIVATION, *cell, step, microbatch))
         return frame.tensors if frame else None
+
+    def _there(self, handed: MadeParts | None, cell: Cell, step: int) -> Parts | None:
+        """What another device has handed over, once it is made: else the one that takes it would wait, and so would
+        what the schedule has for it next. What is compared is waited for in any case.
+        """
+        if handed is None or not (handed.made is None or handed.made.done() or self._compares(cell, step)):
+            return None
+        return handed.parts
 
     def _gives_part(self, cell: Cell) -> bool:
         """Do its outputs go to another part of its stage?"""
