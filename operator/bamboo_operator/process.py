@@ -49,6 +49,7 @@ from bamboo_operator.signals.eviction_responder import EvictionResponder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.tenants.controller import TenantController
+from bamboo_operator.tenants.spending_record import SpendingRecord
 from bamboo_operator.tenants.tenant_list import TenantReader, TenantSource
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 
@@ -286,8 +287,12 @@ class _Operator:
             page_url=options.pages.url,
         )
         jobs = self._jobs = JobController(shared, self._options.shards if self._shards else 1)
+        sharing: TenantController | None = None
         if options.tenants is not None:
-            self._begin(TenantController(self._tenants, jobs).run())
+            record = self._spending_record(options.lease, jobs)
+            sharing = TenantController(self._tenants, jobs, record)
+            self._begin(record.run())
+            self._begin(sharing.run())
         if options.node_record:
             self._new_recorder = partial(
                 NodeRecorder,
@@ -309,6 +314,7 @@ class _Operator:
             counts=shared.counts,
             prices=self._prices,
             tenants=self._tenants,
+            spent=sharing.spent if sharing else dict,
             page_url=options.pages.url,
         )
         self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
@@ -321,6 +327,13 @@ class _Operator:
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers
+
+    def _spending_record(self, lease: LeaseName | None, jobs: JobController) -> SpendingRecord:
+        """In a ConfigMap beside the Lease."""
+        if lease is None:
+            logger.warning("without --lease it is forgotten at the end of this operator what tenants have spent")
+            return SpendingRecord()
+        return SpendingRecord(self._api, lease.of_spending(), jobs.looks_after)
 
     async def _answers_evictions(self) -> bool:
         """Does it answer EvictionRequests? Not where the API server does not serve them, which is said once."""

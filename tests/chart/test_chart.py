@@ -19,6 +19,7 @@ from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
 pytest_plugins = ["chart_fixtures"]
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
+SPENDING = "bamboo-operator-spending"  # the ConfigMap
 
 
 def test_copies_in_the_chart_are_not_stale() -> None:
@@ -234,6 +235,18 @@ def test_without_a_record_of_nodes_the_operator_has_no_right_on_config_maps(char
     assert not [rule for rule in rights if "configmaps" in rule["resources"]]
 
 
+@pytest.mark.parametrize("nodes", [True, False])
+def test_what_tenants_have_spent_is_kept_beside_the_lease(chart: Helm, nodes: bool) -> None:
+    documents = chart.template({"nodeRecord": {"enabled": nodes}, "tenants": {"configMap": "who"}})
+    rules = [rule for role in documents if role["kind"] == "Role" for rule in role["rules"]]
+    rights = {name: rule["verbs"] for rule in rules for name in rule.get("resourceNames", ("new",))}
+    (lease,) = (one for one in container(documents)["args"] if one.startswith("--lease="))
+    assert f"{lease.partition('/')[2]}-spending" == SPENDING
+    assert rights[SPENDING] == ["get", "patch"]
+    assert ["create"] in [rule["verbs"] for rule in rules if rule["resources"] == ["configmaps"]]
+    assert ("bamboo-operator-nodes" in rights) == nodes
+
+
 def test_an_operator_that_waits_for_the_lease_is_not_restarted_and_gets_no_workers(
     rendered: dict[str, list[Json]],
 ) -> None:
@@ -263,7 +276,7 @@ def test_own_marks_reach_the_operator_as_it_reads_them(
 
 
 @pytest.mark.parametrize(("what", "name", "seconds"), [("prices", "machine-prices", 60), ("tenants", "who-shares", 10)])
-def test_lists_are_mounted_so_that_changes_arrive_and_need_no_rights(
+def test_lists_are_mounted_so_that_changes_arrive_and_need_no_rights_of_their_own(
     rendered: dict[str, list[Json]], chart: Helm, what: str, name: str, seconds: int
 ) -> None:
     documents = rendered["everything"]
@@ -278,7 +291,8 @@ def test_lists_are_mounted_so_that_changes_arrive_and_need_no_rights(
     plain = rendered["default"]
     assert not any(f"--{what}" in argument for argument in container(plain)["args"])
     for kind in ("Role", "ClusterRole"):
-        assert rules_of(chart.template({what: {"configMap": name}}), kind) == rules_of(plain, kind)
+        rules = rules_of(chart.template({what: {"configMap": name}}), kind)
+        assert [rule for rule in rules if rule.get("resourceNames") != [SPENDING]] == rules_of(plain, kind)
 
 
 def test_prices_may_be_at_a_url(chart: Helm) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.handle import Cluster
 from operator_jobs import small
-from operator_process import Job, Operator, condition
+from operator_process import LEASE, Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -42,6 +42,8 @@ def test_a_job_waits_whole_for_its_tenants_bound(installed: Cluster, namespace: 
         status = second.wait(lambda s: condition(s, "HeldBack")["status"] == "False")
         assert condition(status, "HeldBack")["reason"] == "NotHeldBack"
         assert condition(first.status(), "Running")["status"] == "True"
+        kept = f"/api/v1/namespaces/{namespace}/configmaps/{LEASE}-spending"
+        installed.api.wait(kept, lambda found: namespace in (found.get("data") or {}))
     finally:
         operator.kill()
         print(operator.said)

@@ -1,14 +1,19 @@
 """What jobs may have is decided again and again, once all jobs are known."""
 
 import asyncio
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 
+from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.tenants import controller as controller_module
 from bamboo_operator.tenants.controller import SETTLED_LOOKS, TenantController
 from bamboo_operator.tenants.demand import UNBOUND, Grant, JobDemand
+from bamboo_operator.tenants.spending import JobMoney, MoneyStanding
+from bamboo_operator.tenants.spending_record import SpendingRecord
 from bamboo_operator.tenants.tenant_list import TenantSource
-from tenant_kit import job, running, tenants
+from tenant_kit import ConfigMaps, job, running, tenants
 
 
 class Listed:
@@ -17,6 +22,15 @@ class Listed:
     def __init__(self, wants: JobDemand | None) -> None:
         self.wants = wants
         self.grants: list[Grant] = []
+        self.cost = Decimal(0)
+        self.told = MoneyStanding()
+
+    def money(self) -> JobMoney:
+        name = self.wants.name if self.wants else "a/idle"
+        return JobMoney(uid=name, namespace=name[0], made=datetime.now(UTC), total=self.cost)
+
+    def money_told(self, standing: MoneyStanding) -> None:
+        self.told = standing
 
     def demand(self) -> JobDemand | None:
         return self.wants
@@ -74,6 +88,40 @@ async def test_without_a_list_that_can_be_read_only_those_go_on_that_have_begun(
     source.current = tenants()
     await controller.look()
     assert [grant.pods for grant in (old.grants[-1], new.grants[-1])] == [8, 8]
+
+
+async def test_jobs_are_told_when_their_tenant_has_spent_its_money_also_those_that_want_nothing() -> None:
+    spender, idle, other = Listed(running("a/x", 4)), Listed(None), Listed(running("b/x", 4))
+    controller, _, source = deciding(spender, idle, other)
+    source.current = tenants({"name": "t", "namespaces": ["a"], "most": {"moneyPerDay": "5"}})
+    for _ in range(SETTLED_LOOKS + 1):
+        await controller.look()
+    spender.cost = other.cost = Decimal("4.99")
+    await controller.look()
+    assert spender.told == idle.told == MoneyStanding("", "tenant t has spent 4.99 of 5 in this day")
+    assert controller.spent()["t"].day == Decimal("4.99")
+    spender.cost = Decimal(5)
+    await controller.look()
+    assert spender.told.spent.startswith("tenant t has spent its 5 of this day; its jobs go on")
+    assert (idle.told, other.told) == (spender.told, MoneyStanding())
+    source.current = None
+    await controller.look()
+    assert spender.told.spent, "a list that cannot be read changes nothing"
+    source.current = tenants({"name": "t", "namespaces": ["a"], "most": {"moneyPerDay": "6"}})
+    await controller.look()
+    assert not spender.told.spent
+
+
+async def test_no_job_begins_before_it_is_known_what_its_tenants_have_spent() -> None:
+    old, new = Listed(running("a/x", 4)), Listed(job("a/y"))
+    source = TenantSource()
+    record = SpendingRecord(ConfigMaps(), LeaseName("system", "spending"))
+    controller = TenantController(source, Operator(old, new), record)
+    for most, pods in (({"moneyPerMonth": "5"}, 0), ({"workers": 50}, 8)):
+        source.current = tenants({"name": "t", "namespaces": ["a"], "most": most})
+        for _ in range(SETTLED_LOOKS + 1):
+            await controller.look()
+        assert (old.grants[-1].bound >= 8, new.grants[-1].pods) == (True, pods)
 
 
 async def test_a_look_that_fails_is_said_once_and_the_next_one_is_made(

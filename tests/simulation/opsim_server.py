@@ -96,6 +96,7 @@ class Server:
         self.room = 1000
         self.revisions: dict[str, Object] = {}  # by name
         self.budgets: dict[str, Object] = {}  # their specs by name
+        self.config_maps: dict[str, Object] = {}  # by name
         self.trouble = 0.0  # the part of calls that fail
         self.slowness = 1.0
 
@@ -143,6 +144,8 @@ class Server:
             return self._change_workload((namespace or "", name or ""), body, "status" if status else "spec")
         if kind == "poddisruptionbudgets":
             return self._budget(method, name or "", body)
+        if kind == "configmaps":
+            return self._config_map(method, name, body)
         if kind == "controllerrevisions":
             return self._revision(method, name, body, query)
         if method == "POST":
@@ -191,6 +194,16 @@ class Server:
         self.budgets[name] = copy.deepcopy(body["spec"])
         self._changed("poddisruptionbudgets MODIFIED", {"metadata": {"uid": "", **body["metadata"]}})
         return body
+
+    def _config_map(self, method: str, name: str | None, body: Object | None) -> Object:
+        if method == "POST":
+            assert body
+            return self.config_maps.setdefault(body["metadata"]["name"], body)
+        if name not in self.config_maps:
+            raise refusal(404, "NotFound", name or "")
+        if method == "PATCH":
+            self.config_maps[name] = merged(self.config_maps[name], body or {})
+        return self.config_maps[name]
 
     def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
         """Answers a request about revisions. Some of jobs that are gone may be left, as long as the garbage collector

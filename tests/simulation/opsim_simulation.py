@@ -27,9 +27,11 @@ from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.signals import lives
 from bamboo_operator.tenants.controller import TenantController
+from bamboo_operator.tenants.spending_record import SpendingRecord
 from bamboo_operator.tenants.tenant_list import TenantList, TenantSource
 from opsim_audit import Audit
 from opsim_budgets import disruptions_allowed
@@ -77,7 +79,7 @@ class OperatorSimulation:
     ) -> None:
         self.scenario, self._say, self.tenants = scenario, say, TenantSource()
         self.tenants.current = tenants
-        self._sharing: asyncio.Task[None] | None = None
+        self._sharing: list[asyncio.Task[None]] = []
         self.audit = Audit(self.fail) if audit else None
         self.loop = VirtualLoop(scenario.grid)
         rng = self.rng = random.Random(f"world {scenario.seed}")
@@ -285,7 +287,9 @@ class OperatorSimulation:
         )
         self.controller, self.workers.gateway = JobController(self.shared), gateway
         if self.shared.tenants:
-            self._sharing = asyncio.create_task(TenantController(self.tenants, self.controller).run())
+            record = SpendingRecord(api, LeaseName("system", "operator-spending"), self.controller.looks_after)
+            sharing = TenantController(self.tenants, self.controller, record)
+            self._sharing = [asyncio.create_task(record.run()), asyncio.create_task(sharing.run())]
         for watch, show in (
             (self.nodes, self._show_node),
             (self.pods, self._show_pod),
@@ -299,8 +303,8 @@ class OperatorSimulation:
     async def stop_operator(self) -> None:
         self.log("the operator ends")
         ended, self.controller, self.workers.gateway = self.controller, None, None
-        if self._sharing:
-            self._sharing.cancel()
+        for task in self._sharing:
+            task.cancel()
         self.server.names.clear()
         for watch in (self.pods, self.nodes, self.jobs, self.workloads):
             watch.forget()

@@ -201,3 +201,38 @@ def test_an_operator_that_comes_later_decides_as_the_one_before() -> None:
 
     listed = tenants({"name": "both", "namespaces": ["*"], "most": {"workers": 3}}, order=QUICK)
     Restarted({"a": of_two_stages(6, steps=80), "b": of_two_stages(7, steps=20)}, 100, listed).succeed()
+
+
+def test_a_tenants_money_of_a_day_suspends_its_jobs_over_operators_and_deletions() -> None:
+    """A worker costs one a second: the first job, which is deleted, has spent some of what the second one may."""
+
+    class Broke(Fleet):
+        async def course(self) -> None:
+            self.make("a")
+            await self.until("a", "Running", "Training")
+            await asyncio.sleep(20.0)
+            self.server.delete("bamboojobs", self.jobs.objects[self.keys["a"]])
+            await asyncio.sleep(70.0)
+            self.make("b")
+            await self.until("b", "Running", "Training")
+            await self.stop_operator()
+            await asyncio.sleep(2.0)
+            self.start_operator()
+            message = await self.until("b", "Suspended", "TenantBudgetSpent")
+            assert message.startswith("tenant both has spent its 150 of this day; its jobs go on"), message
+            await self._until(lambda: "pods are left" if self.on_nodes() else None, 100.0)
+            assert float(self.status("b")["cost"]["total"]) < 130, "the deleted job's cost counts"
+            await self.stop_operator()
+            self.start_operator()
+            seen = [self.condition("b", "Suspended")[1] for _ in range(20) if not await asyncio.sleep(1.0)]
+            assert set(seen) == {"TenantBudgetSpent"}, seen
+            self.tenants.current = listed("1000")
+            await self.complete("b")
+            assert "tenant both has spent" not in self.status("b")["cost"].get("budget", "")
+
+    def listed(money: str) -> TenantList:
+        return tenants({"name": "both", "namespaces": ["*"], "most": {"moneyPerDay": money}}, order=QUICK)
+
+    kept = {"storage": {"uri": "s3://bucket/x"}, "everySteps": 10}
+    priced = partial(of_two_stages, pools=({"name": "spot", "pricePerHour": "3600"},), steps=100)
+    Broke({"a": priced(8), "b": priced(9, checkpoint=kept)}, 100, listed("150")).succeed()

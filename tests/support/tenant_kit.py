@@ -1,12 +1,40 @@
 """Tenants, and jobs that want workers."""
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 from hypothesis import strategies as st
 
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.request_parts import Object
 from bamboo_operator.tenants.demand import JobDemand
 from bamboo_operator.tenants.tenant_list import TenantList, parse_tenants
+
+
+class ConfigMaps:
+    """Those of an API server. refusing: what each call is answered with instead."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Object] = {}
+        self.refusing: ApiError | None = None
+        self.writes = 0
+
+    async def read_config_map(self, namespace: str, name: str) -> Object | None:
+        if self.refusing:
+            raise self.refusing
+        return self.kept.get(name)
+
+    async def create_config_map(self, config_map: Object) -> Object:
+        self.kept[config_map["metadata"]["name"]] = config_map
+        return config_map
+
+    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> Object:
+        self.writes += 1
+        if name not in self.kept:
+            raise ApiError(404, "NotFound", name)
+        self.kept[name]["data"] |= data
+        return self.kept[name]
 
 
 def tenants(*listed: dict[str, Any], **more: Any) -> TenantList:

@@ -174,7 +174,7 @@ class JobCost(ApiPart, frozen=True):
     total: Amount | None = None
     """The cost so far, a decimal number."""
     budget: Sentence | None = None
-    """How much of spec.budget.money is spent, and how far the rest is expected to get."""
+    """How much of spec.budget.money is spent, and how far the rest is expected to get; and how much of its tenant's."""
     repeated: Amount | None = None
     """What of it repeated steps cost, a decimal number."""
     on_demand_total: Amount | None = None

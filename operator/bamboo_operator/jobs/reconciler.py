@@ -49,6 +49,7 @@ from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
 from bamboo_operator.tenants.demand import Grant, JobDemand
 from bamboo_operator.tenants.share import JobShare
+from bamboo_operator.tenants.spending import JobMoney, MoneyStanding
 
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
 
@@ -75,6 +76,8 @@ class JobReconciler:
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, selector(self._meta), status, shared.api)
+        if shared.tenants:
+            self._status.update(tenant=MoneyStanding(spent=self._status.tenant_spent))
         if shared.page_url:
             self._status.update(page=f"{shared.page_url}/jobs/{self.key[0]}/{self.key[1]}/")
         self._pods = JobPods(self._job, shared.cluster)
@@ -145,6 +148,18 @@ class JobReconciler:
             if self._training:
                 self._training.apply_edits()
         self._trigger.at_once()
+
+    def money(self) -> JobMoney:
+        """What the job has cost."""
+        made = self._made or self._status.facts.now
+        return JobMoney(uid=self.uid, namespace=self.key[0], made=made, total=self._status.facts.total_cost)
+
+    def money_told(self, standing: MoneyStanding) -> None:
+        """The job is suspended when its tenant's money is spent, and goes on when there is some again."""
+        before = self._status.facts.tenant
+        self._status.update(tenant=standing)
+        if standing.spent != before.spent:
+            self._look_again()
 
     def queue_changed(self) -> None:
         """Something has happened to one of its Workloads."""

@@ -106,8 +106,8 @@ class Training:
                 self._runner.interrupt("Suspended", message, keep=True)
                 return
             self._edit(self._queue.fitted(spec))
-        if (spent := suspends(self._status.facts, self._runner.state.phase)) is not None:
-            self._runner.interrupt("BudgetSpent", spent, keep=True)
+        if (why := suspends(self._status.facts, self._runner.state.phase)) is not None:
+            self._runner.interrupt(why.reason, why.message, keep=True)
         elif self._status.active_left() <= 0:
             limit = self._status.active_deadline
             message = f"the job has been active for more than {limit} s"

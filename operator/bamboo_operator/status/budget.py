@@ -14,23 +14,35 @@ from bamboo_core.job.status import BambooJobStatus
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
 
+TENANT_SPENT = "TenantBudgetSpent"  # a reason
 LOW_SECONDS: Final = 3600.0  # for which money lasts at least without a warning
 LASTING_SECONDS: Final = 60.0  # for which a budget falls short before there is a warning
 SLACK: Final = 0.02  # by which it has to, and by which it has to suffice again
 
 
-def budget_spent(spec: JobSpec) -> str:
-    """Why the job is suspended, and what helps."""
-    money = spec.budget.money if spec.budget else None
-    return "" if money is None else spent(money, keeps=spec.checkpoint is not None)
+@dataclass(frozen=True, slots=True)
+class MoneySpent:
+    """Whose money is spent, so that the job is suspended."""
+
+    reason: str  # CamelCase
+    message: str  # a sentence, with what helps
 
 
-def suspends(facts: StatusFacts, phase: str) -> str | None:
-    """Why a job in that phase of its coordinator is suspended, if its money is spent; None if it goes on.
+def money_spent(facts: StatusFacts) -> MoneySpent | None:
+    """None as long as there is money for the job."""
+    spec = facts.spec
+    money = spec.budget.money if spec and spec.budget else None
+    if spec is not None and money is not None and facts.spent:
+        return MoneySpent("BudgetSpent", spent(money, keeps=spec.checkpoint is not None))
+    return MoneySpent(TENANT_SPENT, facts.tenant.spent) if facts.tenant.spent else None
+
+
+def suspends(facts: StatusFacts, phase: str) -> MoneySpent | None:
+    """Why a job in that phase of its coordinator is suspended, if money is spent; None if it goes on.
 
     One that is saving its result does: what is left to do costs less than to do it once more.
     """
-    return budget_spent(facts.spec) if facts.spent and facts.spec and phase != "Saving" else None
+    return money_spent(facts) if phase != "Saving" else None
 
 
 def money_lasts(facts: StatusFacts) -> float:
@@ -42,15 +54,16 @@ def money_lasts(facts: StatusFacts) -> float:
     return max(0.0, float((money - facts.total_cost) / per_hour) * HOUR) if per_hour else 0.0
 
 
-def budget_left(spec: JobSpec | None, total: Decimal, per_hour: Decimal | None, status: Status | None) -> str | None:
-    """How much is spent, and how far the rest gets at the present price and speed; None without a budget for the job.
-
-    total: what the job has cost. per_hour: what its workers cost, 0 or None if none run.
+def budget_left(
+    facts: StatusFacts, per_hour: Decimal | None, status: Status | None, *, over: bool = False
+) -> str | None:
+    """How much is spent, and how far the rest gets at the present price and speed; and how much of its tenant's money,
+    unless the job is over. None without either. per_hour: what the job's workers cost, 0 or None if none run.
     """
+    spec = facts.spec
     money = spec.budget.money if spec and spec.budget else None
-    if money is None:
-        return None
-    return money_reach(money, total, per_hour, pace_of(status)).told
+    own = "" if money is None else money_reach(money, facts.total_cost, per_hour, pace_of(status)).told
+    return "; ".join(filter(None, (own, "" if over else facts.tenant.left))) or None
 
 
 def pace_of(status: Status | None) -> Pace:

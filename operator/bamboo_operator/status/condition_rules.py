@@ -12,7 +12,7 @@ from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
 from bamboo_operator.pods.rollouts.rollout import RolloutState
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
-from bamboo_operator.status.budget import Shortfall, budget_spent, shortfalls
+from bamboo_operator.status.budget import Shortfall, money_spent, shortfalls
 from bamboo_operator.status.facts import StatusFacts
 
 LONGEST_MESSAGE = 32768
@@ -291,8 +291,8 @@ def _held_back(given: RuleInput) -> ConditionResult:
 def _suspended(given: RuleInput) -> ConditionResult:
     if given.facts.suspended and not given.over:
         spec = given.facts.spec
-        if given.facts.spent and spec and not spec.suspend:
-            return ConditionResult(True, "BudgetSpent", budget_spent(spec))
+        if (why := money_spent(given.facts)) is not None and spec and not spec.suspend:
+            return ConditionResult(True, why.reason, why.message)
         if not given.facts.stopped:
             return ConditionResult(True, given.facts.queue.reason, given.facts.queue.message)
         return ConditionResult(True, "Suspended", "the job is suspended")

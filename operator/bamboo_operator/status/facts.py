@@ -16,6 +16,7 @@ from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.queues.decision import FREE, QueueStanding
 from bamboo_operator.status.savings import CostComparison
 from bamboo_operator.tenants.demand import HeldBack
+from bamboo_operator.tenants.spending import UNCOUNTED, MoneyStanding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class StatusFacts:
     counted_until: datetime | None = None  # until when, None if it never was
     comparison: CostComparison = field(default_factory=CostComparison)  # of costs, over all operators
     held_back: HeldBack | None = None  # what keeps the job from workers for the sake of others
+    tenant: MoneyStanding = UNCOUNTED  # of its tenant's money
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
     selector: str | None = None  # of all the job's pods
@@ -86,13 +88,13 @@ class StatusFacts:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is suspended: by its user, because its budget is spent, or because its queue says so."""
+        """Whether the job is suspended: by its user, because money is spent, or because its queue says so."""
         return self.stopped or (self.spec is not None and self.queue.holds)
 
     @property
     def stopped(self) -> bool:
         """Whether it is suspended for another reason than its queue."""
-        return self.spec is not None and (self.spec.suspend or self.spent)
+        return self.spec is not None and (self.spec.suspend or self.spent or self.tenant.spent != "")
 
     @property
     def total_cost(self) -> Decimal:

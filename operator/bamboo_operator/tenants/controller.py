@@ -6,15 +6,18 @@ import time
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from bamboo_operator.tenants.decision import grants, grants_unread
+from bamboo_operator.tenants.decision import grants, grants_unread, waiting_for
 from bamboo_operator.tenants.demand import Grant, JobDemand
 from bamboo_operator.tenants.line import NO_LINES, Lines
-from bamboo_operator.tenants.tenant_list import TenantSource
+from bamboo_operator.tenants.spending import UNCOUNTED, JobMoney, MoneyStanding, TenantMoney, money_of, standing
+from bamboo_operator.tenants.spending_record import SpendingRecord
+from bamboo_operator.tenants.tenant_list import TenantList, TenantSource
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 ASKED_AT_ONCE: Final = 20  # jobs, before others of the process get their turn
+NOTHING_SPENT: Final = TenantMoney()
 SETTLED_LOOKS: Final = 3  # at the beginning, with as many jobs each time: then all have been listed
 
 
@@ -27,17 +30,23 @@ class TenantJob(Protocol):
     def granted(self, grant: Grant) -> None:
         """It may have that from now on."""
 
+    def money(self) -> JobMoney:
+        """What it has cost."""
+
+    def money_told(self, standing: MoneyStanding) -> None:
+        """That is how its tenant's money stands."""
+
 
 class Jobs(Protocol):
     def running(self) -> Collection[TenantJob]: ...
 
 
 class TenantController:
-    """Alone decides what jobs may have. lines: of jobs that wait for the same nodes."""
+    """Alone decides what jobs may have. record: of what they have spent."""
 
-    def __init__(self, source: TenantSource, jobs: Jobs) -> None:
-        self._source, self._jobs = source, jobs
-        self._lines: Lines = NO_LINES
+    def __init__(self, source: TenantSource, jobs: Jobs, record: SpendingRecord | None = None) -> None:
+        self._source, self._jobs, self._record = source, jobs, record or SpendingRecord()
+        self._lines: Lines = NO_LINES  # of jobs that wait for the same nodes
         self._looks, self._count = 0, -1  # with as many jobs
         self._said: str | None = None  # what failed last
 
@@ -64,12 +73,43 @@ class TenantController:
         if not self._has_settled(len(jobs)):
             return
         demands, tenants = [demand for _, demand in jobs.values()], self._source.current
+        unknown = self._tell_money(tenants)
         if tenants is None:
             found = grants_unread(demands)
         else:
             found, self._lines = grants(demands, tenants, self._lines, time.monotonic())
+            waits = waiting_for("the record of what its tenant has spent")
+            found |= {one.name: waits for one in demands if one.namespace in unknown and not one.begun}
         for name, (job, _) in jobs.items():
             job.granted(found[name])
+
+    def _tell_money(self, tenants: TenantList | None) -> set[str]:
+        """Counts what was spent, and tells jobs how that stands. The namespaces whose tenants may have spent more than
+        is known; for their jobs it stays as it was.
+        """
+        moneys = [(job, job.money()) for job in self._jobs.running()]
+        self._record.count(money for _, money in moneys)
+        if tenants is None:
+            return set()
+        now, spent = self._record.clock(), self.spent()
+        owners = tenants.owners(money.namespace for _, money in moneys)
+        uncounted = {owners[namespace].name for namespace in owners if not self._record.counts(namespace)}
+        unknown = {name for name, one in owners.items() if one.most.has_sum and one.name in uncounted}
+        told = {
+            tenant.name: standing(tenant, spent.get(tenant.name, NOTHING_SPENT), now)
+            if tenant.most.has_sum
+            else UNCOUNTED
+            for tenant in owners.values()
+        }
+        for job, money in moneys:
+            if money.namespace not in unknown:
+                job.money_told(told[owners[money.namespace].name])
+        return unknown
+
+    def spent(self) -> dict[str, TenantMoney]:
+        """What each tenant has spent, by its name, as far as it is known; from any thread."""
+        tenants = self._source.current
+        return {} if tenants is None else money_of(tenants, self._record.current, self._record.clock())
 
     def _has_settled(self, count: int) -> bool:
         """An operator that has just begun hears of one job after the other, and none may have what another has."""

@@ -28,8 +28,12 @@ def _grant(share: Share, place: Place | None) -> Grant:
     return Grant(bound=share.workers, pods=min(share.pods, place.pods), in_line=True, held_back=told)
 
 
+def waiting_for(lacks: str) -> Grant:
+    """What a job gets that may not begin without something that the operator cannot read."""
+    return Grant(bound=MANY, pods=0, held_back=HeldBack("TenantsUnread", f"waits for {lacks} that can be read"))
+
+
 def grants_unread(jobs: Iterable[JobDemand]) -> dict[str, Grant]:
     """Without any list of tenants those that have begun go on, and no other begins."""
-    told = HeldBack("TenantsUnread", "waits for a list of tenants that can be read (--tenants)")
-    waits = Grant(bound=MANY, pods=0, held_back=told)
+    waits = waiting_for("a list of tenants (--tenants)")
     return {job.name: UNBOUND if job.begun else waits for job in jobs}

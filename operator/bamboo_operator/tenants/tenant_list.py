@@ -29,11 +29,20 @@ NAMESPACE: Final = TextPattern(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantBounds:
-    """The most that all jobs of a tenant may have at a time. money_per_hour: what their workers may cost in an hour."""
+    """The most that all jobs of a tenant may have at a time. money_per_hour: what their workers may cost in an hour;
+    money_per_day, money_per_month: and in a day and a month of UTC, however many they are.
+    """
 
     workers: Annotated[int, Integer(1, MANY)] = MANY
     devices: Annotated[int, Integer(1, MANY)] = MANY
     money_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
+    money_per_day: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
+    money_per_month: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
+
+    @property
+    def has_sum(self) -> bool:
+        """Does it bound what is spent in a while?"""
+        return self.money_per_day is not None or self.money_per_month is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,98 @@
+"""What namespaces have spent is kept in a ConfigMap: it outlives operators, and those of all shards know it."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from bamboo_core.kube.errors import ApiError
+from bamboo_operator.kube.lease import LeaseName
+from bamboo_operator.tenants.spending import JobMoney
+from bamboo_operator.tenants.spending_record import SpendingRecord
+from tenant_kit import ConfigMaps
+
+PLACE = LeaseName("system", "bamboo-operator-spending")
+START = datetime(2026, 12, 30, 12, tzinfo=UTC)
+
+
+class Holder:
+    """An operator that looks after some namespaces. money: what their jobs have cost, as their status says."""
+
+    def __init__(self, api: ConfigMaps, money: dict[str, dict[str, int]], now: datetime = START) -> None:
+        self.api, self.money, self.now = api, money, now
+        self.record = SpendingRecord(api, PLACE, lambda namespace: namespace in self.money, lambda: self.now)
+
+    async def count(self, seconds: float = 1.0) -> Mapping[str, Decimal]:
+        """Once, and then what is known is synchronized; what each namespace has spent by now."""
+        self.now += timedelta(seconds=seconds)
+        self.record.count(
+            JobMoney(uid=uid, namespace=namespace, made=START, total=Decimal(total))
+            for namespace, jobs in self.money.items()
+            for uid, total in jobs.items()
+        )
+        await self.record.sync(self.api, PLACE)
+        return {namespace: one.day for namespace, one in self.record.current.items()}
+
+
+async def test_the_next_operator_goes_on_where_the_last_one_has_written() -> None:
+    api = ConfigMaps()
+    first = Holder(api, {"a": {"x": 0, "y": 0}})
+    for _ in range(3):
+        await first.count()
+    first.money["a"] = {"x": 5, "y": 3}
+    await first.count()
+    del first.money["a"]["x"]  # it is deleted
+    assert await first.count() == {"a": 8}
+    second = Holder(api, {"a": {"y": 4}}, first.now)  # y's status has got on since the last write
+    assert not second.record.counts("a")
+    for _ in range(3):
+        found = await second.count()
+    assert found == {"a": 9}
+    assert second.record.counts("a")
+
+
+async def test_operators_of_other_shards_know_what_is_spent_and_go_on_with_it() -> None:
+    api = ConfigMaps()
+    one, other = Holder(api, {"a": {"x": 0}}), Holder(api, {"b": {"z": 0}})
+    for _ in range(3):
+        await one.count()
+        await other.count()
+    one.money["a"]["x"], other.money["b"]["z"] = 5, 2
+    await one.count()
+    for _ in range(2):
+        await other.count()
+    assert await one.count() == await other.count() == {"a": 5, "b": 2}
+    other.money["a"] = {"x": 6}
+    del one.money["a"]
+    one.money["c"] = {}
+    for _ in range(3):
+        await other.count()
+        found = await one.count()
+    assert found == {"a": 6, "b": 2}, "who gives a namespace away knows what another writes"
+
+
+async def test_nothing_is_written_while_nothing_is_spent() -> None:
+    holder = Holder(api := ConfigMaps(), {"a": {"x": 0}})
+    for _ in range(4):
+        await holder.count()
+    before = api.writes
+    for _ in range(5):
+        await holder.count()
+    assert api.writes == before
+
+
+async def test_what_cannot_be_read_is_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    holder = Holder(api := ConfigMaps(), {"a": {"x": 3}})
+    api.refusing = ApiError(403, "Forbidden", "not allowed")
+    for _ in range(3):
+        assert await holder.count() == {}
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said.startswith("cannot keep what tenants have spent in system/bamboo-operator-spending: ")
+    assert not holder.record.counts("a")
+    api.refusing, api.kept[PLACE.name] = None, {"data": {"a": "nonsense"}}
+    for _ in range(3):
+        await holder.count()
+    assert "namespace a has spent begins anew" in caplog.records[-1].getMessage()
+    holder.money["a"]["x"] = 4
+    assert await holder.count() == {"a": 1}
