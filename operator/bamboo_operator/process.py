@@ -44,7 +44,7 @@ from bamboo_operator.kube.lease import LEASE_CONNECTIONS, HolderTerms, Lease, Le
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress, PriceSource
-from bamboo_operator.recording.recorder import NodeRecorder
+from bamboo_operator.recording.recorder import NodeRecorder, RecordedLosses
 from bamboo_operator.signals.eviction_responder import EvictionResponder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
@@ -138,6 +138,7 @@ class _Operator:
         self._jobs: JobController | None = None
         self._new_recorder: Callable[[], NodeRecorder] | None = None
         self._recording: tuple[NodeRecorder, asyncio.Task[None]] | None = None
+        self._losses: RecordedLosses | None = None  # where another operator records nodes, or may
         self._works = False
         self._closing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -197,7 +198,7 @@ class _Operator:
         return None if holder is None else holder.workers
 
     def _exposures(self) -> Mapping[Place, Exposure]:
-        return self._recording[0].exposures() if self._recording else {}
+        return self._recording[0].exposures() if self._recording else self._losses.exposures if self._losses else {}
 
     # shards
 
@@ -307,6 +308,9 @@ class _Operator:
             self._begin(EvictionResponder(shared.cluster, self._api, jobs.looks_after).run())
         if not self._shards:
             self._record_nodes()
+        elif options.node_record:
+            self._losses = RecordedLosses(self._api, options.node_record)
+            self._begin(self._losses.run())
         sources = MetricSources(
             reconcilers=jobs.running,
             gateway=self._gateway,
