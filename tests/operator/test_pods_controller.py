@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.control.channel_events import ChannelClosed, Received
-from bamboo_core.control.protocol import PeerDown, PeerUp, WorkerReady
+from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.control.platform import Platform
+from bamboo_core.control.protocol import Hello, PeerDown, PeerUp, WorkerReady
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.planning.hazards import Exposure
 from bamboo_core.planning.pool_order import PATIENCE_SECONDS
@@ -329,6 +330,24 @@ async def test_by_value_workers_are_asked_for_where_an_hour_with_its_losses_cost
     assert [rank.name for rank in by_value.controller.pool_ranks] == ["b", "a"]
     assert other.pools()["tiny-w2"] == "b"
     assert "PoolChosen" in by_value.told()
+
+
+async def test_by_value_a_pool_whose_worker_is_refused_is_left_for_another_one(begin: Callable[..., Job]) -> None:
+    place = Place()
+    mixed = begin(place, nodePools=TWO_ZONES, poolOrder="Value")
+    await mixed.reconciles()
+    for name in place.pools():
+        place.run(name, 1.0)
+    mixed.train()
+    place.take("tiny-w0")
+    await mixed.reconciles()
+    assert place.pools()["tiny-w2"] == "a"
+    place.run("tiny-w2", 1.0)
+    other = Hello(worker="tiny-w2", host="10.0.0.1", port=1, platform=Platform(device="another GPU"))
+    mixed.runner.handle(WorkerJoined(other))
+    assert "PlatformMismatch" in mixed.told()
+    await mixed.reconciles(LEAVE_SECONDS + 1, count=8)
+    assert place.pools()["tiny-w3"] == "b"
 
 
 async def test_by_value_a_pool_that_gives_no_node_is_left_for_another_one(begin: Callable[..., Job]) -> None:

@@ -21,8 +21,14 @@ class Chosen:
         self.told: list[Emit] = []
         self.choice = PoolChoice(lambda: seen or {}, PriceSource(), self.told.append, first)
 
-    def look(self, now: float = 0.0, waiting: Mapping[str, tuple[str, float]] | None = None, spec: Any = VALUE) -> str:
-        self.choice.look(spec, {"a": 2}, waiting or {}, 30.0, now)
+    def look(
+        self,
+        now: float = 0.0,
+        waiting: Mapping[str, tuple[str, float]] | None = None,
+        spec: Any = VALUE,
+        refused: tuple[str, str] | None = None,
+    ) -> str:
+        self.choice.look(spec, {"a": 2}, waiting or {}, 30.0, now, refused)
         return self.choice.ordered(spec.node_pools)[0].name
 
     def elsewhere(self, current: str) -> str | None:
@@ -59,3 +65,14 @@ def test_a_pod_goes_elsewhere_once_its_pool_has_given_it_no_node_for_long() -> N
     both = {"w1": ("b", 0.0), "w2": ("a", 0.0)}
     one.look(later + COOLDOWN_SECONDS, both)
     assert one.elsewhere("a") is None
+
+
+def test_a_pool_whose_worker_does_not_fit_is_left_for_another_for_a_while() -> None:
+    one, cheap = Chosen(), job(nodePools=[POOLS[0], {"name": "b", "pricePerHour": "0.80"}], poolOrder="Value")
+    assert one.look(spec=cheap) == "b"
+    assert one.look(1.0, {"w2": ("b", 0.5)}, cheap, ("w1", "b")) == "a"
+    assert one.told[-1].message.endswith("which has given no workers")
+    assert one.elsewhere("b") == "a", "the pod that waits there would not fit either"
+    assert one.look(COOLDOWN_SECONDS, None, cheap, ("w1", "b")) == "a"
+    assert one.look(COOLDOWN_SECONDS + 1.0, None, cheap, ("w1", "b")) == "b", "no newer one was refused"
+    assert one.look(COOLDOWN_SECONDS + 2.0, None, cheap, ("w3", "b")) == "a"

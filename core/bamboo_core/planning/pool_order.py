@@ -2,7 +2,7 @@
 
 A worker's hour in a pool costs its price, and what the losses of such an hour cost: the whole job trains nothing for
 some seconds, and the next worker is paid for before it trains. The pool in which that is least comes first; the one
-that is first already stays so unless another one is cheaper by enough. Pools that have lately given no nodes come last.
+that is first already stays so unless another one is cheaper by enough. Pools that gave no workers lately come last.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,14 +41,14 @@ class PoolRank:
 
     def __str__(self) -> str:
         told = f"{self.name} {self.cost:.4g} ({self.price:.4g} and {self.losses:.2g} losses an hour)"
-        return told if self.delivers else f"{told}, which has given no nodes"
+        return told if self.delivers else f"{told}, which has given no workers"
 
 
 def rank_pools(
     pools: Iterable[NodePool], seen: Mapping[Place, Exposure], loss: LossCost, failing: Iterable[str], first: str
 ) -> tuple[PoolRank, ...]:
     """The pools that are asked at once, the one for the next worker first. seen: what was recorded of their nodes.
-    failing: those that have lately given no nodes. first: the one that has been first.
+    failing: those that have lately given no workers. first: the one that has been first.
     """
     asked = [pool for pool in pools if not pool.after_seconds]
     priced = all(pool.price_per_hour is not None for pool in asked)
@@ -82,7 +82,7 @@ def told_order(ranks: Sequence[PoolRank]) -> str:
 
 
 def still_failing(failed: Mapping[str, float], waiting: Mapping[str, float], now: float) -> dict[str, float]:
-    """The pools that have lately given no nodes, and when that was seen last. failed: as it was. waiting: by the pool's
+    """The pools that gave no workers lately, and when that was seen last. failed: as it was. waiting: by the pool's
     name, since when the pod that has waited longest has found no node in it.
     """
     kept = {name: at for name, at in failed.items() if now - at < COOLDOWN_SECONDS}

@@ -282,7 +282,14 @@ class PodController:
             number = worker_number(pods.get(name) or {}) or 0
             self._backoff = self._backoff.after(number, self.created, now, f"{name} {detail}")
         self._rolling.look(self._sight())
-        self._choice.look(self._spec, self.pods.paid_for(), self._unplaced(now), self._requests.loss_seconds, now)
+        paid, loss = self.pods.paid_for(), self._requests.loss_seconds
+        self._choice.look(self._spec, paid, self._unplaced(now), loss, now, self._refused())
+
+    def _refused(self) -> tuple[WorkerId, str] | None:
+        """The newest worker that did not fit to the others, and its pool, as long as its pod is there."""
+        worker = misfit[0] if (misfit := self._requests.wanted.misfit) else ""
+        pool = worker_pool(self.pods.all().get(worker) or {})
+        return (worker, pool) if pool else None
 
     def _unplaced(self, now: float) -> dict[WorkerId, tuple[str, float]]:
         """The workers for which the scheduler looks for a node: the pool of each, and since when."""

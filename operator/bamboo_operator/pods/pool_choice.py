@@ -40,16 +40,24 @@ class PoolChoice:
     ) -> None:
         self._seen, self._prices, self._emit = seen, prices, record
         self._first = first
-        self._failed: dict[str, float] = {}  # pools that have lately given no nodes, and when that was seen last
+        self._failed: dict[str, float] = {}  # pools that have lately given no workers, and when that was seen last
+        self._refused: WorkerId = ""  # the newest worker that did not fit
         self._since: dict[WorkerId, float] = {}  # when pods that find no node began to look for one
         self._waiting: Mapping[str, float] = {}  # since when one of them finds none, by its pool
         self.ranks: tuple[PoolRank, ...] = ()  # the first one comes next; () if pools are asked as they are listed
 
     def look(
-        self, spec: JobSpec, paid: Counts, waiting: Mapping[WorkerId, tuple[str, float]], loss: float, now: float
+        self,
+        spec: JobSpec,
+        paid: Counts,
+        waiting: Mapping[WorkerId, tuple[str, float]],
+        loss: float,
+        now: float,
+        refused: tuple[WorkerId, str] | None = None,
     ) -> None:
         """Ranks the pools anew. paid: workers that have a node, by pool; waiting: those that find none, with their pool
-        and since when; loss: seconds of the whole job that the loss of a worker costs; now: time.monotonic().
+        and since when; loss: seconds of the whole job that the loss of a worker costs; now: time.monotonic(). refused:
+        the newest worker that did not fit to the others, and its pool.
         """
         if spec.pool_order is PoolOrder.LISTED or len(spec.node_pools) < 2:
             self.ranks, self._failed, self._since, self._waiting = (), {}, {}, {}
@@ -59,6 +67,9 @@ class PoolChoice:
         for name, (pool, _) in waiting.items():
             oldest[pool] = min(self._since[name], oldest.get(pool, now))
         self._waiting = oldest
+        if refused is not None and refused[0] != self._refused:
+            self._refused, pool = refused
+            self._failed[pool] = now
         self._failed = still_failing(self._failed, self._waiting, now)
         pools = priced_pools(spec, self._prices.current, {})
         job = float(price_per_hour(pools, paid) or Decimal(0))
@@ -74,7 +85,7 @@ class PoolChoice:
         return in_order(pools, self.ranks)
 
     def elsewhere(self, pools: Sequence[NodePool], current: str, counts: Counts) -> NodePool | None:
-        """The pool in which a pod is made anew whose own has given it no node for too long; None to go on waiting."""
+        """The pool in which a pod is made anew whose own has lately given no workers; None to go on waiting."""
         target = choose_pool(pools, 0.0, None, counts)
         if current not in self._failed or target is None or target.name in self._failed:
             return None
