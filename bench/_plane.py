@@ -24,6 +24,7 @@ from cluster.control_plane import ControlPlane, free_ports  # type: ignore[impor
 from cluster.handle import Cluster  # type: ignore[import-not-found]
 from cluster.nodes import CAPACITY, ZONE  # type: ignore[import-not-found]
 from operator_process import LEASE, SYSTEM, install  # type: ignore[import-not-found]
+from operator_web import stand_in  # type: ignore[import-not-found]
 
 __all__ = [
     "LEASE",
@@ -37,6 +38,7 @@ __all__ = [
     "free_ports",
     "issue",
     "plane",
+    "stand_in",
 ]
 
 Json = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The real operator as a process of its own, and what it takes."""
+"""The real operator as a process of its own, or several that share the jobs; and what they take."""
 
 import os
 import pstats
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from _common import say
@@ -24,10 +24,10 @@ COUNTED = {  # (file, function) -> what a call of it is
 
 
 class Operator:
-    """profile: a file for cProfile's figures, which make everything slower."""
+    """A process that runs it. name: as the figures call it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
-        self._process, self.log = process, log
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.name, self._process, self.log = name, process, log
 
     @property
     def pid(self) -> int:
@@ -46,26 +46,43 @@ class Operator:
                 yield line
 
 
+def identity(number: int) -> str:
+    """What that operator is called in Leases, which is its pod's name."""
+    return f"operator-{number}"
+
+
 @contextmanager
-def operator(cluster: Cluster, folder: Path, profile: Path | None) -> Iterator[Operator]:
-    """An operator under its own ServiceAccount, for all namespaces. profile: where cProfile writes, which makes all
-    slower.
+def operators(cluster: Cluster, folder: Path, count: int, profile: Path | None) -> Iterator[list[Operator]]:
+    """So many operators under their own ServiceAccount, for all namespaces; several divide the jobs into as many
+    shards. profile: where cProfile writes of a single one, which makes all slower.
     """
     kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig", 7200)
     (folder / "key").write_bytes(secrets.token_bytes(32))
+    common = ["--key-file", str(folder / "key"), "--lease", f"{SYSTEM}/{LEASE}", *issue(folder)]
+    if count > 1:
+        common += ["--shards", str(count), "--address", "127.0.0.1"]
     watched = ["-m", "cProfile", "-o", str(profile)] if profile else []
-    command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *watched, "-m", "bamboo_operator"]
-    command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--web-listen", "127.0.0.1:0"]
-    command += ["--key-file", str(folder / "key"), "--lease", f"{SYSTEM}/{LEASE}", *issue(folder)]
-    path = folder / "operator.log"
+    with ExitStack() as running:
+        found = []
+        for number in range(count):
+            name = f"operator {number}" if count > 1 else "operator"
+            command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *watched, "-m", "bamboo_operator"]
+            command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--web-listen", "127.0.0.1:0"]
+            command += [*common, "--identity", identity(number)]
+            found.append(running.enter_context(_operator(name, command, kubeconfig, folder / f"operator-{number}.log")))
+        yield found
+
+
+@contextmanager
+def _operator(name: str, command: list[str], kubeconfig: Path, path: Path) -> Iterator[Operator]:
     with path.open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, stdout=log, stderr=log)
     try:
-        yield Operator(process, path)
+        yield Operator(name, process, path)
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        say(f"the operator did not end within {STOP_SECONDS} s")
+        say(f"the {name} did not end within {STOP_SECONDS} s")
     finally:
         process.kill()
         process.wait()

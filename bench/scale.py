@@ -2,11 +2,13 @@
 
     python bench/scale.py [--nodes 40] [--jobs 4] [--notices 8] [--burst 4] [--repeat 2] [--json FILE]
     python bench/scale.py --jobs 1 --stages 10 --pipelines 100 --nodes 1000 --burst 1 [--json FILE]
+    python bench/scale.py --operators 3 --nodes 2600 --jobs 300 [--json FILE]
 
 The real operator on the test cluster's real control plane; docs/testing-cluster.md says what that needs. Nodes are
 fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
 but say what workers say: two heartbeats a second each, and a step a second for each job. At rest the operator asks the
-API server for two things: to write each job's progress, and every 10 s to renew its Lease.
+API server for two things: to write each job's progress, and every 10 s to renew its Lease. Several operators have a
+shard each, and as many jobs.
 
     python bench/scale.py --cannot-pull [--nodes 40] [--jobs 4] [--rest 30] [--json FILE]
 
@@ -26,23 +28,24 @@ from _common import machine, main, median, quantile, say, show, write_json
 from _plane import Json
 from _process import read_profile
 from _scene import Size, scene
+from bamboo_core.serving.descriptors import raise_limit
+from bamboo_operator.kube.job_shards import MOST_SHARDS
 
 TARGET_NOTICE, TARGET_BURST, TARGET_MIB = 0.25, 2.0, 300.0
 
 PLAIN = (  # name, key in a window, scale
     ("seconds", "seconds", 1.0),
-    ("operator's memory (RSS), MiB", "memory_mib", 1.0),
-    ("its highest so far, MiB", "peak_memory_mib", 1.0),
     ("channels that broke", "cuts", 1.0),
     ("stand-ins' loop late by at most, ms", "late", 1e3),
 )
 
 
 def run(
-    nodes: Annotated[int, typer.Option(min=8, max=5000)] = 40,
+    nodes: Annotated[int, typer.Option(min=8, max=10_000)] = 40,
     jobs: Annotated[int, typer.Option(min=1, max=1000, help="Of 8 workers each: 2 pipelines of 4 stages.")] = 4,
     stages: Annotated[int, typer.Option(min=2, max=100)] = 4,
     pipelines: Annotated[int, typer.Option(min=1, max=500, help="Of each job.")] = 2,
+    operators: Annotated[int, typer.Option(min=1, max=MOST_SHARDS, help="That share the jobs, a shard each.")] = 1,
     wave: Annotated[int, typer.Option(min=1, help="Jobs that are begun at the same time.")] = 10,
     rest: Annotated[float, typer.Option(help="Seconds in which nothing happens.")] = 30,
     notices: Annotated[int, typer.Option(min=0, help="One after the other, to one job after the other.")] = 8,
@@ -54,7 +57,18 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
 ) -> None:
     """Start the jobs, leave them alone, give notice to single nodes and to many at once."""
-    size = Size(nodes=nodes, jobs=jobs, wave=wave, stages=stages, pipelines=pipelines, pulls=not cannot_pull)
+    if profile and operators > 1:
+        raise typer.BadParameter("expected a single operator with it", param_hint="--profile")
+    raise_limit()  # a channel for each worker
+    size = Size(
+        nodes=nodes,
+        jobs=jobs,
+        wave=wave,
+        stages=stages,
+        pipelines=pipelines,
+        pulls=not cannot_pull,
+        operators=operators,
+    )
     if cannot_pull:
         main(_run_without_image(size, rest, random.Random(seed), json))
         return
@@ -106,10 +120,7 @@ def _show_without_image(size: Size, figures: Json) -> None:
         [[*row, str(size.jobs - len(lags))]],
     )
     windows = figures["windows"]
-    rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
-    for name in windows["start"]["cores"]:
-        rows.append([f"cores: {name}", *(f"{w['cores'][name]:.2f}" for w in windows.values())])
-    show("what it takes", ("", *windows), rows)
+    show("what it takes", ("", *windows), _taken(windows))
     calls = sorted({call for window in windows.values() for call in window["calls"]})
     rows = [[call, *(f"{w['calls'].get(call, 0) / size.jobs:.2f}" for w in windows.values())] for call in calls]
     show("API calls of the operator for a job", ("", *windows), rows)
@@ -119,6 +130,8 @@ def _show_without_image(size: Size, figures: Json) -> None:
 
 def _show(size: Size, figures: Json) -> None:
     title = f"{size.jobs} jobs of {size.workers} workers, {size.nodes} nodes, {figures['machine']['cpus']} cores"
+    if size.operators > 1:
+        title += f", {size.operators} operators"
     rows = [_latency("one notice", [n for one in figures["single"] for n in one], TARGET_NOTICE)]
     for index, burst in enumerate(figures["bursts"]):
         rows.append(_latency(f"burst {index + 1} of {len(burst)}", burst, TARGET_BURST))
@@ -128,10 +141,7 @@ def _show(size: Size, figures: Json) -> None:
         rows,
     )
     windows = figures["windows"]
-    rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
-    for name in windows["start"]["cores"]:
-        rows.append([f"cores: {name}", *(f"{w['cores'][name]:.2f}" for w in windows.values())])
-    show(f"what it takes; target for memory: {TARGET_MIB:g} MiB", ("", *windows), rows)
+    show(f"what it takes; target for memory: {TARGET_MIB:g} MiB", ("", *windows), _taken(windows))
     what = sorted({call for window in windows.values() for call in window["calls"]})
     units = [
         ("a start", "start", size.jobs),
@@ -155,6 +165,18 @@ def _show(size: Size, figures: Json) -> None:
         show("counted by cProfile", ("", "a second"), [[what, f"{n / seconds:.1f}"] for what, n in counts.items()])
         rows = [[name, str(calls), f"{own:.1f}", f"{whole:.1f}"] for name, calls, own, whole in functions]
         show("functions that took most", ("", "calls", "own seconds", "with callees"), rows)
+
+
+def _taken(windows: dict[str, Json]) -> list[list[str]]:
+    """What each window took: a row for each figure."""
+    rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
+    start = windows["start"]
+    for name in start["memory_mib"]:
+        rows.append([f"memory (RSS) of {name}, MiB", *(f"{w['memory_mib'][name]:.0f}" for w in windows.values())])
+        rows.append(["its highest so far, MiB", *(f"{w['peak_memory_mib'][name]:.0f}" for w in windows.values())])
+    for name in start["cores"]:
+        rows.append([f"cores: {name}", *(f"{w['cores'][name]:.2f}" for w in windows.values())])
+    return rows
 
 
 def _calls(windows: dict[str, Json], name: str, call: str, count: float) -> str:
