@@ -196,6 +196,16 @@ def _operator() -> list[object]:
             Query("max(bamboo_operator_tenants_age_seconds)", "tenants"),
         ),
         graph(
+            "Money of tenants",
+            "What each tenant has spent of what it may in this day or month of UTC.",
+            "percentunit",
+            Query(
+                "max by (tenant, period) (bamboo_operator_tenant_spent) / max by (tenant, period)"
+                " (bamboo_operator_tenant_may_spend)",
+                "{{tenant}}, {{period}}",
+            ),
+        ),
+        graph(
             "Memory",
             "Resident memory of the operator.",
             "bytes",
