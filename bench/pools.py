@@ -6,8 +6,9 @@
 Recordings of spot nodes in several zones of a region: of Google Cloud's H100 in us-central1, which cost the same and
 are lost at different rates, and of AWS' V100 in us-east-2, whose prices move. Each zone is a pool. BERT-Large trains in
 virtual time with the real coordinator and the operator's own order of pools: with each order in which the pools can be
-listed, and with `poolOrder: Value`, which has to learn what is lost where. Without traffic between zones, whose price
-is of another decision. Shown are samples for a dollar, samples a second, and lost workers an hour.
+listed, and with `poolOrder: Value`, which has to learn what is lost where; and once with one pool for all zones.
+Without traffic between zones, whose price is of another decision. Shown are samples for a dollar, samples a second, and
+lost workers an hour.
 """
 
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ ZONE = "topology.kubernetes.io/zone"
 GPUS = 8  # of one of the priced machines of Google Cloud
 FREE = 0.0  # USD for a GB between zones
 STAGES = 4
+ONE_POOL = "one pool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +74,13 @@ def amazon(folder: Path) -> Region:
 
 
 def simulated(region: Region, order: tuple[str, ...], by: str, workers: int, mode: str, trace: Trace) -> JobFigures:
-    """The figures of a run that lists the pools of these zones in that order."""
+    """The figures of a run that lists the pools of these zones in that order; without any, of one with a single pool,
+    whose nodes come in whatever zone they are recorded in.
+    """
     profile = read_profile(region.profile)
     known = published_job(read_profile("bert-v100"))
-    pools = [{"name": zone, "template": {"spec": {"nodeSelector": {ZONE: zone}}}} for zone in order]
+    zones = [{"name": zone, "template": {"spec": {"nodeSelector": {ZONE: zone}}}} for zone in order]
+    pools = zones or [{"name": "spot"}]
     topology = {"stages": STAGES, "pipelines": workers // STAGES}
     elastic = {"minPipelines": 1}
     spec = {**known.document["spec"], "elastic": elastic, "topology": topology, "nodePools": pools, "poolOrder": by}
@@ -97,8 +102,8 @@ def run(
     rows: list[dict[str, Any]] = []
     for region in (google(traces), amazon(traces)):
         trace = window(region.trace, start * 3600, hours * 3600)
-        for order in permutations(region.zones):
-            say(f"{region.name}: {', '.join(order)}")
+        for order in ((), *permutations(region.zones)):
+            say(f"{region.name}: {', '.join(order) or ONE_POOL}")
             row: dict[str, Any] = {"region": region.name, "order": order}
             for by in ("Listed", "Value"):
                 found = simulated(region, order, by, workers, mode, trace)
@@ -112,7 +117,7 @@ def run(
     lines = [
         [
             row["region"],
-            ", ".join(zone[-2:] for zone in row["order"]),
+            ", ".join(zone[-2:] for zone in row["order"]) or ONE_POOL,
             *(
                 f"{row['Listed'][name]:.{digits}f} / {row['Value'][name]:.{digits}f}"
                 for name, digits in (("samples_per_usd", 0), ("throughput", 1), ("losses_per_hour", 2), ("nodes", 1))
