@@ -88,9 +88,9 @@ OPERATOR_TENANTS_AGE = _operator(
 OPERATOR_TENANT_SPENT = _operator(
     "tenant_spent",
     MetricKind.GAUGE,
-    "What a tenant's jobs have cost in this day or month of UTC, in the currency of the prices.",
+    "What a tenant's jobs have cost in this day or month of UTC.",
     *("tenant", "period"),
 )
 OPERATOR_TENANT_MAY_SPEND = _operator(
-    "tenant_may_spend", MetricKind.GAUGE, "What they may cost in it, if that is bounded.", *("tenant", "period")
+    "tenant_may_spend", MetricKind.GAUGE, "What they may cost in it.", *("tenant", "period")
 )
