@@ -207,7 +207,7 @@ async def test_workers_that_are_to_ask_for_more_memory_get_another_workload(
 ) -> None:
     """It takes the place of the one that there is, of which both hold quota for a moment where there are no slices."""
     here = world(4, slices=slices)
-    one = QueuedJob(here, queued(), slices=slices)
+    one = QueuedJob(here, queued(worker={"resources": {"requests": {"memory": "1Gi"}}}), slices=slices)
     await run(here, [one], 3)
     one.spec = queued(worker={"resources": {"requests": {"memory": "2Gi"}}})
     await one.step()
@@ -228,14 +228,26 @@ async def test_workers_that_are_to_ask_for_more_memory_get_another_workload(
     assert here.calls == calls
 
 
-async def test_a_spare_worker_more_is_another_pod_set_and_so_no_slice(world: Callable[..., QueueWorld]) -> None:
-    here = world(9)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"standby": {"workers": 1}},
+        {"worker": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
+        {"nodePools": [{"name": "spot", "preset": "GKE"}]},
+    ],
+)
+async def test_what_may_need_other_flavors_is_no_slice(world: Callable[..., QueueWorld], edit: Any) -> None:
+    """Kueue leaves slices in the flavors of the first, and subtracts them pod set by pod set."""
+    here = world(6)
     one = QueuedJob(here, queued())
     await run(here, [one], 3)
-    one.spec = queued(standby={"workers": 1})
+    one.spec = queued(**edit)
+    await run(here, [one], 30)
+    assert (one.seats, one.standing.outgrown, here.used) == (4, True, 4), "there is no quota for both"
+    here.manager.quota = 9
     await run(here, [one], 3)
     (left,) = here.workloads
-    assert counts(left) == {"workers": 4, "standby": 1}
+    assert sum(counts(left).values()) == here.used == 4 + ("standby" in edit)
     assert (one.seats, one.restarts, one.standing.outgrown) == (4, 1, False)
 
 

@@ -253,11 +253,11 @@ class JobQueue:
         return self._slices and not (spec.queue is not None and spec.queue.topology)
 
     def _succession(self, before: Object, sets: Sequence[Mapping[str, Any]], *, slices: bool) -> dict[str, str]:
-        """The annotations of one that is to be admitted in place of another. Kueue takes only one with the same pod
-        sets for a slice; of others both hold quota until the first is finished.
+        """The annotations of one that is to be admitted in place of another: as a slice, if it can be; else both hold
+        quota until the first is finished.
         """
         namespace, name = self._job.key[0], str(before["metadata"]["name"])
-        if not slices or [one["name"] for one in before["spec"]["podSets"]] != [one["name"] for one in sets]:
+        if not slices or _flavored(before["spec"]["podSets"]) != _flavored(sets):
             return {INSTEAD_OF: name}
         first = (before["metadata"].get("annotations") or {}).get(SLICE_NAME) or name
         return {REPLACES: f"{namespace}/{name}", SLICE_NAME: first}
@@ -322,6 +322,22 @@ def _changes(action: Action, thing: Object, now: datetime, rooms: Sequence[int])
             return "status", {"conditions": _with(thing, now, ("Finished", True, reason, message))}
         case _:
             raise AssertionError(f"changes no Workload: {action}")
+
+
+def _flavored(sets: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What slices of a job must have in common, for Kueue leaves them in the flavors of the first one: pod sets, names
+    of resources, and what is said of nodes.
+    """
+    found: list[Any] = []
+    for one in sets:
+        spec = one["template"]["spec"]
+        holders = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()), spec)
+        asked = [
+            (holder.get("resources") or {}).get(part) or {} for holder in holders for part in ("requests", "limits")
+        ]
+        where = [spec.get(key) or None for key in ("nodeSelector", "tolerations", "affinity")]
+        found.append((one["name"], {name for amounts in asked for name in amounts}, where))
+    return found
 
 
 def _resized(pods: Mapping[str, Any], counts: Mapping[str, int]) -> Object:
