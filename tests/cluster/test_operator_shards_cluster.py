@@ -27,7 +27,8 @@ def test_a_job_changes_its_operator_twice_and_ends_with_the_same_bits(
     with socket.create_server(("127.0.0.1", 0)) as free:
         other.port = free.getsockname()[1]
     pods = {one.identity: stand_in(installed, namespace, one.identity) for one in (operator, other)}
-    operator.more = other.more = ("--shards", str(shards), "--address", "127.0.0.1")
+    record = ("--node-record", f"{namespace}/bamboo-operator-nodes")  # which one of them writes, and the other reads
+    operator.more = other.more = ("--shards", str(shards), "--address", "127.0.0.1", *record)
     operator.kill(signal.SIGTERM)
     operator.start()
     until_ready(operator)
@@ -54,6 +55,7 @@ def test_a_job_changes_its_operator_twice_and_ends_with_the_same_bits(
     other.check()
     assert status["preemptions"] == 0
     assert status["digests"] == digests_of_a_local_run(document, tmp_path)
+    assert not [said for said in (operator.said, other.said) if "the record of nodes" in said], "it is well"
     assert operator.said.count("asks for shard") == 0
     assert other.said.count("asks for shard") == shards // 2
     deadline = time.monotonic() + PATIENCE
