@@ -1,5 +1,7 @@
 """`bamboo bench` from end to end, by real workers: stopped, continued, and read by `bamboo plan`."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -14,12 +16,18 @@ import yaml
 from typer.testing import CliRunner
 
 import pretended_gpu
+from bamboo.bench import execution
+from bamboo.bench.bench_measurements import list_measurements
+from bamboo.bench.bench_run import write_report
 from bamboo.bench.report import BenchPart, BenchReport, parse_report, report_to_json
+from bamboo.bench.sizes import BenchSizes, choose_sizes
 from bamboo.cli.commands import app
+from bamboo.local.fork_server import ForkServerError
+from bamboo.local.trainer_calls.trainer_process import ask_trainer
 from bamboo.profiles.files import read_profile
 from bamboo_core.names import EXIT_USAGE
 from bamboo_core.planning.profile import ProfileError
-from bench_kit import WHOLE, report
+from bench_kit import WHOLE, machine, report
 from sizing_kit import PRICES
 
 SECONDS = 600.0
@@ -66,6 +74,7 @@ def test_a_stopped_run_leaves_nothing_and_goes_on_where_it_was(tmp_path: Path) -
     assert [one.bits_equal for one in after.of_part(BenchPart.CHECKS)] == [None, True]
     assert all(abs(sum(one.shares.values()) - 1) < 0.01 for one in after.of_part(BenchPart.TRACE))
     assert "Self-checks" in second.stdout
+    assert "TOO FAR" not in second.stdout, "the plain process trains otherwise than Bamboo"
     assert "<h2>Self-checks</h2>" in (folder / "report.html").read_text()
 
     assert planned(tmp_path, after, folder / "report.json") == 0
@@ -85,6 +94,60 @@ def planned(folder: Path, of: BenchReport, profile: Path) -> int:
     files = [str(folder / "job.yaml"), "--prices", str(folder / "prices.yaml"), "--jobs", "1"]
     few = ["--nodes", "2", "--seeds", "2", "--micro-batch", "1", "--preempt-rate", "0.1", "--hours", "0.1"]
     return CliRunner().invoke(app, ["plan", *files, *few]).exit_code
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+    lock = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = CliRunner().invoke(app, ["bench", "--output", str(tmp_path)])
+    finally:
+        os.close(lock)
+    assert done.exit_code == 1
+    assert done.stderr == f"bamboo: another bamboo bench writes to {tmp_path}; expected its end, or a new folder\n"
+
+
+def test_a_full_disk_leaves_the_report_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no file takes any more: the report stays as it was, and nothing half written beside it."""
+
+    def full(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_report(tmp_path, report(*WHOLE))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(tmp_path, report(complete=True))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_what_the_system_refuses_in_a_measurement_is_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when temporary files find no room: it is measured by the next run, and this one goes on."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/somewhere")
+
+    def stopped(*_: object, **__: object) -> None:
+        raise SystemExit(130)
+
+    sizes = choose_sizes(machine(), quick=True)
+    assert isinstance(sizes, BenchSizes)
+    one = list_measurements(machine(), sizes, (BenchPart.CHECKS,), rounds=1, quick=True)[0]
+    monkeypatch.setattr(execution, "ask_trainer", refused)
+    assert execution.measure(one, machine(), sizes, 60.0)[0].problem == "/tmp/somewhere: No space left on device"
+    monkeypatch.setattr(execution, "ask_trainer", stopped)
+    with pytest.raises(execution.BenchInterrupted):
+        execution.measure(one, machine(), sizes, 60.0)
+
+
+def test_what_hangs_is_given_up_by_the_clock() -> None:
+    """However busy the machine is: else a part would take more than its ten minutes."""
+    began = time.monotonic()
+    with pytest.raises(ForkServerError, match="it failed: it was not done within 1 s"):
+        ask_trainer("time:sleep", {"seconds": 60.0}, (), seconds=60.0, failed="it failed", most=1.0)
+    assert time.monotonic() - began < 45.0
 
 
 def test_a_report_without_a_profile_is_no_profile(tmp_path: Path) -> None:

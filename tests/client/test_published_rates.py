@@ -19,6 +19,12 @@ def test_a_report_stands_beside_what_others_publish() -> None:
     assert lines[5].endswith(" | 36,864 | 27 | 10.0 % |")
 
 
+def test_without_a_report_the_table_says_so() -> None:
+    *_, plain, bamboo = beside_published([], read_devices()).splitlines()
+    assert bamboo == plain.replace("plain PyTorch", "Bamboo")
+    assert plain.count("not measured yet") == 3
+
+
 def test_the_committed_table_is_that_of_the_committed_reports() -> None:
     files = sorted((ROOT / "bench" / "reports").glob("*.json"))
     reports = [parse_report(str(file), file.read_bytes()) for file in files]

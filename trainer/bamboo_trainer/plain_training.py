@@ -1,7 +1,7 @@
 """A training in one process as anybody would write it in PyTorch: what `bamboo bench` sets Bamboo's throughput beside.
 
 `bamboo_trainer.reference` is what its bits are set beside: that repeats in one process what makes them independent of
-the grid, which takes time. Here is nothing of it. Samples, first weights and the optimizer are the job's.
+the grid, which takes time. Here is nothing of it. Samples, first weights, the optimizer and its rates are the job's.
 """
 
 import time
@@ -19,6 +19,8 @@ from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.placement import choose_device, use, wait_for
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.mixed_precision import autocast
+from bamboo_trainer.tasks.phases import phases_of
+from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, load_batch, task_loss
 from bamboo_trainer.training import TrainingConfig
@@ -70,9 +72,8 @@ class _Model:
         layers = [build_layer(task, config.seed, index) for index in range(len(task.layers))]
         tie(dict(enumerate(layers)), tied_groups(task), task, config.seed)
         self._layers = nn.ModuleList(layers).to(device)
-        self._optimizer = task.optimizer(
-            [(name, one) for name, one in self._layers.named_parameters() if one.requires_grad]
-        )
+        named = [(name, one) for name, one in self._layers.named_parameters() if one.requires_grad]
+        self._optimizers = PhaseOptimizers(phases_of(task), named)
 
     def compile(self) -> None:
         for layer in self._layers:
@@ -80,9 +81,9 @@ class _Model:
 
     def train(self, step: int) -> float:
         """Does a step, and returns its loss."""
-        self._optimizer.zero_grad()
+        self._layers.zero_grad()
         losses = [self._microbatch(step, microbatch) for microbatch in range(self._config.microbatches)]
-        self._optimizer.step()
+        self._optimizers.at(step).step(step)
         wait_for(self._device)
         return float(torch.stack(losses).mean())
 
@@ -90,7 +91,7 @@ class _Model:
         """The operations of a sample, counted in a microbatch whose gradients nobody uses."""
         with FlopCounterMode(display=False) as counter:
             self._microbatch(0, 0)
-        self._optimizer.zero_grad()
+        self._layers.zero_grad()
         return float(counter.get_total_flops()) / self._config.micro_batch_size
 
     def _microbatch(self, step: int, microbatch: int) -> Tensor:

@@ -13,7 +13,9 @@ from bamboo_core.names import API_VERSION, KIND
 
 MANY_STEPS: Final = 100_000
 CHECK_STEPS: Final = 6
-KILLED: Final = ("at:3:1", "at:5:0")  # the first is in the middle of step 3, of the owner of stage 1
+# The first is in the middle of step 3, of the owner of stage 1. Before the second there has to be a replica again,
+# which with compiled layers takes longer than two steps.
+KILLED: Final = ("at:3:1", "at:5:0")
 EAGER, COMPILED = "one process, plain PyTorch", "one process, plain PyTorch, compiled"
 
 
@@ -114,7 +116,7 @@ class _Planner:
             work = JobWork(
                 job=job_document(model, variant),
                 devices=self._devices(variant),
-                preempt=KILLED,
+                preempt=KILLED[:1] if variant.training.get("compile") else KILLED,
             )
             yield PlannedMeasurement(part=BenchPart.CHECKS, side=side, work=work, lacks=lacks)
 
@@ -128,6 +130,8 @@ class _Planner:
         yield "fp16", {"training": {"precision": "fp16"}}, ""
         yield "zero bubble", {"topology": {"schedule": "ZBH1"}}, ""
         yield "two pipelines", {"topology": {"pipelines": 2}}, ""
+        eager = {"redundancy": {"mode": "EagerBackward", "verify": "Report"}}
+        yield "EagerBackward, verify: Report", eager, ""
         yield "two devices a worker", {"devices": 2}, self._lacks_devices(2)
         yield "compiled layers", {"training": {"compile": True}}, self._lacks_compiler
 
@@ -139,9 +143,12 @@ class _Planner:
         sides += [(_workers(n), _Variant(stages=n), "") for n in self.sizes.workers]
         sides.append((f"{_workers(widest)}, zero bubble", _Variant(stages=widest, topology={"schedule": "ZBH1"}), ""))
         if not self.quick:
-            other = "bf16" if self.sizes.model.precision == "fp32" else "fp32"
             sides += [
-                (f"{_workers(widest)}, {other}", _Variant(stages=widest, training={"precision": other}), ""),
+                (f"{_workers(widest)}, {other}", _Variant(stages=widest, training={"precision": other}), "")
+                for other in self.machine.products
+                if other != self.sizes.model.precision
+            ]
+            sides += [
                 (
                     f"{_workers(widest)}, compiled",
                     _Variant(stages=widest, training=compiled.training),

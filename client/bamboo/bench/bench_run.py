@@ -1,8 +1,11 @@
 """A run of `bamboo bench`: measures what is not measured yet, and keeps the report after each measurement."""
 
+import errno
+import fcntl
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -51,21 +54,45 @@ class BenchProgress:
 
 def run_bench(options: BenchOptions, tell: Callable[[BenchProgress], None]) -> BenchReport:
     """Measures what the report in the output does not have yet. Raises BenchError, BenchInterrupted and OSError."""
+    with _alone(options.output):
+        return _run(options, tell)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The time in which this process alone writes there. Raises BenchError and OSError."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BenchError(f"another bamboo bench writes to {folder}; expected its end, or a new folder") from None
+    else:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _run(options: BenchOptions, tell: Callable[[BenchProgress], None]) -> BenchReport:
+    began = time.monotonic()
     kept = _kept(options)
     report = kept or _begun(options)
     sizes = choose_sizes(report.machine, quick=options.quick)
     if isinstance(sizes, str):
         raise BenchError(f"nothing can be measured on this machine: {sizes}")
+    if report.model != sizes.model:
+        raise BenchError(f"{options.output / REPORT} is of a model that is measured no more; expected a new folder")
     wanted = list_measurements(report.machine, sizes, options.parts, rounds=options.rounds, quick=options.quick)
     known = {one.key: one for one in report.results if not one.problem}
     kept_profile = report.profile is not None
     results = [known[one.key] for one in wanted if one.key in known and _is_done(one, kept_profile)]
     report = msgspec.structs.replace(report, results=_ordered(wanted, results), parts=options.parts, complete=False)
-    _write(options.output, report)
+    write_report(options.output, report)
     waiting = [one for one in wanted if one.key not in {result.key for result in results}]
-    report = _measure_all(report, wanted, waiting, sizes, options, tell)
+    report = _measure_all(report, wanted, waiting, sizes, options, tell, began)
     report = msgspec.structs.replace(report, complete=True)
-    _write(options.output, report)
+    write_report(options.output, report)
     return report
 
 
@@ -80,14 +107,17 @@ def _measure_all(
     sizes: BenchSizes,
     options: BenchOptions,
     tell: Callable[[BenchProgress], None],
+    begun: float,
 ) -> BenchReport:
-    """The report with what was waiting. What no time is left for has that as its problem."""
+    """The report with what was waiting. What no time is left for has that as its problem. begun: when the run was, with
+    the look at the machine, seconds.
+    """
     began, part_began, part = time.monotonic(), 0.0, None
     for number, one in enumerate(waiting):
         now = time.monotonic()
         if one.part is not part:
             part, part_began = one.part, now
-        left = min(PART_SECONDS - (now - part_began), ALL_SECONDS - (now - began))
+        left = min(PART_SECONDS - (now - part_began), ALL_SECONDS - (now - begun))
         expected = (now - began) / number * (len(waiting) - number) if number else None
         tell(
             BenchProgress(
@@ -100,7 +130,7 @@ def _measure_all(
             found, profile = measure(one, report.machine, sizes, left)
             report = msgspec.structs.replace(report, profile=profile or report.profile)
         report = msgspec.structs.replace(report, results=_ordered(wanted, [*report.results, found]))
-        _write(options.output, report)
+        write_report(options.output, report)
     return report
 
 
@@ -162,11 +192,15 @@ def _kept(options: BenchOptions) -> BenchReport | None:
     return report
 
 
-def _write(folder: Path, report: BenchReport) -> None:
-    """Writes the report and its page; a signal waits until both are whole."""
+def write_report(folder: Path, report: BenchReport) -> None:
+    """Writes the report and its page; a signal waits until both are whole. Raises OSError."""
     page = bench_page(report, tables(report, read_devices()))
     with stop_signals.held():
         for name, content in ((REPORT, report_to_json(report)), (PAGE, page.encode())):
             part = folder / f"{name}.part"
-            part.write_bytes(content)
-            os.replace(part, folder / name)
+            try:
+                part.write_bytes(content)
+                os.replace(part, folder / name)
+            except OSError:
+                part.unlink(missing_ok=True)  # the disk may be full, and what was there stays whole
+                raise

@@ -26,6 +26,7 @@ from bamboo.local.trainer_calls.task_profile import MachineOverrides, measure_ta
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.local.views.summary import Summary, compare
 from bamboo.preemption.scheduling import parse
+from bamboo_core.complaints import system_reason
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
@@ -53,7 +54,14 @@ def find_machine(*, quick: bool) -> MachineFound:
     if missing := missing_packages():
         raise BenchError(f"bamboo bench needs {missing}, not installed here")
     try:
-        answer = ask_trainer(FACTS, {"quick": quick}, (), seconds=FACTS_SECONDS, failed="the machine was not measured")
+        answer = ask_trainer(
+            FACTS,
+            {"quick": quick},
+            (),
+            seconds=FACTS_SECONDS,
+            failed="the machine was not measured",
+            most=FACTS_SECONDS,
+        )
     except ForkServerError as error:
         raise BenchError(str(error)) from None
     if problem := answer.get("problem"):
@@ -64,8 +72,8 @@ def find_machine(*, quick: bool) -> MachineFound:
 def measure(
     one: PlannedMeasurement, machine: MachineFound, sizes: BenchSizes, seconds: float
 ) -> tuple[Measured, ModelProfile | None]:
-    """What a measurement came to, and the profile if it is that. seconds: that it may take. Raises BenchInterrupted;
-    what else goes wrong is the result's `problem`.
+    """What a measurement came to, and the profile if it is that. seconds: that it may take, by the clock. Raises
+    BenchInterrupted; what else goes wrong is the result's `problem`.
     """
     began, profile = time.monotonic(), None
     found = Measured(key=one.key, part=one.part, group=one.group, side=one.side, round=one.round)
@@ -78,7 +86,11 @@ def measure(
             case JobWork():
                 found = _job(found, one.work, machine, sizes, seconds)
             case ProfileWork():
-                profile = _profile(one.work, min(seconds / 4, 3 * sizes.seconds))
+                profile = _profile(one.work, min(seconds / 4, 3 * sizes.seconds), seconds)
+    except SystemExit:  # a signal
+        raise BenchInterrupted from None
+    except OSError as error:
+        found = msgspec.structs.replace(found, problem=f"{error.filename or 'the system'}: {system_reason(error)}")
     except (_Failed, ForkServerError, ProfileError, TraceError, MemoryUnknown) as error:
         found = msgspec.structs.replace(found, problem=str(error))
     except TimeoutError:
@@ -121,16 +133,16 @@ def _with_steps(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
 
 def _asked(function: str, arguments: dict[str, Any], seconds: float, failed: str) -> dict[str, Any]:
     """What the trainer answers. Raises _Failed or ForkServerError."""
-    answer = ask_trainer(function, arguments, (), seconds=seconds, failed=failed)
+    answer = ask_trainer(function, arguments, (), seconds=seconds, failed=failed, most=seconds)
     if problem := answer.get("problem"):
         raise _Failed(str(problem))
     return answer
 
 
-def _profile(work: ProfileWork, seconds: float) -> ModelProfile:
-    """seconds: for measuring again what is not steady. Raises ProfileError."""
+def _profile(work: ProfileWork, seconds: float, most: float) -> ModelProfile:
+    """seconds: for measuring again what is not steady; most: for all. Raises ProfileError."""
     manifest = _with_steps(work.job, 1)
-    return measure_task(parse_manifest(manifest), manifest, (), REPEATS, MachineOverrides(), seconds)
+    return measure_task(parse_manifest(manifest), manifest, (), REPEATS, MachineOverrides(), seconds, most)
 
 
 def _job(found: Measured, work: JobWork, machine: MachineFound, sizes: BenchSizes, seconds: float) -> Measured:
@@ -140,7 +152,7 @@ def _job(found: Measured, work: JobWork, machine: MachineFound, sizes: BenchSize
     spec = parse_manifest(manifest)
     kills = KillPlan(number=work.kills, calm=sizes.calm) if work.kills else None
     recorder = StepRecorder(spec, _enough(spec, sizes), kills)
-    estimated = _estimate(manifest, seconds) if work.sampled else 0
+    estimated = _estimate(manifest, until - time.monotonic()) if work.sampled else 0
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:
         trace = Path(folder) / "trace.json" if work.traced else None
         options = RunOptions(preempt=parse(work.preempt), trace=trace)

@@ -41,6 +41,7 @@ PUBLISHED: Final = (
         determinism="4 to 17 %",
     ),
 )
+NOT_YET: Final = "not measured yet"
 COLUMNS: Final = ("System", "Model", "Devices", "Tokens/s a device", "MFU, %", "Determinism costs")
 
 
@@ -49,6 +50,8 @@ def beside_published(reports: Sequence[BenchReport], devices: DeviceTable) -> st
     rows: list[Row] = [(one.system, one.model, one.devices, one.tokens, one.mfu, one.determinism) for one in PUBLISHED]
     for report in reports:
         rows += _rows(report, devices)
+    if not reports:
+        rows += [(system, "–", "–", *3 * (NOT_YET,)) for system in ("plain PyTorch", "Bamboo")]
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

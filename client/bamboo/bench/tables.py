@@ -124,10 +124,18 @@ def _checks(report: BenchReport) -> Iterator[BenchTable]:
         close = NONE if far is None else f"{far:.1e}" + ("" if far <= TOLERANCE else ", TOO FAR")
         rows.append((one.side, words, close))
     note = (
-        "A tiny Llama on these devices, two workers killed. Bits: of the final weights, against the same job"
-        " undisturbed on another grid. Losses: the largest relative difference from one plain PyTorch process."
+        "A tiny Llama on these devices, two workers killed, with compiled layers one. Bits: of the final weights,"
+        " against the same job undisturbed on another grid. Losses: the largest relative difference from one plain"
+        " PyTorch process."
     )
     yield BenchTable(title="Self-checks", note=note, columns=("", "bits", "losses"), rows=tuple(rows))
+
+
+def losses_differ(report: BenchReport) -> bool:
+    """Has a job in fp32 come to other losses than the plain process?"""
+    plain, *others = report.of_part(BenchPart.CHECKS) or (None,)
+    found = [loss_difference(one, plain) for one in others if plain and one.precision == "fp32"]
+    return any(far is not None and far > TOLERANCE for far in found)
 
 
 def loss_difference(one: Measured, other: Measured) -> float | None:
@@ -189,6 +197,8 @@ def _trace(report: BenchReport) -> Iterator[BenchTable]:
         "Shares of the workers' time in the product's own trace. Copies: exchange and commit of gradients, frames, and"
         " the engine itself. Of waits the pipeline's own bubble is a part."
     )
+    if report.machine.is_gpu:
+        note += " A GPU works on by itself: here these are the shares of the thread that gives it work."
     columns = ("redundancy", "computing", "waits", "copies and the engine")
     yield BenchTable(title="Copies and waits", note=note, columns=columns, rows=tuple(rows))
 

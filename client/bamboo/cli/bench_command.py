@@ -43,7 +43,7 @@ def bench(
     Bamboo, in turns. Each part takes at most ten minutes, all at most an hour. What is measured is kept: the same
     command goes on after Ctrl-C. `bamboo plan --profile FOLDER/report.json` reads the measured profile.
 
-    The exit code is 1 if bits differ that have to be equal.
+    The exit code is 1 if bits or losses differ that have to be equal.
 
     Example: bamboo bench --output h100 --parts machine,checks,throughput
     """
@@ -65,7 +65,7 @@ def bench(
     except OSError as error:
         complain(f"--output {output}: {system_reason(error)}")
         raise typer.Exit(EXIT_FAILED) from None
-    except BenchInterrupted:
+    except (BenchInterrupted, SystemExit):  # a signal, in a measurement or between two
         _end_line()
         complain(f"stopped; what is measured is in {output}, and the same command goes on")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -76,7 +76,7 @@ def bench(
         _show(report)
         typer.echo(f"the page: {output / PAGE}")
     if _differs(report):
-        complain("bits differ that have to be equal: the report says where")
+        complain("bits or losses differ that have to be equal: the report says where")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -124,4 +124,7 @@ def _show(report: "BenchReport") -> None:
 
 
 def _differs(report: "BenchReport") -> bool:
-    return any(one.bits_equal is False for one in report.results) or not all(report.machine.same_bits.values())
+    from bamboo.bench.tables import losses_differ
+
+    differ = any(one.bits_equal is False for one in report.results) or losses_differ(report)
+    return differ or not all(report.machine.same_bits.values())

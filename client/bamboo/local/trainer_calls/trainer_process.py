@@ -3,7 +3,8 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,17 +50,32 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask_trainer(
-    function: str, arguments: dict[str, Any], folders: Sequence[Path], *, seconds: float, failed: str
+    function: str,
+    arguments: dict[str, Any],
+    folders: Sequence[Path],
+    *,
+    seconds: float,
+    failed: str,
+    most: float | None = None,
 ) -> dict[str, Any]:
-    """What "module:function" of the trainer answers. folders: of the task's modules. seconds: that it may take.
+    """What "module:function" of the trainer answers. folders: of the task's modules. seconds: that it may take, and on
+    a busy machine more; most: by the clock, however busy it is, with its start.
 
     Raises ForkServerError, which begins with what has failed and ends with what the process said last; SystemExit if a
     signal has ended it.
     """
     try:
-        return loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, seconds, failed))
+        asked = partial(_ask, function, arguments, folders, seconds, failed)
+        return loop_signals.run_until_stopped(lambda: _within(most, asked()))
     except asyncio.CancelledError:
         sys.exit(EXIT_INTERRUPTED)
+    except TimeoutError:
+        raise ForkServerError(f"{failed}: it was not done within {most:.0f} s") from None
+
+
+async def _within(seconds: float | None, asked: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    async with asyncio.timeout(seconds):
+        return await asked
 
 
 async def _ask(
@@ -69,12 +85,17 @@ async def _ask(
         pool = ForkServer(
             lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch, on_wait=complain
         )
-        await pool.open()
-        try:
-            answer: dict[str, Any] = await pool.call(function, arguments, seconds)
-        except ForkServerError as error:
-            said = one_line(pool.tail(3))
-            raise ForkServerError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
+        try:  # it may be stopped while the pool is opened, too
+            await pool.open()
+            answer: dict[str, Any] = await _called(pool, function, arguments, seconds, failed)
         finally:
             await pool.close()
     return answer
+
+
+async def _called(pool: ForkServer, function: str, arguments: dict[str, Any], seconds: float, failed: str) -> Any:
+    try:
+        return await pool.call(function, arguments, seconds)
+    except ForkServerError as error:
+        said = one_line(pool.tail(3))
+        raise ForkServerError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
