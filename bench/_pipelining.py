@@ -27,6 +27,7 @@ from bamboo_core.planning.grid import split_layers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.scheduled_optimizer import fuse
 from bamboo_trainer.tasks.user_code import build_layer, load_batch
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 
@@ -146,6 +147,7 @@ def built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> Rank:
     layers = [{i: build_layer(task, training.seed, i) for i in range(*split[number])} for number in numbers]
     named = [(f"{i}.{name}", p) for one in layers for i, layer in one.items() for name, p in layer.named_parameters()]
     modules, optimizer = [nn.Sequential(*one.values()) for one in layers], task.optimizer(named)
+    fuse(optimizer)
     stages = [
         PipelineStage(module, number, count, torch.device("cpu"))
         for number, module in zip(numbers, modules, strict=True)

@@ -37,6 +37,7 @@ SCENARIOS = {
         "ema",
         "faults",
         "frozen_layers",
+        "fused_optimizers",
         "gpu",
         "held_workers",
         "history_losses",

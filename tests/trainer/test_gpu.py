@@ -16,8 +16,10 @@ from bamboo_core.planning.plan import Cell
 from bamboo_trainer.compilation.toolchain import toolchain
 from bamboo_trainer.memory.host_copies import CudaCopies, host_copies
 from bamboo_trainer.memory.placement import release_cached, use
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.worker.platform import this_platform
 from manifest_kit import bamboojob, training
+from stage_kit import CONFIG, one_step, small_task
 from training_job import Fault, Job
 
 DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda:0" if torch.cuda.is_available() else "")
@@ -136,6 +138,26 @@ def test_layers_on_two_gpus_share_what_nobody_trains() -> None:
     disturbed = Job(job, (fault,), devices=("cuda:0", "cuda:1"), per_worker=2).run()
     assert not disturbed.faults
     assert disturbed.digests == calm.digests
+
+
+def test_steps_are_counted_where_the_kernel_of_a_restored_state_wants_it() -> None:
+    """A fused kernel on the device, and the others on the host."""
+
+    def stage(**says: bool) -> Stage:
+        task = small_task(optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.1, **says))
+        return build_stage(task, 0, [(0, 3)], CONFIG, DEVICE)
+
+    def counted(stage: Stage) -> set[str]:
+        return {t.device.type for name, t in stage.values.optimizer.named() if name.endswith(":step")}
+
+    fused, before, restored = stage(), stage(foreach=False), stage()
+    for one in (fused, before):
+        one_step([one], 0)
+    for kept, where in ((before, "cpu"), (fused, torch.device(DEVICE).type), (before, "cpu")):
+        restored.values.restore(*kept.values.snapshot())
+        assert counted(restored) == counted(kept) == {where}
+    assert one_step([restored], 1) == one_step([before], 1)
+    assert restored.values.digest() == before.values.digest()
 
 
 @pytest.mark.timeout(900)

@@ -25,7 +25,7 @@ beside = pytest.mark.skipif(
 )
 FEW = (
     "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True)"
-    " or (a_loss and 1-True-bf16-Host)"
+    " or (a_loss and 1-True-bf16-Host) or steps_are_counted"
 )
 
 

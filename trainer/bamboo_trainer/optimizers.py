@@ -19,13 +19,13 @@ class Combined(torch.optim.Optimizer):
         lr: the rate of which that of each part is a multiple: a step's rate is the task's times the part's over this.
         """
         given = [(make, list(parameters)) for make, parameters in parts]
-        self._parts = [make(parameters) for make, parameters in given if parameters]
-        super().__init__([group for part in self._parts for group in part.param_groups], {"lr": lr})
-        for part in self._parts:
+        self.parts = [make(parameters) for make, parameters in given if parameters]
+        super().__init__([group for part in self.parts for group in part.param_groups], {"lr": lr})
+        for part in self.parts:
             self.state.update(part.state)
             part.state = self.state
 
     def step(self, closure: Any = None) -> Any:
         """One of each part; None. closure: not used, as gradients are there."""
-        for part in self._parts:
+        for part in self.parts:
             part.step()

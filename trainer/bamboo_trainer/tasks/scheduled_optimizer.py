@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
+from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.tasks.phases import TaskInPhase
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
 
@@ -29,6 +30,9 @@ _READING: Final = (
     torch.optim.RMSprop,
     torch.optim.Adadelta,
 )
+# Their fused kernels compute each number from those of the same place and the step's count, of that parameter alone.
+# SGD's is told once for all parameters whether momentum begins.
+_FUSED: Final = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class ScheduledOptimizer:
@@ -61,6 +65,11 @@ class ScheduledOptimizer:
     def only_reads(self) -> bool:
         """Is it certain that a step leaves the gradients as they are? A hook of the task may clip them."""
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
+
+    def fuse(self) -> None:
+        """As `fuse`, before the first step."""
+        if self.inner is not None:
+            fuse(self.inner)
 
     def learning_rate(self, version: int) -> float:
         """The task's, of the step that begins at this version, times the factor. Raises TaskError if it is none."""
@@ -111,6 +120,23 @@ class PhaseOptimizers:
     def at(self, version: int) -> ScheduledOptimizer:
         """The one whose step begins at that version."""
         return next(one for one in self.all if one.phase.has(version))
+
+
+def fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Have torch's fused kernel update the parameter groups whose kernel the task leaves open, before the first step.
+
+    A kernel that walks over memory wants it without gaps, which it does not check.
+    """
+    for one in optimizer.parts if isinstance(optimizer, Combined) else (optimizer,):
+        for group in one.param_groups if type(one) in _FUSED and "step" not in vars(one) else ():
+            if leaves_kernel_open(group) and all(parameter.is_contiguous() for parameter in group["params"]):
+                group["fused"] = True
+
+
+def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
+    """Does the task say nothing of what decides it? group: as it was built."""
+    said = (group.get("fused"), group.get("foreach"))
+    return said == (None, None) and not group.get("differentiable") and not group.get("capturable")
 
 
 def _build(phase: TaskInPhase, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

@@ -4,6 +4,9 @@ They belong to the state as much as what it remembers of each parameter. Each pa
 they can be taken over by a stage of another split; where it would then have to join groups whose numbers differ, the
 optimizer depends on the split, and that is refused. The learning rate and what else the task schedules are the task's,
 and are set at every step.
+
+Whether torch's fused kernel does the steps, where the task leaves that open, is such a number, too: a state that has
+none was kept by a version that left the choice to torch, and goes on with that kernel's bits.
 """
 
 import math
@@ -14,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from bamboo_trainer.stage.state.parameters import Slot
+from bamboo_trainer.tasks.scheduled_optimizer import leaves_kernel_open
 from bamboo_trainer.tasks.task_errors import TaskError
 
 Scalar = int | float | bool | None
@@ -70,12 +74,15 @@ class GroupNumbers:
         return [numbers or {} for numbers in wanted]
 
     def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
-        """What is not among them is as it was before the first step."""
+        """What is not among them is as it was before the first step, and so is a kernel that the task names."""
         for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
             for key in group.keys() - self._others - first.keys():
                 del group[key]
             group.update(deepcopy(first))
-            group.update({key.removeprefix(MARK): value for key, value in numbers.items()})
+            given = {key.removeprefix(MARK): value for key, value in numbers.items()}
+            if not leaves_kernel_open(first):
+                given.pop("fused", None)
+            group.update(given)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -134,6 +134,8 @@ class FlatParameters:
                 view = slot.of(self.flat)
                 view.copy_(slot.parameter.detach())
                 slot.parameter.data = view
+            else:
+                slot.parameter.data = slot.parameter.data.contiguous()  # as fused optimizers and gradients have it
         self._places = list(self.slots)  # of the gradients
         for slot, layer, parameter in self._others:
             parameter.data = slot.parameter.data

@@ -24,6 +24,7 @@ _ZERO_STATE: Final = (
     torch.optim.RMSprop,
     torch.optim.Adadelta,
 )
+_STEP: Final = "step"  # under which torch's optimizers count them
 
 
 class Remembered:
@@ -38,6 +39,7 @@ class Remembered:
         self._by_name = {slot.name: slot for slot in self._slots}
         self._scheduled, self._optimizer = scheduled, optimizer
         self._groups = GroupNumbers(self._slots, optimizer, scheduled.scheduled)
+        scheduled.fuse()
         starts_at_zero = optimizer is not None and scheduled.keeps_its_names and _starts_at_zero(optimizer)
         # Adagrad creates its state itself when it is built.
         self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
@@ -89,11 +91,10 @@ class Remembered:
 
     def replace(self, given: Mapping[str, Tensor], without: Collection[str]) -> None:
         """Forgets everything and takes copies of these; for a state that is not fixed. without: names to leave out."""
-        on_device = self._counts_on_device()
         for slot in self._slots:
-            prefix, device = self._prefix(slot.name), slot.parameter.device
+            prefix, of = self._prefix(slot.name), slot.parameter
             state = {
-                n.removeprefix(prefix): t.detach().to(device if t.dim() or slot.name in on_device else "cpu", copy=True)
+                n.removeprefix(prefix): t.detach().to(of.device if t.dim() or not of.dim() else "cpu", copy=True)
                 for n, t in given.items()
                 if n.startswith(prefix) and n not in without
             }
@@ -101,11 +102,15 @@ class Remembered:
             if state:
                 self._state[slot.parameter] = state
 
-    def _counts_on_device(self) -> set[str]:
-        """The slots whose steps are counted where the parameter is: a fused or capturable optimizer's."""
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        there = {id(p) for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
-        return {slot.name for slot in self._slots if id(slot.parameter) in there}
+    def _place_counts(self) -> None:
+        """Have steps counted where the parameter is by a fused or capturable optimizer, and on the host by others."""
+        for group in [] if self._optimizer is None else self._optimizer.param_groups:
+            there = group.get("fused") or group.get("capturable")
+            for parameter in group["params"]:
+                state = self._state.get(parameter, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and not value.dim() and (parameter.dim() or key == _STEP):
+                        state[key] = value.to(parameter.device if there else "cpu")
 
     def move(self, moved: Callable[[Tensor], Tensor]) -> None:
         """Have what is as large as the parameters elsewhere."""
@@ -121,6 +126,7 @@ class Remembered:
             if not key.startswith(MARK):
                 self._state.setdefault(self._by_name[slot].parameter, {})[key] = value
         self._groups.set(self._groups.checked(self._group_numbers(scalars)))
+        self._place_counts()
 
     def _group_numbers(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
         """By slot and key."""

@@ -1,0 +1,255 @@
+"""torch's fused kernels, which are taken where a task leaves open which ones do its optimizer's steps."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
+from bamboo_trainer.checkpoint.layer_file import decode
+from bamboo_trainer.optimizers import Combined
+from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.scheduled_optimizer import fuse
+from manifest_kit import bamboojob, training
+from split_state_kit import LAYERS, SPLITS, files_of
+from stage_kit import CONFIG, chain, one_step, small_task, state_of
+from training_job import Fault, Job, MemoryStore, check_same_bits, run_each
+
+Named = Iterable[tuple[str, nn.Parameter]]
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+ADAMW, ADAM, SGD = torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD
+KERNELS: dict[str, Make] = {
+    "AdamW": partial(ADAMW, lr=0.1, weight_decay=0.3),
+    "Adam": partial(ADAM, lr=0.1, weight_decay=0.3),
+    "amsgrad": partial(ADAMW, lr=0.1, amsgrad=True),
+}
+
+
+# the same bits on owner and replica
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(sizes=st.lists(st.integers(1, 70), min_size=1, max_size=5), data=st.data())
+@settings(deadline=None, max_examples=25)
+def test_a_parameter_gets_the_same_bits_wherever_it_lies_and_beside_whatever_others(
+    kernel: str, dtype: torch.dtype, sizes: Sequence[int], data: st.DataObject
+) -> None:
+    offsets = data.draw(st.lists(st.integers(0, 17), min_size=len(sizes), max_size=len(sizes)))
+    order = data.draw(st.permutations(range(len(sizes))))
+    firsts, gradients = ([torch.randn(n).to(dtype) for n in sizes] for _ in range(2))
+    together = [_placed(firsts[i], offsets[i]) for i in order]
+    _step(KERNELS[kernel], together, [_placed(gradients[i], offsets[-1]) for i in order])
+    for parameter, i in zip(together, order, strict=True):
+        alone = _placed(firsts[i], 0)
+        _step(KERNELS[kernel], [alone], [gradients[i]])
+        assert torch.equal(parameter, alone)
+
+
+def _placed(values: Tensor, offset: int) -> nn.Parameter:
+    """A parameter of these values, so many elements behind the beginning of its storage."""
+    place = torch.empty(offset + values.numel(), dtype=values.dtype)[offset:]
+    return nn.Parameter(place.copy_(values))
+
+
+def _step(make: Make, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
+    optimizer = make(parameters)
+    fuse(optimizer)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    for _ in range(3):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.detach()
+        optimizer.step()
+
+
+# where a task leaves it open
+
+
+class Own(torch.optim.AdamW):
+    """Its step may be anything."""
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (ADAMW, [True]),
+        (ADAM, [True]),
+        (partial(ADAMW, fused=False), [False]),
+        (partial(ADAMW, foreach=False), [None]),
+        (partial(ADAMW, foreach=True), [None]),
+        (partial(ADAMW, capturable=True), [None]),
+        (partial(ADAMW, differentiable=True), [None]),
+        (Own, [None]),
+        (SGD, [None]),
+        (torch.optim.Adagrad, [None]),
+        (torch.optim.NAdam, [None]),
+        (lambda p: ADAMW([{"params": p[:1]}, {"params": p[1:], "foreach": True}]), [True, None]),
+        (lambda p: Combined([(SGD, p[:1]), (ADAMW, p[1:])], lr=1e-3), [None, True]),
+    ],
+)
+def test_what_a_task_says_stays(make: Make, expected: list[bool | None]) -> None:
+    optimizer = make([nn.Parameter(torch.ones(3)) for _ in range(2)])
+    fuse(optimizer)
+    assert [group.get("fused") for group in optimizer.param_groups] == expected
+
+
+def test_a_parameter_with_gaps_is_none_for_a_kernel_that_walks_over_memory() -> None:
+    optimizer = ADAMW([nn.Parameter(torch.ones(8)[::2])])
+    fuse(optimizer)
+    assert optimizer.param_groups[0]["fused"] is None
+
+
+class Gaps(nn.LayerNorm):
+    """Its weight stays in fp32, outside of the flat parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.weight = nn.Parameter(torch.ones(6)[::2])
+
+
+def test_a_stage_has_no_parameters_with_gaps() -> None:
+    rounded = replace(CONFIG, precision="bf16", parameter_precision="bf16")
+    layers = (lambda: nn.Linear(2, 3), Gaps, lambda: nn.Linear(3, 2))
+    (stage,) = chain(small_task(layers=layers, optimizer=_open), [(0, 3)], rounded)
+    assert all(slot.parameter.is_contiguous() for slot in stage.values.parameters.slots)
+    assert {kernel for _, kernel in _kernels(stage)} == {True}
+
+
+def _open(named: Named) -> torch.optim.Optimizer:
+    return ADAMW([p for _, p in named], lr=0.1)
+
+
+def _unfused(named: Named) -> torch.optim.Optimizer:
+    """What `_open` was before fused kernels were taken."""
+    return ADAMW([p for _, p in named], lr=0.1, fused=False)
+
+
+def _of(optimizer: Callable[[Named], torch.optim.Optimizer]) -> Task:
+    return small_task(layers=LAYERS, optimizer=optimizer)
+
+
+def _kernels(stage: Stage) -> list[tuple[str, bool]]:
+    """What the stage's state says of each parameter's kernel; nothing of one that torch chooses, or the task."""
+    scalars = stage.values.snapshot()[1]["scalars"]
+    return [(name, value) for name, value in scalars.items() if name.endswith(":param_group.fused")]
+
+
+# what was kept without them goes on without them
+
+
+def _trained(stages: list[Stage], steps: range) -> dict[str, Tensor]:
+    for step in steps:
+        one_step(stages, step)
+    return state_of(stages)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=len)
+def test_a_state_that_was_kept_before_goes_on_with_the_bits_of_its_kernels(split: list[tuple[int, int]]) -> None:
+    old = chain(_of(_unfused), SPLITS[1])
+    _trained(old, range(2))
+    states = {layer: decode(data) for layer, data in files_of(old).items()}
+    new = chain(_of(_open), split)
+    assert any(_kernels(stage) for stage in new)
+    for stage in new:
+        stage.values.restore_layers(states)
+    assert not any(_kernels(stage) for stage in new)
+    replicas = chain(_of(_open), split)
+    for replica, stage in zip(replicas, new, strict=True):
+        replica.values.restore(*stage.values.snapshot())
+    expected = _trained(old, range(2, 5))
+    for stages in (new, replicas):
+        torch.testing.assert_close(_trained(stages, range(2, 5)), expected, rtol=0, atol=0)
+    fused = _trained(chain(_of(_open), split), range(5))
+    assert any(not torch.equal(fused[name], expected[name]) for name in expected), "the kernels differ in some bit"
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=len)
+def test_a_state_that_was_kept_with_them_goes_on_with_them(split: list[tuple[int, int]]) -> None:
+    kept = chain(_of(_open), SPLITS[1])
+    _trained(kept, range(2))
+    states = {layer: decode(data) for layer, data in files_of(kept).items()}
+    (before,) = chain(_of(_unfused), SPLITS[0])
+    _trained([before], range(1))
+    others = chain(_of(_open), split)
+    for stage in others if len(others) > 1 else ():
+        stage.values.restore_layers(states)
+    if len(others) == 1:  # one that had gone back to a state without them
+        others[0].values.restore(*before.values.snapshot())
+        others[0].values.restore_layers(states)
+    torch.testing.assert_close(_trained(others, range(2, 4)), _trained(kept, range(2, 4)), rtol=0, atol=0)
+    assert add_digests(one.values.share_of_digest() for one in others) == add_digests(
+        one.values.share_of_digest() for one in kept
+    )
+
+
+@pytest.mark.parametrize("says", [{"foreach": True}, {"fused": False}, {"fused": True}])
+def test_a_task_that_now_names_a_kernel_has_it_whatever_was_kept(says: dict[str, bool]) -> None:
+    (kept,) = chain(_of(_open), SPLITS[0])
+    one_step([kept], 0)
+    made: list[torch.optim.Optimizer] = []
+
+    def named(parameters: Named) -> torch.optim.Optimizer:
+        made.append(ADAMW([p for _, p in parameters], lr=0.1, **says))
+        return made[-1]
+
+    stage = build_stage(_of(named), 0, SPLITS[0], CONFIG)
+    stage.values.restore(*kept.values.snapshot())
+    (group,) = made[-1].param_groups
+    assert (group["foreach"], group["fused"]) == (says.get("foreach"), says.get("fused"))
+    assert not _kernels(stage)
+
+
+# jobs
+
+
+def build_open(config: Mapping[str, Any]) -> Task:
+    return _of(_open)
+
+
+def build_unfused(config: Mapping[str, Any]) -> Task:
+    return _of(_unfused)
+
+
+def _manifest(build: str, stages: int, pipelines: int, steps: int = 4, **spec: Any) -> dict[str, Any]:
+    return bamboojob(
+        task={"entrypoint": f"test_fused_optimizers:{build}"},
+        training=training(steps, 8, 2, maxGradientNorm=1.0),
+        topology={"stages": stages, "pipelines": pipelines},
+        elastic={"minPipelines": pipelines, "maxPipelines": pipelines, "minStages": stages},
+        **spec,
+    )
+
+
+FAULTS = (Fault("OptimizerStep", Cell(0, 1), 2), Fault("ReplicaUpdate", Cell(0, 0), 2, after=True))
+
+
+def test_a_job_has_the_same_bits_on_any_grid_and_after_losses() -> None:
+    grids = partial(_manifest, "build_open")
+    check_same_bits(*run_each(grids, (1, 1), (4, 1), (2, 2), *((2, 2, fault) for fault in FAULTS)))
+
+
+@cache
+def _undisturbed() -> Job:
+    return Job(_manifest("build_unfused", 1, 1, 6)).run()
+
+
+@pytest.mark.parametrize(("grid", "faults"), [((3, 1), ()), ((2, 2), (Fault("OptimizerStep", Cell(0, 1), 4),))])
+def test_a_job_goes_on_from_an_older_checkpoint_with_the_bits_that_it_would_have_had(
+    grid: tuple[int, int], faults: tuple[Fault, ...]
+) -> None:
+    store = MemoryStore()
+    kept = {"checkpoint": {"storage": {"uri": "memory://x"}, "everySteps": 3}}
+    Job(_manifest("build_unfused", 2, 1, 3, **kept), store=store).run()
+    job = Job(_manifest("build_open", *grid, 6, **kept), faults, store=store).run()
+    assert job.outcome is Outcome.COMPLETE
+    assert bool(faults) == bool(job.state.moves.takeovers)
+    assert add_digests(job.digests) == add_digests(_undisturbed().digests)
