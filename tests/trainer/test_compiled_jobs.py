@@ -46,6 +46,7 @@ def undisturbed(stages: int = 1, **more: Any) -> Job:
         (1, 2, {}),
         (2, 2, {"mode": "EagerBackward"}),
         (2, 2, {"schedule": "ZBH1"}),
+        (3, 1, {"schedule": "ZBH1", "mode": "EagerBackward"}),
     ],
 )
 def test_the_grid_and_the_schedule_change_no_bit(stages: int, pipelines: int, more: dict[str, Any]) -> None:
@@ -58,20 +59,29 @@ def test_losses_are_those_of_layers_that_are_not_compiled() -> None:
     )
 
 
-def test_a_kill_changes_no_bit() -> None:
-    points = {"Forward": 1, "Backward": 1, "SyncReplicas": 0, "OptimizerStep": 0}
+@pytest.mark.parametrize(
+    ("schedule", "parts"),
+    [
+        ("ZBH1", ("BackwardInput", "BackwardWeight")),
+        pytest.param("1F1B", ("Backward",), marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_changes_no_bit(schedule: str, parts: tuple[str, ...]) -> None:
+    points = {"Forward": 1, **dict.fromkeys(parts, 1), "SyncReplicas": 0, "OptimizerStep": 0}
     faults = {Fault(name, Cell(0, 1), 2, microbatch) for name, microbatch in points.items()}
     judge = functools.partial(check_same_bits, undisturbed())
-    assert kill_at_each(manifest(2, 2), faults.__contains__, judge).keys() == faults
+    assert kill_at_each(manifest(2, 2, schedule=schedule), faults.__contains__, judge).keys() == faults
 
 
 @pytest.mark.parametrize(
     ("name", "stage", "microbatch"),
     [
-        ("Backward", 1, 1),
+        ("BackwardWeight", 1, 1),
         *(
             pytest.param(*point, marks=pytest.mark.slow)
             for point in [
+                ("Backward", 1, 1),
+                ("BackwardInput", 1, 2),
                 ("Forward", 0, 0),
                 ("Forward", 1, 2),
                 ("Backward", 0, 3),
@@ -91,7 +101,8 @@ def test_processes_train_to_the_same_bits_after_a_kill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault = (name, 0, stage, 2, microbatch, signal.SIGKILL)
-    job = run_with_faults(manifest(2, 1), tmp_path, monkeypatch, fault, seconds=SECONDS)
+    schedule = "ZBH1" if name in ("BackwardInput", "BackwardWeight") else "1F1B"
+    job = run_with_faults(manifest(2, 1, schedule=schedule), tmp_path, monkeypatch, fault, seconds=SECONDS)
     assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == undisturbed().state.progress.losses
     assert dict(job.state.ending.finished) == dict(undisturbed(2).state.ending.finished)

@@ -551,10 +551,10 @@ def _complete_job(values: Values, around: Mapping[str, Any]) -> None:
 
 def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
     """Those that the coordinator may choose from; the first one until it has. One if there is no choice of a grid, by
-    which it knows what steps take, and with compiled layers, whose weight gradients cannot be postponed.
+    which it knows what steps take.
     """
     first = spec.topology.first_schedule
-    chosen = spec.topology.schedule is ScheduleChoice.AUTO and spec.elastic.chooses_grid and not spec.training.compile
+    chosen = spec.topology.schedule is ScheduleChoice.AUTO and spec.elastic.chooses_grid
     return (first, PipelineSchedule.ZB_H1) if chosen else (first,)
 
 

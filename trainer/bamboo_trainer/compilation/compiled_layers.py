@@ -9,11 +9,13 @@ compared among workers (`bamboo_core.control.platform`).
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from bamboo_trainer.compilation.cut_backwards import cutting_backend, mark_cut
 from bamboo_trainer.compilation.forms import InputForm
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.tasks.running_buffers import running_modules
@@ -34,21 +36,21 @@ class CompiledLayers:
 
     def __init__(self, layers: Mapping[int, nn.Module], *, deterministic: bool) -> None:
         import torch._dynamo  # takes a second, and a worker has it
+        import torch._functorch
 
         torch._dynamo.config.accumulated_recompile_limit = _ALL_LAYERS
+        torch._functorch.config.donated_buffer = False  # a backward in two parts comes by twice
         compile_layer: Callable[..., Any] = torch.compile  # its declared forms lack two arguments
         self._layers = layers
         self.left = {index: why for index, layer in layers.items() if (why := _left(layer))}
-        options: dict[str, str | int | bool | Callable[..., Any]] = {
-            "fallback_random": True,
-            "deterministic": deterministic,
-        }
+        options = {"fallback_random": True, "deterministic": deterministic}
+        self._whole: dict[int, str] = {}  # layers whose backward cannot be cut, and why
         self._compiled: dict[int, Callable[..., Any]] = {
             index: compile_layer(
                 layer,
                 fullgraph=True,
                 dynamic=False,
-                options=dict(options),
+                backend=cutting_backend(options, partial(self._stays_whole, index)),
                 recompile_limit=MOST_FORMS,
                 isolate_recompiles=True,
             )
@@ -62,7 +64,7 @@ class CompiledLayers:
         layer = self._layers[index]
         compiled = self._compiled.get(index, layer)
         try:
-            return compiled(*arguments(layer, given))
+            outputs = compiled(*arguments(layer, given))
         except Exception as error:
             if (problem := _problem(error)) is None:
                 raise
@@ -70,6 +72,13 @@ class CompiledLayers:
                 f"{named_layer(layer, index)} cannot be compiled (spec.training.compile): {problem}; "
                 "torch.compiler.disable around its forward leaves it as it is"
             ) from error
+        if index not in self.left and index not in self._whole:
+            mark_cut(outputs)
+        return outputs
+
+    def _stays_whole(self, index: int, why: str) -> None:
+        self._whole[index] = why
+        logger.info("the backward of %s stays whole, since %s", named_layer(self._layers[index], index), why)
 
     def compile_ahead(
         self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]

@@ -1,0 +1,137 @@
+"""The backward of a compiled layer as two compiled graphs: gradients of inputs, and those of weights from there.
+
+Both are always run, one after the other, unless the second one is postponed: the bits are the same ones, as nothing is
+compiled in another way for it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.fx import GraphModule
+
+from bamboo_trainer.compilation.graph_halves import effect_in, graph_halves, outputs_of
+
+_CALL: Final = "bamboo_cut_call"  # in the metadata of autograd's node
+_NODE: Final = "CompiledFunctionBackward"  # what torch calls the class of the node of a compiled graph
+
+
+@dataclass(slots=True, eq=False)
+class CutCall:
+    """One call of a compiled layer whose backward is cut. It belongs to the call's node of autograd's graph.
+
+    postpones: the next backward computes the gradients of inputs alone, and the one after it those of weights.
+    """
+
+    postpones: bool = False
+    handed: tuple[Tensor, ...] | None = None  # to the second half, which is still to be run
+
+
+def mark_cut(outputs: Any) -> None:
+    """Notes of what a compiled layer has given that its backward is cut."""
+    for part in outputs if isinstance(outputs, tuple) else (outputs,):
+        node: Any = part.grad_fn if isinstance(part, Tensor) else None
+        if type(node).__name__ == _NODE:
+            node.metadata.setdefault(_CALL, CutCall())
+
+
+def cut_call(node: Node) -> CutCall | None:
+    """The call that an operation of autograd's graph is, if it is one whose backward is cut."""
+    found: CutCall | None = node.metadata.get(_CALL) if isinstance(node, torch._C._FunctionBase) else None
+    return found
+
+
+class CutBackward:
+    """What torch calls as a backward: is given a list, which it may empty, and gives a gradient or None for each input.
+
+    first, rest, taken: as of `GraphHalves`, compiled. late: places of the late gradients among all, which are so many.
+    """
+
+    def __init__(
+        self,
+        first: Callable[[list[Any]], Sequence[Any]],
+        rest: Callable[[list[Any]], Sequence[Any]],
+        taken: Sequence[int],
+        late: Sequence[int],
+        count: int,
+    ) -> None:
+        self._first, self._rest, self._taken, self._late = first, rest, taken, late
+        self._early, self._count = [i for i in range(count) if i not in late], count
+        self._boxed_call = True  # so torch gives the list itself
+
+    def __call__(self, given: list[Any]) -> tuple[Any, ...]:
+        call = cut_call(torch._C._current_autograd_node())
+        if call and call.handed is not None:
+            handed, call.handed, call.postpones = call.handed, None, False
+            return self._spread((), self._rest(list(handed)))
+        taken = [given[place] for place in self._taken]
+        found = self._first(given)
+        early, handed = found[: len(self._early)], (*taken, *found[len(self._early) :])
+        if call and call.postpones:
+            call.handed = tuple(one.detach() for one in handed)  # they may know the node, which knows the call
+            return self._spread(early, ())
+        return self._spread(early, self._rest(list(handed)))
+
+    def _spread(self, early: Sequence[Any], late: Sequence[Any]) -> tuple[Any, ...]:
+        """Of all inputs. Those that are not computed now are None."""
+        gradients = [None] * self._count
+        for places, found in ((self._early, early), (self._late, late)):
+            for place, gradient in zip(places, found, strict=False):
+                gradients[place] = gradient
+        return tuple(gradients)
+
+
+def cutting_backend(options: Mapping[str, Any], stays_whole: Callable[[str], None]) -> Callable[..., Any]:
+    """A backend of torch.compile: Inductor with these options, which compiles backwards in two halves.
+
+    stays_whole: is told why one cannot be cut, before anything is computed with it.
+    """
+
+    def compile_graph(graph: GraphModule, given: Sequence[Any]) -> Any:
+        from torch._functorch import config
+        from torch._inductor.compile_fx import compile_fx
+
+        late = [place for place, one in enumerate(given) if isinstance(one, nn.Parameter)]
+        compiled = partial(_compiled, late=late, count=len(given), stays_whole=stays_whole)
+        # A backward from autograd's cache would be whole. It is compiled with the forward, and not in the first step.
+        with config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
+            return compile_fx(graph, given, inner_compile=compiled, config_patches=dict(options))
+
+    return compile_graph
+
+
+def _compiled(
+    graph: GraphModule,
+    given: Sequence[Any],
+    *,
+    late: Sequence[int],
+    count: int,
+    stays_whole: Callable[[str], None],
+    **options: Any,
+) -> Any:
+    """What Inductor makes of the graph of a forward or a backward. given: examples, which have no values."""
+    from torch._inductor.compile_fx import compile_fx_inner, fake_tensor_prop
+
+    whole = partial(compile_fx_inner, graph, given, **options)
+    outputs = outputs_of(graph)
+    computed = {place in late for place, one in enumerate(outputs) if one is not None}
+    if not options.get("is_backward") or len(computed) < 2:  # or there are none of one kind
+        return whole()
+    if len(outputs) != count:
+        stays_whole(f"it gives {len(outputs)} gradients for {count} inputs")
+        return whole()
+    if effect := effect_in(graph):
+        stays_whole(f"{effect} in it does more than compute")
+        return whole()
+    halves = graph_halves(graph, late)
+    with torch.no_grad():
+        fake_tensor_prop(halves.first, given)
+    handed = outputs_of(halves.first)[count - len(late) :]
+    found = [*(given[place] for place in halves.taken), *(node.meta["val"] for node in handed)]
+    first = compile_fx_inner(halves.first, given, **options)
+    rest = compile_fx_inner(halves.rest, found, **options | {"static_input_idxs": ()})
+    return CutBackward(first, rest, halves.taken, late, count)
