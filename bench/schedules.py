@@ -74,7 +74,7 @@ def _part(action: Any) -> Part:
     return Part(TORCH_KINDS[action.computation_type.name], action.stage_index, action.microbatch_index)
 
 
-def seconds_of_step(schedule: Schedule, delay: float, *, together: bool) -> float:
+def seconds_of_step(schedule: Schedule, delay: float, *, together: bool, units: Mapping[str, float] = UNITS) -> float:
     """The units of a step, one of several that follow each other. delay: of a boundary tensor, from worker to worker.
 
     together: no worker begins a step before all have ended the one before, as where the norm of all gradients, or a
@@ -83,12 +83,12 @@ def seconds_of_step(schedule: Schedule, delay: float, *, together: bool) -> floa
     free = [0.0] * len(schedule.orders)
     ends = []
     for _ in range(STEPS):
-        free = _run(schedule, delay, [max(free)] * len(free) if together else free)
+        free = _run(schedule, delay, [max(free)] * len(free) if together else free, units)
         ends.append(max(free))
     return (ends[-1] - ends[0]) / (STEPS - 1)
 
 
-def _run(schedule: Schedule, delay: float, free: Sequence[float]) -> list[float]:
+def _run(schedule: Schedule, delay: float, free: Sequence[float], units: Mapping[str, float]) -> list[float]:
     """One step. free: when each worker may begin; returned: when each has ended."""
     now, done = [*free], [0] * len(free)
     here: dict[tuple[str, int, int], float] = {}  # when the input of an instruction has arrived
@@ -103,7 +103,7 @@ def _run(schedule: Schedule, delay: float, free: Sequence[float]) -> list[float]
                 if waits and (direction, stage, microbatch) not in here:
                     break
                 begin = max(now[worker], here[direction, stage, microbatch]) if waits else now[worker]
-                now[worker] = begin + UNITS[kind] * schedule.share
+                now[worker] = begin + units[kind] * schedule.share
                 done[worker] += 1
                 to = stage + (1 if kind == "F" else -1)
                 if kind != "W" and 0 <= to <= last:
