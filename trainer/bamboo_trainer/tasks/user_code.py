@@ -36,7 +36,7 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
     within: entered around the factory.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(pure_seed("init", seed, layer))
+        _seed_all(pure_seed("init", seed, layer))
         factory = layer_factory(task, layer)
         with in_task(f"the factory of layer {layer}"), within:
             module = factory()
@@ -59,6 +59,18 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
             "bamboo_trainer.task.track_buffers"
         )
     return module
+
+
+def _seed_all(seed: int) -> None:
+    """Set the state of the generators that a factory may draw from.
+
+    `torch.manual_seed` notes for each accelerator that could be there who called it, as text, and keeps that: it takes
+    longer than to make a small layer.
+    """
+    if torch.accelerator.current_accelerator() is None:  # of this build of torch; no device is touched
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
