@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from bamboo_core.planning.plan import ROOT
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig
@@ -34,6 +35,11 @@ def of_name(fault: Fault) -> Hashable:
 
 def of_cell(fault: Fault) -> Hashable:
     return fault.name, fault.step, fault.after, fault.cell
+
+
+def of_role(fault: Fault) -> Hashable:
+    """The root, who else has a first stage, and who has another one."""
+    return fault.name, fault.step, fault.after, fault.cell == ROOT, fault.cell.stage == 0
 
 
 def sweep(kind: Kind) -> pytest.MarkDecorator:
@@ -98,6 +104,7 @@ class BranchingJob(Job):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.answers: dict[Hashable, Any] = {}
+        self._kinds: set[Hashable] = set()
         self._readers: list[_Reader] = []
         self._answer: int | None = None  # in a child: where the parent reads
 
@@ -112,13 +119,16 @@ class BranchingJob(Job):
             self._tell((None, traceback.format_exc()))
         return self
 
-    def branch(self, name: Hashable) -> bool:
+    def branch(self, name: Hashable, kind: Hashable = None) -> bool:
         """Is this the job that takes that way? Each name counts once, and no way has a branch of its own.
 
-        Raises AssertionError if the other job did not end as it should.
+        kind: if it is given, the first way of each kind is enough. Raises AssertionError if the other job did not end
+        as it should.
         """
-        if self._answer is not None or name in self.answers:
+        if self._answer is not None or name in self.answers or kind in self._kinds:
             return False
+        if kind is not None:
+            self._kinds.add(kind)
         if self.judge is None or torch.accelerator.is_available():
             self.answers[name] = None
             return name == self.only

@@ -115,12 +115,13 @@ def check_buckets(task: Task, config: Any) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # bf16 norms
+@pytest.mark.parametrize(("first", "end"), [(6, 10), pytest.param(0, 12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", ["fp32", "bf16", "fp16", "bf16 parameters"])
-def test_gradients_have_the_bits_of_a_whole_backward(form: str) -> None:
+def test_gradients_have_the_bits_of_a_whole_backward(form: str, first: int, end: int) -> None:
     """Of models drawn at random: experts, recurrent layers, losses of layers, tied and shared parameters, LoRA."""
     config = ROUNDED if form == "bf16 parameters" else at(form)
     config = replace(config, microbatches=8)
-    models = random.Random(form).sample(range(1000), 12)
+    models = random.Random(form).sample(range(1000), 12)[first:end]
     parts = [check_buckets(settled(build({"model": model, "steps": 4}), 0), config) for model in models]
     assert max(parts) > 3
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import check_callbacks
 from bamboo_trainer.worker.history.callback_calls import AT_ONCE
-from branching_job import kill_at_each
+from branching_job import kill_at_each, of_role
 from manifest_kit import bamboojob, gpt_task, training
 from sim_history import kept_by
 from stage_kit import small_task
@@ -255,8 +255,11 @@ def check_told(job: Job) -> list[str]:
 
 
 @pytest.mark.parametrize("grid", [(1, 2), pytest.param((2, 2), marks=pytest.mark.slow)])
-def test_a_kill_at_every_instruction_and_at_every_write_tells_each_step_once(grid: tuple[int, int]) -> None:
-    """In the middle of an instruction of a step, and before and after whatever the root writes."""
+def test_a_kill_at_an_instruction_and_at_every_write_tells_each_step_once(grid: tuple[int, int]) -> None:
+    """In the middle of an instruction of a step, and before and after whatever the root writes.
+
+    Of the small grid at one instruction of each kind.
+    """
     expected = test_decisions.calm()
 
     def judge(job: Job) -> list[str]:
@@ -266,7 +269,10 @@ def test_a_kill_at_every_instruction_and_at_every_write_tells_each_step_once(gri
     def kill(fault: Fault) -> bool:
         return fault.name == "WriteHistory" or fault.step in ((2, 6) if grid == (2, 2) else (6,))
 
-    struck = kill_at_each(manifest_of(*grid), kill, judge)
+    def kind(fault: Fault) -> Hashable:
+        return fault if fault.name == "WriteHistory" else of_role(fault)
+
+    struck = kill_at_each(manifest_of(*grid), kill, judge, kind if grid == (1, 2) else None)
     writes = [fault for fault in struck if fault.name == "WriteHistory"]
     assert len({fault.step for fault in writes}) >= 10
     assert {"Forward", "ReportReady", "OptimizerStep"} <= {fault.name for fault in struck}
@@ -277,7 +283,7 @@ def test_two_roots_lost_one_after_the_other_leave_each_step_told_once() -> None:
     """Each in the middle of what it writes, the second one as soon as it goes on from the first one's."""
     document = manifest_of(1, 3)
     writes = [fault.step for fault in Job(document).run().executed if fault.name == "WriteHistory"]
-    for first in range(1, max(writes), 5):
+    for first in range(1, max(writes), 8):
         for after in (False, True):
             faults = (
                 Fault("WriteHistory", ROOT, first, after=after),

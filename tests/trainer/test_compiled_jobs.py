@@ -42,8 +42,8 @@ def undisturbed(stages: int = 1, **more: Any) -> Job:
 @pytest.mark.parametrize(
     ("stages", "pipelines", "more"),
     [
-        (2, 1, {}),
-        (1, 2, {}),
+        pytest.param(2, 1, {}, marks=pytest.mark.slow),
+        pytest.param(1, 2, {}, marks=pytest.mark.slow),
         (2, 2, {"mode": "EagerBackward"}),
         (2, 2, {"schedule": "ZBH1"}),
         (3, 1, {"schedule": "ZBH1", "mode": "EagerBackward"}),

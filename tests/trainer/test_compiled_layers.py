@@ -48,7 +48,7 @@ PRECISIONS = {
 SLOW = pytest.mark.slow  # code is made for each precision
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=SLOW), True])  # jobs have blocks without
 @pytest.mark.parametrize("precision", ["fp32", *(pytest.param(p, marks=SLOW) for p in PRECISIONS if p != "fp32")])
 def test_the_split_changes_no_bit(tmp_path: Path, precision: str, checkpoint: bool) -> None:
     task, config = small_gpt(tmp_path, dropout=0.1, checkpoint=checkpoint), PRECISIONS[precision]

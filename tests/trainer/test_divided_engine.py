@@ -29,8 +29,10 @@ def with_one_device(stages: int, pipelines: int, steps: int = STEPS, tied: bool 
     return Job(divided(stages, pipelines, steps=steps, tied=tied)).run()
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("stages", "pipelines", "devices"), [(1, 1, 2), (2, 1, 3), (3, 1, 2), (2, 2, 2), (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "devices", "tied"),
+    [(1, 1, 2, True), (2, 1, 3, True), (3, 1, 2, False), (2, 2, 2, True), (1, 2, 3, False)],
+)
 def test_the_number_of_devices_does_not_change_the_bits(stages: int, pipelines: int, devices: int, tied: bool) -> None:
     job, calm = Job(divided(stages, pipelines, tied=tied), per_worker=devices).run(), with_one_device(1, 1, tied=tied)
     check_same_bits(job, calm)
@@ -159,7 +161,10 @@ def test_too_few_layers_are_refused_before_training() -> None:
     assert not any(isinstance(e, protocol.SendPlan) for node in job.nodes.values() for e in node.events)
 
 
-@pytest.mark.parametrize("mode", ["EagerForward", "EagerBackward"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param("EagerForward", marks=pytest.mark.slow), "EagerBackward"],  # which does all that the other does
+)
 def test_who_takes_a_stage_over_goes_on_from_what_each_device_has_computed_in_advance(mode: str) -> None:
     """In a step after those that measure bubbles, at one instruction of each kind in every part of a stage."""
     document, step = divided(2, mode=mode, steps=6), 4

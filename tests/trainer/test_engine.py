@@ -17,7 +17,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
-from branching_job import BranchingJob, Kind, each_way, kill_at_each, of_cell, of_name, sweep
+from branching_job import BranchingJob, Kind, each_way, kill_at_each, of_cell, of_name, of_role, sweep
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from training_job import Fault, Job
@@ -67,11 +67,12 @@ def owned_weights(job: Job) -> dict[str, torch.Tensor]:
     return held
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("pipelines", [1, 2])
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize(("stages", "pipelines", "tied"), [(1, 1, False), (4, 2, True)])
 def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: int, tied: bool) -> None:
-    """Float tolerance: the same sums in another order (stages' norms, pipelines' gradients), a few ulps a step."""
+    """Float tolerance: the same sums in another order (stages' norms, pipelines' gradients), a few ulps a step.
+
+    On any other grid the bits are the same, see below.
+    """
     job = Job(manifest(stages, pipelines, tied=tied)).run()
     spec = job.spec
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
@@ -82,9 +83,13 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
         torch.testing.assert_close(held[name], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_grid_does_not_change_the_bits(tied: bool) -> None:
-    jobs = [Job(manifest(*grid, tied=tied)).run() for grid in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 3), (3, 4))]
+@pytest.mark.parametrize(
+    ("tied", "grids"),
+    [(False, ((1, 1), (4, 1), (2, 3))), (True, ((1, 1), (2, 1), (4, 1), (1, 2), (2, 3), (3, 4), (4, 2)))],
+    ids=["untied", "tied"],
+)
+def test_the_grid_does_not_change_the_bits(tied: bool, grids: tuple[tuple[int, int], ...]) -> None:
+    jobs = [Job(manifest(*grid, tied=tied)).run() for grid in grids]
     expected = owned_weights(jobs[0])
     for job in jobs:
         assert job.state.progress.losses == jobs[0].state.progress.losses
@@ -109,12 +114,13 @@ def killed_in_step(
     return kill_at_each(document, lambda f: f.step == step and cell in (None, f.cell), judge, kind)
 
 
+@sweep(of_role)
 @pytest.mark.parametrize(
     ("stages", "pipelines"),
     [pytest.param(4, 1, marks=pytest.mark.slow), (2, 2), pytest.param(3, 2, marks=pytest.mark.slow)],
 )
-def test_a_kill_at_every_instruction_leaves_the_bits(stages: int, pipelines: int) -> None:
-    killed = killed_in_step(manifest(stages, pipelines), 2, (stages, pipelines))
+def test_a_kill_at_an_instruction_leaves_the_bits(stages: int, pipelines: int, kind: Kind | None) -> None:
+    killed = killed_in_step(manifest(stages, pipelines), 2, (stages, pipelines), kind=kind)
     assert {f.cell for f in killed} == {Cell(p, s) for p in range(pipelines) for s in range(stages)}
     assert len({f.name for f in killed}) >= 6
 
@@ -125,7 +131,7 @@ def test_a_kill_between_stages_of_the_second_of_two_pipelines_leaves_the_bits() 
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
-@sweep(of_cell)
+@sweep(of_role)
 @pytest.mark.parametrize(
     "pipelines", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 )
@@ -134,8 +140,9 @@ def test_a_kill_at_an_instruction_of_pipelines_of_one_stage(pipelines: int, kind
     assert {f.cell for f in killed} == {Cell(p, 0) for p in range(pipelines)}
 
 
-def test_a_standby_holds_all_that_the_only_worker_holds() -> None:
-    """One pipeline of one stage. Its worker is killed before every instruction of a step once the standby is filled."""
+@sweep(of_name)
+def test_a_standby_holds_all_that_the_only_worker_holds(kind: Kind | None) -> None:
+    """One pipeline of one stage. Its worker is killed before an instruction of a step once the standby is filled."""
     document = manifest(1, 1, standby=1, steps=8)
     expected, of_standby = undisturbed(1, 1, 8), ("ReplicaUpdate", "SpotCheck")
 
@@ -145,7 +152,7 @@ def test_a_standby_holds_all_that_the_only_worker_holds() -> None:
         assert job.state.progress.losses == expected.state.progress.losses
         return [e.reason for e in job.emitted]
 
-    killed = kill_at_each(document, lambda f: f.step == 5 and f.name not in of_standby and not f.after, judge)
+    killed = kill_at_each(document, lambda f: f.step == 5 and f.name not in of_standby and not f.after, judge, kind)
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
     assert all("Takeover" in reasons for reasons in killed.values())
 
@@ -177,14 +184,15 @@ def test_all_siblings_share_what_is_lost_in_the_same_step(pipelines: int, most: 
     assert (taken.forwards, taken.backwards) == (4, 4)
 
 
+@sweep(of_cell)
 @pytest.mark.parametrize("pipelines", [3, pytest.param(4, marks=pytest.mark.slow)])
-def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
-    """At every instruction from the takeover to the end of that step, whoever runs it; of three, before each only."""
+def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int, kind: Kind | None) -> None:
+    """From the takeover to the end of that step, whoever runs the instruction; of three, before each only."""
 
     class Killed(BranchingJob):
         def strikes(self, fault: Fault) -> bool:
             counts = fault.step == 2 and not self.faults and (pipelines > 3 or not fault.after)
-            second = counts and self.branch(fault)
+            second = counts and self.branch(fault, kind and kind(fault))
             return second or super().strikes(fault)
 
     def judge(job: Job) -> int:
@@ -199,7 +207,7 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
     assert set(killed.values()) == {2}
 
 
-@sweep(of_cell)
+@sweep(of_role)
 @pytest.mark.parametrize(
     ("mode", "done"),
     [
@@ -323,7 +331,7 @@ def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(first: int) -> Non
 
 
 def killed_with_neighbours(
-    document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None
+    document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
     """As `killed_in_step`, with several replicas and as many neighbours: those before it are killed, too."""
     document["spec"]["redundancy"]["replicas"] = replicas
@@ -332,7 +340,7 @@ def killed_with_neighbours(
 
     class Killed(BranchingJob):
         def strikes(self, fault: Fault) -> bool:
-            if fault.step != step or cell not in (None, fault.cell) or not self.branch(fault):
+            if fault.step != step or cell not in (None, fault.cell) or not self.branch(fault, kind and kind(fault)):
                 return False
             for back in range(1, replicas):
                 self.kill(self.plan.at(Cell(0, (fault.cell.stage - back) % stages)).owner)
@@ -349,6 +357,7 @@ def killed_with_neighbours(
     return each_way(lambda: Killed(document), judge)
 
 
+@sweep(of_name)
 @pytest.mark.parametrize(
     ("stages", "replicas", "cell"),
     [
@@ -357,13 +366,16 @@ def killed_with_neighbours(
         pytest.param(5, 3, None, marks=pytest.mark.slow),
     ],
 )
-def test_neighbours_are_killed_at_once_at_every_instruction(stages: int, replicas: int, cell: Cell | None) -> None:
+def test_neighbours_are_killed_at_once_at_an_instruction(
+    stages: int, replicas: int, cell: Cell | None, kind: Kind | None
+) -> None:
     """In the middle of a step, with one pipeline and no checkpoint: as many as there are replicas."""
-    killed = killed_with_neighbours(manifest(stages, 1), 2, replicas, cell)
+    killed = killed_with_neighbours(manifest(stages, 1), 2, replicas, cell, kind)
     assert {f.cell for f in killed} == ({cell} if cell else {Cell(0, s) for s in range(stages)})
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
+@sweep(of_name)
 @pytest.mark.parametrize(
     ("mode", "placement", "done"),
     [
@@ -371,10 +383,12 @@ def test_neighbours_are_killed_at_once_at_every_instruction(stages: int, replica
         pytest.param("EagerBackward", "Device", "RedundantBackward", marks=pytest.mark.slow),
     ],
 )
-def test_neighbours_are_killed_at_once_with_redundant_work(mode: str, placement: str, done: str) -> None:
+def test_neighbours_are_killed_at_once_with_redundant_work(
+    mode: str, placement: str, done: str, kind: Kind | None
+) -> None:
     document = manifest(4, 1, mode=mode, standby=1)
     document["spec"]["redundancy"]["placement"] = placement
-    killed = killed_with_neighbours(document, 3, 2, Cell(0, 3) if mode == "EagerForward" else None)
+    killed = killed_with_neighbours(document, 3, 2, Cell(0, 3) if mode == "EagerForward" else None, kind)
     assert done in {f.name for f in killed}
     assert sum(killed.values()) > 0
 
@@ -421,8 +435,14 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
 @pytest.mark.parametrize("turns", [14, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", ["Growing", "Shrinking"])
 def test_a_loss_while_the_grid_changes(change: str, turns: int) -> None:
-    """Whoever dies, and whenever: between the plan and the first step under the new layout."""
-    ways = set(product(range(6), range(0, 40, turns)))  # who, and how many turns after the plan
+    """Whoever dies, and whenever: between the plan and the first step under the new layout.
+
+    With few moments the root dies at each of them, and the others at one.
+    """
+    moments = range(0, 40, turns)
+    ways = set(product(range(6), moments))  # who, and how many turns after the plan
+    if len(moments) < 4:
+        ways = {way for way in ways if way[0] in (0, moments.index(way[1]) + 1, moments.index(way[1]) + 3)}
     undisturbed(3, 1, 8)
     judged = each_way(lambda: _resized(change, ways), lambda job: assert_close(job, 3, 8))
     assert judged.keys() == ways

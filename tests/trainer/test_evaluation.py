@@ -21,7 +21,7 @@ from bamboo_trainer.task import Evaluation, Parts, Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
-from branching_job import Kind, kill_at_each, of_cell, of_name, sweep
+from branching_job import Kind, kill_at_each, of_name, of_role, sweep
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, begin, small_task
 from training_job import Fault, Job, check_same_bits
@@ -128,7 +128,7 @@ def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None
     assert shorter.state.progress.evaluations == {3: longer.state.progress.evaluations[3]}
 
 
-@sweep(of_cell)
+@sweep(of_role)
 @pytest.mark.parametrize(
     ("grid", "mode", "step", "names"),
     [
@@ -298,7 +298,7 @@ def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last(grid: t
     check_stopped(Job(stopping(*grid)).run(), six_steps())
 
 
-@sweep(of_cell)
+@sweep(of_role)
 @pytest.mark.parametrize(("grid", "mode"), [((2, 2), "LazyForward"), ((3, 1), "EagerForward")])
 def test_a_kill_at_an_early_stop_changes_nothing(grid: tuple[int, int], mode: str, kind: Kind | None) -> None:
     expected = six_steps()

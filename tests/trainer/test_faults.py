@@ -134,12 +134,12 @@ POINTS = [
 
 
 def sweep() -> list[Any]:
-    """Every point in every stage; those that are not slow have four kinds of instructions, and every stage.
+    """Every point in every stage; those that are not slow are of the root and of a stage between others.
 
     tests/trainer/test_engine.py strikes at every instruction, without processes.
     """
     cases = []
-    soon = {("Forward", 6, 1), ("Backward", 7, 0), ("SyncReplicas", 0, 2), ("OptimizerStep", 0, 3)}
+    soon = {("Backward", 7, 0), ("SyncReplicas", 0, 2)}
     for name, microbatch in POINTS:
         for stage in range(4):
             marks = [] if (name, microbatch, stage) in soon else [pytest.mark.slow]
@@ -548,7 +548,7 @@ def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -
     assert_same(run(document, folder, decide, seconds=SECONDS), references[shape])
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 6))])
+@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 4, 5))])
 def test_random_losses_leave_the_bits(seed: int, references: References, tmp_path: Path) -> None:
     disturb(1000 + seed, references, tmp_path)
 

@@ -42,13 +42,16 @@ def manifest(stages: int, pipelines: int, every: int = EVERY, **more: Any) -> di
 
 class Recording(BranchingJob):
     """texts: that states have written, by the steps that these have seen. With kill: the kinds of instructions and the
-    step at each of which a worker dies in a job of its own, every time that a cell comes to one.
+    step at each of which a worker dies in a job of its own, every time that a cell comes to one; or, with every_th, one
+    of so many times.
     """
 
-    def __init__(self, *arguments: Any, kill: tuple[int, set[str]] = (-1, set()), **more: Any) -> None:
+    def __init__(
+        self, *arguments: Any, kill: tuple[int, set[str]] = (-1, set()), every_th: int = 1, **more: Any
+    ) -> None:
         super().__init__(*arguments, decide=lambda job: self._look(), **more)
         self.texts: dict[int, tuple[Continuation, ...]] = {}
-        self._kill, self._times = kill, Counter[Fault]()
+        self._kill, self._every_th, self._times = kill, every_th, Counter[Fault]()
 
     def run(self, limit: int = 200_000) -> "Recording":
         super().run(limit)
@@ -65,7 +68,8 @@ class Recording(BranchingJob):
         if fault.step != step or fault.name not in names:
             return super().strikes(fault)
         self._times[fault] += 1  # of a batch of prompts once for each token
-        return self.branch((fault, self._times[fault]))
+        turn = self._times[fault] + fault.microbatch + fault.cell.stage + fault.after
+        return turn % self._every_th == 0 and self.branch((fault, self._times[fault]))
 
 
 def plainly(layers: list[torch.nn.Module], prompt: str) -> str:
@@ -123,14 +127,18 @@ def test_texts_change_nothing_of_the_training() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grid", "mode", "step", "names"),
+    ("grid", "mode", "step", "names", "every_th"),
     [
-        ((3, 1), "LazyForward", 2, {"Generate", "ReportReady"}),
-        pytest.param((2, 2), "EagerForward", STEPS, {"Generate"}, marks=pytest.mark.slow),
-        ((1, 2), "LazyForward", 4, {"Generate"}),
+        ((3, 1), "LazyForward", 2, {"Generate", "ReportReady"}, 3),
+        pytest.param((3, 1), "LazyForward", 2, {"Generate", "ReportReady"}, 1, marks=pytest.mark.slow),
+        pytest.param((2, 2), "EagerForward", STEPS, {"Generate"}, 1, marks=pytest.mark.slow),
+        ((1, 2), "LazyForward", 4, {"Generate"}, 2),
     ],
 )
-def test_a_kill_at_any_token_changes_nothing(grid: tuple[int, int], mode: str, step: int, names: set[str]) -> None:
+def test_a_kill_at_any_token_changes_nothing(
+    grid: tuple[int, int], mode: str, step: int, names: set[str], every_th: int
+) -> None:
+    """Each token is one at which somebody is killed."""
     document = manifest(*grid, mode=mode, standby={"workers": 1})
     undisturbed = Recording(document).run()
 
@@ -143,9 +151,9 @@ def test_a_kill_at_any_token_changes_nothing(grid: tuple[int, int], mode: str, s
         told = [emit.message for emit in job.emitted if emit.reason == "Generated"]
         assert len(told) == len(set(told)) == len(undisturbed.texts)
 
-    struck = each_way(lambda: Recording(document, kill=(step, names)), judge)
+    struck = each_way(lambda: Recording(document, kill=(step, names), every_th=every_th), judge)
     assert {fault.name for fault, _ in struck} == names
-    assert max(times for _, times in struck) == TOKENS + 1
+    assert {times for _, times in struck} == set(range(1, TOKENS + 2))
 
 
 @pytest.mark.parametrize("places", [(0, 3), (3, 0), (0, 1), (2, 3), (1, 3)])

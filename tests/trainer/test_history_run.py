@@ -89,11 +89,11 @@ def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tm
 
 
 def test_texts_are_once_in_the_history_although_workers_are_killed_while_they_are_written(tmp_path: Path) -> None:
-    """On three grids the same ones. After every second step, so most of the time is spent on them."""
+    """On two grids the same ones. After every second step, so most of the time is spent on them."""
     task = gpt_task(dModel=16, context=40)
     task["config"]["generation"] = {"prompts": ["def ", "im"], "tokens": 30, "temperature": 0.5}
     written = []
-    for pipelines, stages in ((1, 1), (1, 3), (2, 2)):
+    for pipelines, stages in ((1, 1), (2, 2)):
         folder = tmp_path / f"{pipelines}x{stages}"
         folder.mkdir()
         losses = ("--preempt", "at:2:0", "--preempt", "at:6:1") if stages > 1 else ()
@@ -107,7 +107,7 @@ def test_texts_are_once_in_the_history_although_workers_are_killed_while_they_ar
         assert len(set(told)) == len(told) == 4
         check(folder / "out", records)
         written.append(texts)
-    assert written[0] == written[1] == written[2]
+    assert written[0] == written[1]
 
 
 SLOW_LOGGER = """\

@@ -22,7 +22,7 @@ from bamboo_trainer.stage.state.loss_scale import LARGEST, LossScale
 from bamboo_trainer.task import Parts, Task, Weighted, add_loss
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-from branching_job import Kind, kill_at_each, of_cell, sweep
+from branching_job import Kind, kill_at_each, of_role, sweep
 from manifest_kit import bamboojob, training
 from stage_kit import at, chain, one_step, small_task
 from training_job import Fault, Job, check_same_bits
@@ -157,7 +157,7 @@ def test_a_sum_needs_the_scales_of_its_mean() -> None:
     torch.testing.assert_close(weights(total), weights(mean), rtol=1e-6, atol=1e-7)
 
 
-@sweep(of_cell)
+@sweep(of_role)
 @pytest.mark.parametrize("grid", [(2, 2), pytest.param((3, 1), marks=pytest.mark.slow)])
 def test_a_kill_in_a_step_that_overflows_changes_nothing(grid: tuple[int, int], kind: Kind | None) -> None:
     document = manifest(*grid)

@@ -99,8 +99,7 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("name", "grid"), [("AdamW", (1, 1)), *((name, (2, 2)) for name in SOUND)])
 def test_sound_optimizers_are_not_found(name, grid, monkeypatch) -> None:
     done = job(monkeypatch, SOUND[name], grid).run()
     assert done.outcome is Outcome.COMPLETE, done.emitted

@@ -4,6 +4,7 @@ import logging
 import math
 import re
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import pytest
@@ -270,6 +271,11 @@ def job(until: int) -> Job:
     return made
 
 
+@cache
+def undisturbed() -> Job:
+    return job(until=-1)
+
+
 def readable(frame: Frame) -> bool:
     try:
         payloads.read(frame)
@@ -295,15 +301,15 @@ def test_no_frame_brings_an_engine_down(said: list[Frame]) -> None:
 @SLOW
 @given(st.lists(FRAMES.filter(lambda frame: not readable(frame)), min_size=1, max_size=12))
 def test_what_is_refused_changes_nothing(said: list[Frame]) -> None:
-    undisturbed, told = job(until=-1), job(until=1)
+    told = job(until=1)
     for name, node in told.nodes.items():
         peer = next(other for other in told.nodes if other != name)
         for frame in said:
             node.engine.handle(Arrived(peer, frame))
     told.run()
     assert told.outcome is Outcome.COMPLETE
-    assert told.digests == undisturbed.digests
-    assert told.state.progress.losses == undisturbed.state.progress.losses
+    assert told.digests == undisturbed().digests
+    assert told.state.progress.losses == undisturbed().state.progress.losses
 
 
 def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -154,7 +154,7 @@ def assert_same(job: Job) -> None:
     assert add_digests(job.digests) == digest
 
 
-@pytest.mark.parametrize(("stages", "pipelines"), [(2, 1), (1, 2), (2, 2), (4, 1), (3, 4)])
+@pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (1, 2), (3, 4)])
 def test_the_grid_does_not_change_their_bits(stages: int, pipelines: int) -> None:
     assert_same(Job(manifest(stages, pipelines)).run())
 

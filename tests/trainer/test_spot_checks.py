@@ -93,9 +93,14 @@ def linear() -> nn.Module:
     return nn.Linear(2, 2)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("late", [Draws, Counts, Switches, Elsewhere, Behind])
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("place", "late", "mode"),
+    [
+        ((row + column) % 2, late, mode)
+        for row, late in enumerate((Draws, Counts, Switches, Elsewhere, Behind))
+        for column, mode in enumerate(MODES)
+    ],
+)
 def test_what_begins_late_is_found_in_every_mode(mode, late, place, monkeypatch) -> None:
     layers: list[Any] = [linear, linear]
     layers[place] = late

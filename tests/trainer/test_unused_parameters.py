@@ -203,8 +203,9 @@ def undisturbed(stages: int, pipelines: int, optimizer: str = "AdamW", mode: str
 @pytest.mark.parametrize(
     ("stages", "pipelines", "optimizer"),
     [
-        *((*grid, "NAdam") for grid in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (2, 4))),
-        *((*grid, optimizer) for grid in ((4, 1), (2, 2)) for optimizer in ("AdamW", "momentum")),
+        *((*grid, "NAdam") for grid in ((1, 1), (4, 1), (4, 2), (2, 4))),
+        (4, 1, "AdamW"),
+        (2, 2, "momentum"),
     ],
 )
 def test_jobs_train_what_plain_pytorch_trains(stages: int, pipelines: int, optimizer: str) -> None:
@@ -220,7 +221,11 @@ def test_jobs_train_what_plain_pytorch_trains(stages: int, pipelines: int, optim
 
 @pytest.mark.parametrize(
     ("stages", "pipelines", "optimizer", "mode"),
-    [(4, 1, "AdamW", "EagerBackward"), (4, 1, "NAdam", "LazyForward"), (2, 2, "momentum", "LazyForward")],
+    [
+        (4, 1, "NAdam", "EagerBackward"),
+        (2, 2, "momentum", "LazyForward"),
+        pytest.param(4, 1, "AdamW", "LazyForward", marks=pytest.mark.slow),
+    ],
 )
 def test_a_kill_at_an_instruction_of_any_kind_leaves_the_unused_alone(
     stages: int, pipelines: int, optimizer: str, mode: str
@@ -257,7 +262,7 @@ def test_owners_and_replicas_end_with_the_same_bits() -> None:
     ("stages", "pipelines", "fault"),
     [
         pytest.param(4, 1, ("SyncReplicas", 0, 2, 3, 0, signal.SIGKILL), marks=pytest.mark.slow),
-        (2, 2, ("ReduceGradients", 1, 1, 3, 0, signal.SIGKILL)),
+        (1, 2, ("ReduceGradients", 1, 0, 3, 0, signal.SIGKILL)),
     ],
 )
 def test_processes_that_are_killed_leave_the_unused_alone(

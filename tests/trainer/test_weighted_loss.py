@@ -117,8 +117,10 @@ def assert_same(job: Job, weighted: bool = True) -> None:
     assert add_digests(job.digests) == digest
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize(("stages", "pipelines"), [(2, 1), (1, 2), (2, 2), (4, 1), (3, 4)])
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "weighted"),
+    [(2, 1, True), (1, 2, False), (2, 2, True), (4, 1, False), (3, 4, True)],
+)
 def test_the_grid_changes_neither_bits_nor_losses_nor_metrics(stages: int, pipelines: int, weighted: bool) -> None:
     job = Job(manifest(stages, pipelines, weighted=weighted)).run()
     assert_same(job, weighted)
