@@ -78,7 +78,7 @@ types: $(STAMP)
 # Some hundred processes, and pytest for its asserts, would compile everything anew if nobody kept the bytecode.
 tests: export PYTHONDONTWRITEBYTECODE =
 tests: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not slow and not soak" -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not soak" -n $(TESTS_AT_ONCE) --dist loadscope --durations 15 $(PYTEST_ARGS)
 
 soak: $(STAMP) ## random faults, N=50 rounds, and the property tests once with new examples
 	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random --timeout=0 $(PYTEST_ARGS)
