@@ -17,6 +17,7 @@ from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.scheduled_optimizer import fuse
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from branching_job import kill_at_each
@@ -123,6 +124,7 @@ def plainly(optimizer: str, config: TrainingConfig = CONFIG) -> tuple[dict[str, 
     layers[5].tied = layers[0].tied
     named = {name: p for name, p in layers.named_parameters() if p.requires_grad}
     trainer, used = task.optimizer(named.items()), dict.fromkeys(named, 0)
+    fuse(trainer)
     for group in trainer.param_groups:
         group["lr"] = 0.05
     for step in range(STEPS):
