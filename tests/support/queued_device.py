@@ -79,9 +79,10 @@ class QueuedCopies(AtOnce):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Work of a stage, from one second to another."""
+    """Work of a stage, from one second to another. given: when the host gave it to the device."""
 
     stage: int
+    given: float
     begin: float
     end: float
 
@@ -116,7 +117,7 @@ class QueuedDevice(AtOnce):
         self.host.latest = self._number
         begin = max(self.clock(), self._computes)
         self._computes = begin + seconds
-        self.ran.append(Ran(stage, begin, self._computes))
+        self.ran.append(Ran(stage, self.clock(), begin, self._computes))
 
     def mark(self, *, tells: bool = False) -> QueuedMark:
         self.host.latest = self._number
