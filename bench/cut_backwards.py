@@ -52,7 +52,7 @@ def timed(layer: Callable[[Tensor], Tensor], given: Tensor, *, halves: bool) -> 
         times.append(time.perf_counter())
         rest.compute()
     else:
-        output.backward(back)
+        torch.autograd.backward(output, back)
     times.append(time.perf_counter())
     taken = [1e3 * (b - a) for a, b in pairwise(times)]
     parts = {"I": taken[1], "W": taken[2]} if halves else {}

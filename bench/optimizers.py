@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -44,12 +45,12 @@ def measure(stage: Stage, config: TrainingConfig, repeat: int) -> None:
     stage.rehearse(0, 0, None)
     microbatch = statistics.median(timed(lambda: stage.rehearse(0, 0, None)) for _ in range(repeat))
     print(f"{stage.values.final.size / 1e6:.1f} million parameters; a microbatch takes {microbatch * 1000:.0f} ms")
-    for name, taken in seconds.items():
-        ratio = statistics.median(a / b for a, b in zip(taken, seconds["fused"], strict=True))
-        print(f"{name:10} {statistics.median(taken) * 1000:7.1f} ms, {ratio:.2f} of fused")
+    for name, found in seconds.items():
+        ratio = statistics.median(a / b for a, b in zip(found, seconds["fused"], strict=True))
+        print(f"{name:10} {statistics.median(found) * 1000:7.1f} ms, {ratio:.2f} of fused")
 
 
-def with_kernel(stage: Stage, config: TrainingConfig, said: dict[str, bool]) -> Stage:
+def with_kernel(stage: Stage, config: TrainingConfig, said: dict[str, Any]) -> Stage:
     task = replace(stage.values.task, optimizer=lambda named: torch.optim.AdamW([p for _, p in named], **said))
     return build_stage(task, 0, [(stage.values.first, stage.values.end)], config)
 
