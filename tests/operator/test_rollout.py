@@ -129,6 +129,16 @@ def test_it_stops_by_itself_and_says_why(facts: dict[str, Any], after: float, wh
     assert step_of(left, stalled, after + 9) == NOTHING
 
 
+def test_one_that_has_stopped_decides_nothing_more_as_time_goes_by() -> None:
+    """Its pod is still refused for want of room when an old worker would have gone first, which nobody waits for."""
+    waiting = view(old(0), old(1), refused="no room", deadline=NO_ROOM_SECONDS / 2)
+    stalled = record_of(waiting, record_of(waiting), NO_ROOM_SECONDS)
+    assert stalled.state is RolloutState.STALLED
+    late = replace(waiting, no_room=NO_ROOM_SECONDS + 1)
+    assert record_of(late, stalled, 2 * NO_ROOM_SECONDS) == stalled
+    assert step_of(replace(late, section="b"), replace(stalled, section="a")) == RolloutStep(Act.RELEASE, "w0")
+
+
 @pytest.mark.parametrize("change", ["undo", "other", "section", "pause"])
 def test_what_gets_it_going_again(change: str) -> None:
     stalled = record_of(view(old(0), old(1), futile="no", section="a"))

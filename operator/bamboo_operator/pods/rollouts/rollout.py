@@ -159,9 +159,11 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
     if updated != before.updated or not (waits and before.waits):
         record = replace(record, moved=now)
     record = replace(record, waits=waits)
+    if record.stalled:
+        return record
     if not record.old_first and (view.no_room > NO_ROOM_SECONDS or not view.max_surge):
         record = replace(record, old_first=True)
-    return record if record.stalled else replace(record, stalled=_why_stalled(record, view, now))
+    return replace(record, stalled=_why_stalled(record, view, now))
 
 
 def deadlines(record: RolloutRecord, view: RolloutView, now: float) -> Iterator[float]:
