@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.kube.lease import LeaseName
-from bamboo_operator.tenants.spending import JobMoney
-from bamboo_operator.tenants.spending_record import SpendingRecord
+from bamboo_operator.tenants.spending import JobMoney, Spending
+from bamboo_operator.tenants.spending_record import FORGOTTEN_AFTER, SpendingRecord
 from tenant_kit import ConfigMaps
 
 PLACE = LeaseName("system", "bamboo-operator-spending")
@@ -17,17 +18,20 @@ START = datetime(2026, 12, 30, 12, tzinfo=UTC)
 
 
 class Holder:
-    """An operator that looks after some namespaces. money: what their jobs have cost, as their status says."""
+    """An operator that looks after some namespaces. money: what their jobs have cost, as their status says; over: which
+    of these are over.
+    """
 
-    def __init__(self, api: ConfigMaps, money: dict[str, dict[str, int]], now: datetime = START) -> None:
+    def __init__(self, api: ConfigMaps, money: dict[str, dict[str, Any]], now: datetime = START) -> None:
         self.api, self.money, self.now = api, money, now
+        self.over: set[str] = set()
         self.record = SpendingRecord(api, PLACE, lambda namespace: namespace in self.money, lambda: self.now)
 
     async def count(self, seconds: float = 1.0) -> Mapping[str, Decimal]:
         """Once, and then what is known is synchronized; what each namespace has spent by now."""
         self.now += timedelta(seconds=seconds)
         self.record.count(
-            JobMoney(uid=uid, namespace=namespace, made=START, total=Decimal(total))
+            JobMoney(uid=uid, namespace=namespace, made=START, total=Decimal(total), over=uid in self.over)
             for namespace, jobs in self.money.items()
             for uid, total in jobs.items()
         )
@@ -76,10 +80,54 @@ async def test_nothing_is_written_while_nothing_is_spent() -> None:
     holder = Holder(api := ConfigMaps(), {"a": {"x": 0}})
     for _ in range(4):
         await holder.count()
+    holder.money["a"]["x"] = Decimal(1) / 3  # which is kept less exactly
+    await holder.count()
     before = api.writes
     for _ in range(5):
         await holder.count()
     assert api.writes == before
+
+
+async def test_jobs_that_are_over_and_namespaces_without_jobs_do_not_stay_for_good() -> None:
+    """A ConfigMap has room for 1 MiB."""
+    api = ConfigMaps()
+    holder = Holder(api, {"a": {"x": 0, "y": 0}, "b": {"z": 0}})
+    for _ in range(3):
+        await holder.count()
+    holder.money, holder.over = {"a": {"x": 5, "y": 1}, "b": {"z": 2}}, {"x"}
+    await holder.count()
+    assert Spending.read(api.kept[PLACE.name]["data"]["a"]).jobs == {"y": 1}
+    following = Holder(api, holder.money, holder.now)
+    following.over = holder.over
+    for _ in range(3):
+        found = await following.count()
+    assert found == {"a": 6, "b": 2}, "what is over does not count twice"
+    following.money["b"] = {}
+    await following.count()
+    await following.count(FORGOTTEN_AFTER.total_seconds() - 60)
+    assert api.kept[PLACE.name]["data"].keys() == {"a", "b"}
+    await following.count(120)
+    assert api.kept[PLACE.name]["data"].keys() == {"a"}
+    following.money["b"] = {"new": 3}
+    for _ in range(3):
+        found = await following.count()
+    assert found == {"a": 0, "b": 0}, "a job that is older than the record costs what it costs from now on"
+
+
+async def test_what_cannot_be_written_is_read_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    api = ConfigMaps()
+    holder = Holder(api, {"a": {"x": 0}})
+    for _ in range(3):
+        await holder.count()
+    api.too_long, holder.money["a"]["x"], holder.money["b"] = True, 5, {"y": 0}
+    for _ in range(3):
+        await holder.count()
+    assert holder.record.counts("b"), "its jobs may begin"
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert "at most 1048576 bytes" in said
+    api.too_long = False
+    await holder.count()
+    assert api.kept[PLACE.name]["data"].keys() == {"a", "b"}
 
 
 async def test_what_cannot_be_read_is_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ class ConfigMaps:
     def __init__(self) -> None:
         self.kept: dict[str, Object] = {}
         self.refusing: ApiError | None = None
+        self.too_long = False  # whatever is written
         self.writes = 0
 
     async def read_config_map(self, namespace: str, name: str) -> Object | None:
@@ -29,11 +30,14 @@ class ConfigMaps:
         self.kept[config_map["metadata"]["name"]] = config_map
         return config_map
 
-    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> Object:
+    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str | None]) -> Object:
         self.writes += 1
         if name not in self.kept:
             raise ApiError(404, "NotFound", name)
-        self.kept[name]["data"] |= data
+        if self.too_long:
+            raise ApiError(422, "Invalid", "must have at most 1048576 bytes")
+        merged = {**self.kept[name]["data"], **data}
+        self.kept[name]["data"] = {key: value for key, value in merged.items() if value is not None}
         return self.kept[name]
 
 

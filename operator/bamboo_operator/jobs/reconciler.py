@@ -151,8 +151,8 @@ class JobReconciler:
 
     def money(self) -> JobMoney:
         """What the job has cost."""
-        made = self._made or self._status.facts.now
-        return JobMoney(uid=self.uid, namespace=self.key[0], made=made, total=self._status.facts.total_cost)
+        made, status = self._made or self._status.facts.now, self._status
+        return JobMoney(uid=self.uid, namespace=self.key[0], made=made, total=status.facts.total_cost, over=status.over)
 
     def money_told(self, standing: MoneyStanding) -> None:
         """The job is suspended when its tenant's money is spent, and goes on when there is some again."""

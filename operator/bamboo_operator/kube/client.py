@@ -260,8 +260,10 @@ class ApiClient:
         metadata = config_map["metadata"]
         return await self._call("PUT", f"{_config_maps(metadata['namespace'])}/{metadata['name']}", config_map)
 
-    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> Object:
-        """With these keys, and the others as they are. Raises ApiError with status 404 if there is none."""
+    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str | None]) -> Object:
+        """With these keys, without those of None, and the others as they are. If there is none, raises ApiError with
+        status 404.
+        """
         return await self._call("PATCH", f"{_config_maps(namespace)}/{name}", {"data": dict(data)}, kind=MERGE)
 
     async def serves_evictions(self) -> bool:

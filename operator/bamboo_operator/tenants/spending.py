@@ -7,7 +7,7 @@ stays when a job ends or is deleted.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Final
@@ -20,24 +20,26 @@ EXACT: Final = Decimal("0.0001")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMoney:
-    """A job, and what it has cost until now. made: the time of its creation."""
+    """A job, and what it has cost until now. made: the time of its creation. over: it costs nothing more."""
 
     uid: str
     namespace: str
     made: datetime
     total: Decimal
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
     """What the jobs of a namespace have cost on the day of `until`, and in its month. until: when that was counted.
-    jobs: what each one that there was had cost in all by then, by its uid.
+    jobs: what each one that there was had cost in all by then, by its uid; over: those of them that are over.
     """
 
     until: datetime
     day: Decimal = NOTHING
     month: Decimal = NOTHING
     jobs: Mapping[str, Decimal] = field(default_factory=dict)
+    over: frozenset[str] = frozenset()
 
     def at(self, now: datetime) -> "Spending":
         """The same at a later time, when other days and months have begun."""
@@ -45,26 +47,32 @@ class Spending:
             return self
         then, today = self.until.date(), now.date()
         month = self.month if (then.year, then.month) == (today.year, today.month) else NOTHING
-        return Spending(until=now, day=self.day if then == today else NOTHING, month=month, jobs=self.jobs)
+        return replace(self, until=now, day=self.day if then == today else NOTHING, month=month)
 
     def later(self, jobs: Iterable[JobMoney], now: datetime) -> "Spending":
         """With what its jobs have cost since. jobs: all that there are now. One that is new to this costs what it has
         cost since it was made; but one that was there before, when nobody counted, what it will cost from now on.
         """
         found, before = self.at(now), self.until.replace(microsecond=0)  # as exact as times of creation are
-        more, totals = NOTHING, dict[str, Decimal]()
+        more, totals, over = NOTHING, dict[str, Decimal](), set[str]()
         for job in jobs:
             known = self.jobs.get(job.uid, NOTHING if job.made >= before else job.total)
             totals[job.uid] = max(known, job.total)
             more += totals[job.uid] - known
-        return Spending(until=found.until, day=found.day + more, month=found.month + more, jobs=totals)
+            if job.over and job.made < before:  # who reads that it costs nothing more takes it for no new one
+                over.add(job.uid)
+        return replace(found, day=found.day + more, month=found.month + more, jobs=totals, over=frozenset(over))
+
+    @property
+    def told(self) -> dict[str, object]:
+        """What is kept of it beside the time; not the jobs that are over, which would be more and more."""
+        jobs = {uid: _amount(total) for uid, total in sorted(self.jobs.items()) if uid not in self.over}
+        return {"day": _amount(self.day), "month": _amount(self.month), "jobs": jobs}
 
     @property
     def written(self) -> str:
         """As it is kept."""
-        jobs = {uid: f"{total.quantize(EXACT):f}" for uid, total in sorted(self.jobs.items())}
-        day, month = (f"{money.quantize(EXACT):f}" for money in (self.day, self.month))
-        return json.dumps({"until": self.until.isoformat(), "day": day, "month": month, "jobs": jobs})
+        return json.dumps({"until": self.until.isoformat(), **self.told})
 
     @classmethod
     def read(cls, text: str) -> "Spending":
@@ -124,6 +132,10 @@ def standing(tenant: Tenant, money: TenantMoney, now: datetime) -> MoneyStanding
                 f" checkpoints on {ends} at 00:00 UTC, or with a larger most.{field_name}"
             )
     return MoneyStanding(spent, f"tenant {tenant.name} has spent {' and '.join(left)}" if left else "")
+
+
+def _amount(money: Decimal) -> str:
+    return f"{money.quantize(EXACT):f}"
 
 
 def _next_month(day: date) -> date:

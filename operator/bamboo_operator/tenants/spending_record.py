@@ -10,7 +10,8 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, Protocol
 
 from bamboo_core.kube.errors import ApiError
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0  # between two looks at whether there is anything to do
 SYNC_SECONDS: Final = 60.0  # between two writes, and two looks at what others have written
+FORGOTTEN_AFTER: Final = timedelta(days=32)  # for which a namespace has had no job: its last month is over
 
 
 class SpendingApi(Protocol):
@@ -31,7 +33,7 @@ class SpendingApi(Protocol):
 
     async def create_config_map(self, config_map: Object) -> Object: ...
 
-    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> Object: ...
+    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str | None]) -> Object: ...
 
 
 class SpendingRecord:
@@ -70,7 +72,11 @@ class SpendingRecord:
         now, found = self.clock(), defaultdict[str, list[JobMoney]](list)
         for job in jobs:
             found[job.namespace].append(job)
-        own = {namespace: one for namespace, one in self._own.items() if self._looks_after(namespace)}
+        own = {
+            namespace: one
+            for namespace, one in self._own.items()
+            if self._looks_after(namespace) and (namespace in found or _is_news(one, self._kept.get(namespace)))
+        }
         self._new = found.keys() - own.keys()
         if self._api is None:
             own |= {namespace: Spending(until=self._since) for namespace in self._new}
@@ -85,12 +91,14 @@ class SpendingRecord:
 
     async def sync(self, api: SpendingApi, place: LeaseName) -> None:
         """Writes what is new, and reads what others have written; what fails is tried again."""
-        new = frozenset(self._new)
-        try:
-            await self._write(api, place)
-            await self._read(api, place, new)
-        except API_ERRORS as error:
-            self._complain(f"cannot keep what tenants have spent in {place}: {described(error)}")
+        new, failed = frozenset(self._new), ""
+        for part in (partial(self._write, api, place), partial(self._read, api, place, new)):
+            try:
+                await part()  # what cannot be written, such as what is too long, is known all the same
+            except API_ERRORS as error:
+                failed = failed or described(error)
+        if failed:
+            self._complain(f"cannot keep what tenants have spent in {place}: {failed}")
             return
         self._said = None
         self._due = time.monotonic() + (LOOK_SECONDS if new else SYNC_SECONDS)  # what is new is soon written
@@ -101,17 +109,23 @@ class SpendingRecord:
             for namespace, one in self._own.items()
             if self._looks_after(namespace) and _is_news(one, self._kept.get(namespace))
         }
-        if not new:
+        latest = self.clock() - FORGOTTEN_AFTER
+        old = {
+            namespace
+            for namespace, one in self._kept.items()
+            if one.until < latest and namespace not in self._own and self._looks_after(namespace)
+        }
+        if not new and not old:
             return
         data = {namespace: one.written for namespace, one in new.items()}
         try:
-            await api.patch_config_map(place.namespace, place.name, data)
+            await api.patch_config_map(place.namespace, place.name, {**data, **dict.fromkeys(old)})
         except ApiError as error:
             if error.status != 404:
                 raise
             metadata = {"namespace": place.namespace, "name": place.name}
             await api.create_config_map({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
-        self._kept = {**self._kept, **new}
+        self._kept = {namespace: one for namespace, one in {**self._kept, **new}.items() if namespace not in old}
 
     async def _read(self, api: SpendingApi, place: LeaseName, new: Collection[str]) -> None:
         found = await api.read_config_map(place.namespace, place.name)
@@ -133,4 +147,4 @@ class SpendingRecord:
 
 
 def _is_news(now: Spending, kept: Spending | None) -> bool:
-    return kept is None or (now.jobs, now.day, now.month) != (kept.jobs, kept.day, kept.month)
+    return kept is None or now.told != kept.told
