@@ -112,6 +112,21 @@ async def test_jobs_are_told_when_their_tenant_has_spent_its_money_also_those_th
     assert not spender.told.spent
 
 
+async def test_a_tenant_that_is_called_as_a_namespace_of_none_has_its_own_money() -> None:
+    of_tenant, of_namespace = Listed(running("a/x", 4)), Listed(running("b/x", 4))
+    for jobs in ((of_tenant, of_namespace), (of_namespace, of_tenant)):
+        controller, _, source = deciding(*jobs)
+        source.current = tenants({"name": "b", "namespaces": ["a"], "most": {"moneyPerDay": "5", "workers": 5}})
+        of_tenant.cost = of_namespace.cost = Decimal(0)
+        for _ in range(SETTLED_LOOKS + 1):
+            await controller.look()
+        of_tenant.cost = of_namespace.cost = Decimal(4)
+        await controller.look()
+        assert of_tenant.told == MoneyStanding("", "tenant b has spent 4.00 of 5 in this day")
+        assert of_namespace.told == MoneyStanding()
+        assert of_namespace.grants[-1].bound >= 8, "and no bounds"
+
+
 async def test_no_job_begins_before_it_is_known_what_its_tenants_have_spent() -> None:
     old, new = Listed(running("a/x", 4)), Listed(job("a/y"))
     source = TenantSource()

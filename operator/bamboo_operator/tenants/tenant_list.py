@@ -86,10 +86,13 @@ class TenantList:
     tenants: Annotated[tuple[Tenant, ...], ListOf(MOST_TENANTS)] = ()
 
     def of(self, namespace: str) -> Tenant:
-        """Whose namespace that is."""
+        """Whose namespace that is. Names tell tenants apart, also where one is called as the namespace of none."""
         named = next((one for one in self.tenants if namespace in one.namespaces), None)
         rest = next((one for one in self.tenants if EVERY_OTHER in one.namespaces), None)
-        return named or rest or Tenant(name=namespace, namespaces=(namespace,))
+        if (found := named or rest) is not None:
+            return found
+        taken = any(one.name == namespace for one in self.tenants)
+        return Tenant(name=f"namespace {namespace}" if taken else namespace, namespaces=(namespace,))
 
     def owners(self, namespaces: Iterable[str]) -> dict[str, Tenant]:
         """Whose each of these is."""
