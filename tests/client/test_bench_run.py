@@ -178,7 +178,7 @@ def test_a_wrong_flag_is_named(arguments: list[str], told: str) -> None:
 def test_all_parts_are_measured_on_processors_and_on_pretended_gpus(tmp_path: Path, pretended: bool) -> None:
     if pretended and shutil.which(pretended_gpu.COMPILER) is None:
         pytest.skip("no compiler")
-    there = pretended_gpu.environment(pretended_gpu.build(tmp_path)) if pretended else dict(os.environ)
+    there = pretended_gpu.environment(pretended_gpu.built()) if pretended else dict(os.environ)
     parts = ",".join(BenchPart)
     done = subprocess.run(command(tmp_path / "bench", parts), env=there, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

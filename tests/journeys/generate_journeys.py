@@ -1,16 +1,13 @@
 """Writes the journeys in docs/where.md from what the code does: `make docs`. A test fails if they are stale.
 
-Needs a C++ compiler for pretended GPUs, which are kept in build/. --record: prints what is recorded, in a process that
-has such GPUs.
+Needs a C++ compiler for pretended GPUs. --record: prints what is recorded, in a process that has such GPUs.
 """
 
 import argparse
-import hashlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -51,20 +48,10 @@ def recorded() -> list[Recorded]:
     hashes sets of names have the same order. Raises CalledProcessError with what that process has said.
     """
     paths = os.pathsep.join(str(TESTS / folder) for folder in ("support", "simulation"))
-    there = pretended_gpu.environment(_library(), {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"})
+    there = pretended_gpu.environment(pretended_gpu.built(), {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"})
     command = [sys.executable, __file__, "--record"]
     done = subprocess.run(command, env=there, capture_output=True, check=True, timeout=SECONDS)
     return msgspec.json.decode(done.stdout, type=list[Recorded])
-
-
-def _library() -> Path:
-    """The pretended GPUs, compiled unless they were before."""
-    import torch
-
-    source = pretended_gpu.SOURCE.read_bytes() + torch.__version__.encode()
-    folder = ROOT / "build" / "pretended-gpu" / hashlib.sha256(source).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    return next(folder.glob("*.so"), None) or pretended_gpu.build(folder)
 
 
 def main() -> int:

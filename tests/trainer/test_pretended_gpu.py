@@ -30,8 +30,8 @@ FEW = (
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretended_gpu.build(tmp_path_factory.mktemp("pretended"))
+def library() -> Path:
+    return pretended_gpu.built()
 
 
 @beside
@@ -57,7 +57,7 @@ def test_a_job_whose_workers_have_gpus_keeps_its_bits_after_losses(
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps(_job(model, devices)))
-    command = [sys.executable, "-m", "bamboo", "run", str(path), "--preempt", "at:3:1", "--preempt", "at:6:0"]
+    command = [sys.executable, "-m", "bamboo", "run", str(path), "--preempt", "at:2:1", "--preempt", "at:4:0"]
     there = pretended_gpu.environment(library)
     done = subprocess.run(
         [*command, "--verify", "--json"], env=there, capture_output=True, text=True, timeout=240.0, check=False
@@ -72,7 +72,7 @@ def test_a_job_whose_workers_have_gpus_keeps_its_bits_after_losses(
 def _job(model: str, devices: int) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": {"size": "tiny"}},
-        "training": {"steps": 8, "globalBatchSize": 16, "microBatchSize": 4, "precision": "bf16"},
+        "training": {"steps": 5, "globalBatchSize": 16, "microBatchSize": 4, "precision": "bf16"},
         "topology": {"stages": 2, "schedule": "ZBH1"},
         "redundancy": {"placement": "Host"},
         "standby": {"workers": 1},

@@ -17,14 +17,18 @@ layers. A process has them from its start, with `environment`, or not at all.
 """
 
 import ctypes
+import hashlib
 import importlib.util
 import os
 import subprocess
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from cluster.build import cache_folder
 
 DEVICES = 4
 SOURCE = Path(__file__).with_name("device.cpp")
@@ -32,24 +36,25 @@ COMPILER = "c++"
 SECONDS = 600.0
 
 
-def build(folder: Path) -> Path:
-    """Compile it. Raises CalledProcessError with the compiler's words."""
-    torch, library = _torch(), folder / "pretended_gpu.so"
+def built() -> Path:
+    """The library, compiled once for each state of its source and of torch, and kept outside the checkout. Raises
+    CalledProcessError with the compiler's words.
+    """
+    torch = _torch()
     libraries = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
     includes = ["-isystem", str(torch / "include"), "-isystem", str(torch / "include/torch/csrc/api/include")]
-    command = [
-        COMPILER,
-        "-shared",
-        "-fPIC",
-        "-std=c++20",
-        "-O1",
-        *includes,
-        str(SOURCE),
-        "-o",
-        str(library),
-        *libraries,
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+    command = [COMPILER, "-shared", "-fPIC", "-std=c++20", "-O1", *includes, str(SOURCE), *libraries, "-o"]
+    state = [" ".join(command), version("torch"), *(path.read_text() for path in sorted(SOURCE.parent.glob("*.[ch]*")))]
+    digest = hashlib.sha256("\0".join(state).encode()).hexdigest()[:12]
+    library = cache_folder() / f"pretended-gpu-{digest}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = library.with_suffix(f".{os.getpid()}")
+        try:
+            subprocess.run([*command, str(unfinished)], check=True, capture_output=True, text=True, timeout=SECONDS)
+            unfinished.rename(library)
+        finally:
+            unfinished.unlink(missing_ok=True)
     return library
 
 
