@@ -60,8 +60,8 @@ HEAD = """\
 
 | Exit code | What |
 | --- | --- |
-| 0 | Done; for a command that watches a job: the job is complete, or the user left the view with `q` |
-| 1 | The job failed, or the command could not do what it was asked: no such job, no permission, no cluster, timeout |
+| 0 | Done; for a command that watches a job: it is complete, or the user left the view with `q` |
+| 1 | The job failed, or the command could not do what it was asked |
 | 2 | A wrong flag, manifest or kubeconfig; nothing was done |
 | 3 | The job failed and could not be recovered without a checkpoint |
 | 130 | Stopped by Ctrl-C |
@@ -71,8 +71,8 @@ Errors are sentences on standard error that begin with `bamboo: `. `bamboo COMMA
 ## Reaching the cluster
 
 As kubectl does: `--kubeconfig`, else the files of `$KUBECONFIG`, else `~/.kube/config`, else, inside a pod, its
-ServiceAccount. `--context` chooses from them, `--namespace` overrides the context's namespace. Proxies (`proxy-url`,
-or `HTTPS_PROXY` and `NO_PROXY`), impersonation and credential plugins (`exec`) are supported; the old `auth-provider` is not.
+ServiceAccount. Proxies (`proxy-url`, or `HTTPS_PROXY` and `NO_PROXY`), impersonation and credential plugins (`exec`)
+are supported; the old `auth-provider` is not.
 
 Rights that a person needs, in the job's namespace:
 
@@ -84,7 +84,7 @@ Rights that a person needs, in the job's namespace:
 | `delete` | also delete on `bamboojobs.bamboo.dev` |
 | `preempt` | also delete on `pods`; with `--node` get and patch on `nodes` |
 | `page` | get on the job; in the operator's namespace get and create on `pods/portforward` and create on `serviceaccounts/token`; list on `pods` in all namespaces, or with `--operator-namespace` in that one |
-| `doctor`, `bug-report` | as `logs`; what may not be looked at is named: pods and EndpointSlices of the operator, its Lease and log, nodes, quotas, the CRD, and create on `subjectaccessreviews` for the operator's rights |
+| `doctor`, `bug-report` | as `logs`; what may not be looked at is named: the operator's pods, EndpointSlices, Lease and log, nodes, quotas, the CRD, and create on `subjectaccessreviews` |
 
 ## What a drill does
 
@@ -96,14 +96,13 @@ Rights that a person needs, in the job's namespace:
 | `--node --kill` | All of the job's pods on the node are deleted with a grace period of 0 | Several losses at once |
 
 The taint is removed at the end, also after Ctrl-C; its value is `bamboo-drill`. A drill asks for confirmation, or needs `--yes`, if
-the job is not fully protected, if neighbouring stages would be lost at once, or if workers of other jobs are on the node.
+the job is not fully protected, neighbouring stages would be lost at once, or workers of other jobs are on the node.
 
 ## Editing a job
 
-`bamboo submit FILE` refuses a job that exists. With `--apply` the manifest is merged into the existing job by
-server-side apply, as field manager `bamboo`: fields that an earlier manifest had and this one does not are removed, and
-those that neither names stay. A field that another manager has set, such as `spec.topology.pipelines` by
-`kubectl scale`, is reported as a conflict; `--force` takes it over.
+`bamboo submit FILE` refuses a job that exists. With `--apply` the manifest is merged into it by server-side apply, as
+field manager `bamboo`. A field that another manager has set, such as `spec.topology.pipelines` by `kubectl scale`, is
+reported as a conflict; `--force` takes it over.
 """  # noqa: E501
 
 

@@ -51,7 +51,7 @@ class Dataset(Protocol):
     """Samples by number. The same number always gives the same sample. A dataset may have an `order` of its own
     (`Order`); without one each pass visits each sample once, in another order.
 
-    It is called by a thread of its own, one call at a time; not if its first batch draws from torch's global generator,
+    It is called by a thread of its own, one call at a time, unless its first batch draws from torch's global generator,
     which a dataset must do always or never.
     """
 
@@ -103,8 +103,7 @@ class TextGeneration:
     prompts: token ids of each, at most 16 prompts.
     tokens: how many are added to each, at most 512.
     decode: the text of token ids.
-    temperature: 0 takes the most likely token, of several the one with the lowest id; else tokens are drawn, by the
-      job's seed, the step, the prompt's number and the token's place.
+    temperature: 0 takes the most likely token, of several the one with the lowest id; else tokens are drawn.
     end: the token id with which a text ends, if there is one.
     padding: the token id behind what there is so far.
     inputs: of the first layer, from int64 [prompts, length]; by default those.
@@ -150,8 +149,7 @@ class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
 
     layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
-      or a tuple of tensors (unpacked if its forward takes several arguments):
-      dense ones of booleans, signed integers, bytes or floats of at least 16 bits. It must not write to its inputs.
+      or a tuple of tensors (unpacked if its forward takes several arguments), and must not write to its inputs.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`.
     metrics: what else is reported of each step, by name; functions as `loss` is, without gradients.
     optimizer: builds a torch optimizer over (name, parameter) pairs, those of one stage. A group may be empty on some
@@ -160,15 +158,14 @@ class Task:
       this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
       "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
-    decisions: by name, what may end training, lower the rate or freeze parameters: pure functions of what was committed
-      (`bamboo_trainer.decisions`).
+    decisions: by name, what may end training, lower the rate or freeze parameters (`bamboo_trainer.decisions`).
     phases: steps take turns between them, in this order and again and again: those of a GAN's discriminator and
-      generator, say. Which one a step belongs to follows from its number. An evaluation uses the task's own loss.
+      generator, say. An evaluation uses the task's own loss.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
     costs: what each layer costs, in any unit, if that is known better than it can be counted.
-    evaluation: what is measured of the model from time to time, if the job asks for it (`training.evaluation`).
-    generation: what is continued by the model from time to time, if the job asks for it (`training.generation`).
+    evaluation: what is measured of the model from time to time (`training.evaluation`).
+    generation: what is continued by the model from time to time (`training.generation`).
     tokens_per_sample: for `training.until` in tokens.
     callbacks: by name, what makes each (`bamboo_trainer.callbacks`), such as its class.
     loggers: by name, a function that makes each (`bamboo_trainer.loggers`).

@@ -40,8 +40,8 @@ def bench(
     """Measure Bamboo on this machine: its devices, throughput, prices, losses of workers, memory.
 
     A Llama that fits is trained on one to eight GPUs, or a small one on CPUs, in one plain PyTorch process and by
-    Bamboo, in turns. Each part takes at most ten minutes, all at most an hour. What is measured is kept: the same
-    command goes on after Ctrl-C. `bamboo plan --profile FOLDER/report.json` reads the measured profile.
+    Bamboo, in turns. Each part takes at most ten minutes, all at most an hour. The same command goes on after Ctrl-C.
+    `bamboo plan --profile FOLDER/report.json` reads the measured profile.
 
     The exit code is 1 if bits or losses differ that have to be equal.
 

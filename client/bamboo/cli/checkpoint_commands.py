@@ -200,9 +200,8 @@ def export(
     Parameters and buffers are named "layers.NUMBER.NAME"; the optimizer's state is left out. torch and dcp need twice
     the disk space meanwhile.
 
-    With --format huggingface it is the folder that transformers' from_pretrained loads, of a model that
-    bamboo_trainer.models.huggingface has trained; adapters are merged into it. With --format peft it is that of
-    PeftModel.from_pretrained, the adapters alone.
+    The formats huggingface and peft are for models that bamboo_trainer.models.huggingface has trained: what
+    from_pretrained of transformers loads, with adapters merged into it, or the adapters alone, for PEFT.
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """

@@ -15,8 +15,8 @@ class InitialFromFields(TypedDict, total=False):
     or where checkpoints are.
     """
     job: str
-    """Instead: a job of the namespace, of which it is the newest checkpoint that is there when this one begins; with
-    `bamboo run` the folder of this name that --output has written. Where url is said, too, it is only a note.
+    """Instead: a job of the namespace, whose newest checkpoint is taken when this one begins; with `bamboo run` the
+    folder of this name that --output has written. Where url is said, too, it is only a note.
     """
     best: bool
     """Of the job its best checkpoint (spec.checkpoint.keepBest), not the newest."""
@@ -257,12 +257,12 @@ class ElasticFields(TypedDict, total=False):
     """The most pipelines. By default topology.pipelines, with an objective what the workers and the batch allow."""
     minStages: int
     """With fewer workers than topology.stages the layers are split anew, down to this many stages. If it is
-    topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the fewest stages that
-    may be chosen.
+    topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the fewest that may be
+    chosen.
     """
     objective: Literal["None", "Throughput", "Value"]
     """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a second
-    on the nodes of the moment. Value: it also holds only as many workers as train the most samples for their price
+    on the nodes that are there. Value: it also holds only as many workers as train the most samples for their price
     (nodePools), at 0.95 times the speed of maxWorkers or more. By default Throughput with topology.stages Auto, else
     None.
     """
@@ -290,8 +290,8 @@ class RedundancyFields(TypedDict, total=False):
     """
     replicas: int
     """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
-    many workers may be lost at the same moment without a lost step, or so many zones with workers in one zone more.
-    Without effect if mode is None.
+    many workers, or zones with workers in one zone more, may be lost at once without a lost step. Without effect if
+    mode is None.
     """
     placement: Literal["Device", "Host"]
     """Where replicas are kept. Host moves their optimizer state and the activations of redundant forwards to host
@@ -302,7 +302,7 @@ class RedundancyFields(TypedDict, total=False):
     verify: Literal["None", "Report", "Replace"]
     """Whether redundant results, and now and then the copies of each state, are compared bit by bit. Report: a
     difference is reported, with the worker that was wrong if that can be told. Replace: that worker is also replaced,
-    and the job goes back to a checkpoint from before. Can change only while the job is suspended.
+    and the job goes back to an earlier checkpoint.
     """
 
 
@@ -312,9 +312,9 @@ class StandbyFields(TypedDict, total=False):
     workers: int
     """How many."""
     stages: int
-    """A spare worker keeps replicas of so many stages, the first ones, beside those of redundancy.replicas, to take
-    such a stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode
-    None, there are none.
+    """A spare worker keeps replicas of the first so many stages, beside those of redundancy.replicas, to take such a
+    stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode None, there
+    are none.
     """
 
 
@@ -355,15 +355,15 @@ class SpreadFields(TypedDict, total=False):
     topologyKey: str
     """The node label that says in which zone a node is."""
     policy: Literal["Interleave", "ZonePerPipeline", "SingleZone", "None"]
-    """Interleave spreads the pods over zones and nodes; None leaves that to the scheduler. With both, neighbouring
-    stages are in different zones if possible, so nearly all traffic crosses zones, which most clouds bill.
-    ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a zone costs no step. SingleZone keeps
-    the job in one zone, with whose loss it goes back to its checkpoint. In the last two a pod waits if its zone has no
-    more nodes; but with elastic.objective ZonePerPipeline spreads pods as Interleave does.
+    """Interleave spreads the pods over zones and nodes, with neighbouring stages in different zones: nearly all traffic
+    crosses zones, which most clouds bill. ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a
+    zone costs no step. SingleZone keeps the job in one zone, with whose loss it goes back to its checkpoint. None
+    leaves it to the scheduler. With ZonePerPipeline, unless there is an elastic.objective, and SingleZone a pod waits
+    if its zone has no more nodes.
     """
     workersPerNode: int
-    """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one nodes are
-    filled, and neighbouring stages and replicas placed on different nodes where possible.
+    """How many of the job's workers a node has room for, such as one for each GPU. With more than one nodes are filled,
+    and neighbouring stages and replicas placed on different ones where possible.
     """
 
 
@@ -523,9 +523,9 @@ class JobFields(TypedDict, total=False):
     node that fits.
     """
     poolOrder: Literal["Listed", "Value"]
-    """Listed tries nodePools as they are listed. Value tries first where a worker's hour costs least, by price and by
-    what losses cost, which nodes of a pool of that name have had; one that gives no node for 300 s comes last for 900
-    s. Those with afterSeconds keep their places. By default Value with elastic.objective Value, else Listed.
+    """Listed tries nodePools as they are listed. Value tries first where a worker's hour costs least, by price and
+    recorded losses (docs/operating.md); pools with afterSeconds keep their places. By default Value with
+    elastic.objective Value, else Listed.
     """
     spread: SpreadFields
     """How workers are spread over zones and nodes. Cannot change."""

@@ -153,15 +153,15 @@ class SpreadSpec:
     topology_key: Annotated[str, LABEL_KEY] = "topology.kubernetes.io/zone"
     """The node label that says in which zone a node is."""
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
-    """Interleave spreads the pods over zones and nodes; None leaves that to the scheduler. With both, neighbouring
-    stages are in different zones if possible, so nearly all traffic crosses zones, which most clouds bill.
-    ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a zone costs no step. SingleZone keeps
-    the job in one zone, with whose loss it goes back to its checkpoint. In the last two a pod waits if its zone has no
-    more nodes; but with elastic.objective ZonePerPipeline spreads pods as Interleave does.
+    """Interleave spreads the pods over zones and nodes, with neighbouring stages in different zones: nearly all traffic
+    crosses zones, which most clouds bill. ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a
+    zone costs no step. SingleZone keeps the job in one zone, with whose loss it goes back to its checkpoint. None
+    leaves it to the scheduler. With ZonePerPipeline, unless there is an elastic.objective, and SingleZone a pod waits
+    if its zone has no more nodes.
     """
     workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
-    """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one nodes are
-    filled, and neighbouring stages and replicas placed on different nodes where possible.
+    """How many of the job's workers a node has room for, such as one for each GPU. With more than one nodes are filled,
+    and neighbouring stages and replicas placed on different ones where possible.
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:

@@ -101,8 +101,8 @@ class InitialSpec:
     or where checkpoints are.
     """
     job: Annotated[str | None, TextOf(DNS_NAME)] = None
-    """Instead: a job of the namespace, of which it is the newest checkpoint that is there when this one begins; with
-    `bamboo run` the folder of this name that --output has written. Where url is said, too, it is only a note.
+    """Instead: a job of the namespace, whose newest checkpoint is taken when this one begins; with `bamboo run` the
+    folder of this name that --output has written. Where url is said, too, it is only a note.
     """
     best: bool = False
     """Of the job its best checkpoint (spec.checkpoint.keepBest), not the newest."""
@@ -234,12 +234,12 @@ class ElasticSpec:
     """The most pipelines. By default topology.pipelines, with an objective what the workers and the batch allow."""
     min_stages: Annotated[int, Integer(1, MOST_STAGES)] = 1
     """With fewer workers than topology.stages the layers are split anew, down to this many stages. If it is
-    topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the fewest stages that
-    may be chosen.
+    topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the fewest that may be
+    chosen.
     """
     objective: Annotated[Objective, Mark.FOLLOWS] = Objective.NONE
     """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a second
-    on the nodes of the moment. Value: it also holds only as many workers as train the most samples for their price
+    on the nodes that are there. Value: it also holds only as many workers as train the most samples for their price
     (nodePools), at 0.95 times the speed of maxWorkers or more. By default Throughput with topology.stages Auto, else
     None.
     """
@@ -285,8 +285,8 @@ class RedundancySpec:
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
     """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
-    many workers may be lost at the same moment without a lost step, or so many zones with workers in one zone more.
-    Without effect if mode is None.
+    many workers, or zones with workers in one zone more, may be lost at once without a lost step. Without effect if
+    mode is None.
     """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
     """Where replicas are kept. Host moves their optimizer state and the activations of redundant forwards to host
@@ -297,7 +297,7 @@ class RedundancySpec:
     verify: VerifyMode = VerifyMode.NONE
     """Whether redundant results, and now and then the copies of each state, are compared bit by bit. Report: a
     difference is reported, with the worker that was wrong if that can be told. Replace: that worker is also replaced,
-    and the job goes back to a checkpoint from before. Can change only while the job is suspended.
+    and the job goes back to an earlier checkpoint.
     """
 
     @property
@@ -312,9 +312,9 @@ class StandbySpec:
     workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
     """How many."""
     stages: Annotated[int, Integer(0, MOST_STAGES)] = 0
-    """A spare worker keeps replicas of so many stages, the first ones, beside those of redundancy.replicas, to take
-    such a stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode
-    None, there are none.
+    """A spare worker keeps replicas of the first so many stages, beside those of redundancy.replicas, to take such a
+    stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode None, there
+    are none.
     """
 
 
@@ -476,9 +476,9 @@ class JobSpec:
     node that fits.
     """
     pool_order: Annotated[PoolOrder, Mark.FOLLOWS] = PoolOrder.LISTED
-    """Listed tries nodePools as they are listed. Value tries first where a worker's hour costs least, by price and by
-    what losses cost, which nodes of a pool of that name have had; one that gives no node for 300 s comes last for
-    900 s. Those with afterSeconds keep their places. By default Value with elastic.objective Value, else Listed.
+    """Listed tries nodePools as they are listed. Value tries first where a worker's hour costs least, by price and
+    recorded losses (docs/operating.md); pools with afterSeconds keep their places. By default Value with
+    elastic.objective Value, else Listed.
     """
     spread: Annotated[SpreadSpec, Mark.FIXED] = field(default_factory=SpreadSpec)
     """How workers are spread over zones and nodes. Cannot change."""

@@ -12,11 +12,10 @@ Lengths = Sequence[int] | Callable[[], Sequence[int]]
 
 
 class ByLength:
-    """A dataset whose microbatches have samples of near lengths; what a sample is stays as it was.
+    """A dataset whose microbatches have samples of near lengths (docs/data.md says how).
 
     lengths: of all samples, or what finds them when they are needed. microbatches: of so many that follow each other
-    the samples are sorted by length, cut into microbatches again, and these are shuffled (docs/data.md). Raises
-    ValueError.
+    the samples are sorted by length. Raises ValueError.
     """
 
     def __init__(self, dataset: Dataset, lengths: Lengths, microbatches: int = MICROBATCHES) -> None:

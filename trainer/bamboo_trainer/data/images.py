@@ -24,8 +24,8 @@ _TRIES: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """size: pixels of a side. augment: a random part of the image of at least that share of its area, and in half of
-    the cases its mirror image; otherwise the middle of it. mean, std: of the channels, which are normalized by them.
+    """size: pixels of a side. augment: a random part of the image of at least that share of its area, mirrored in half
+    of the cases; otherwise the middle of it. mean, std: of the channels, which are normalized by them.
     """
 
     size: int = 224
@@ -48,8 +48,7 @@ class ImageFolder:
 
     A file's class is the topmost folder that it is in. classes: their names in the order of their numbers, of which
     some may have no image here; by default the folders, of which none may be empty. variants: each image is so many
-    samples, which differ in what the augmentation does, a pure function of the sample's number; sample i is of image
-    i // variants.
+    samples, which differ in what the augmentation does; sample i is of image i // variants.
 
     Raises ValueError.
     """

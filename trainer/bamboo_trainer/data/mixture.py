@@ -21,8 +21,8 @@ from bamboo_trainer.task import Dataset, Parts, Weighted, own_order
 class Ends(StrEnum):
     """Which source's end is the end of a pass over a mixture.
 
-    LONGEST: the pass ends when each source has been visited as a whole, in its share; the others begin again meanwhile,
-    each in another order. SHORTEST: it ends with the first source of which nothing is left, and all begin again.
+    LONGEST: the pass ends when each source has been visited as a whole; short ones begin again meanwhile. SHORTEST: it
+    ends with the first source of which nothing is left, and all begin again.
     """
 
     LONGEST = "longest"

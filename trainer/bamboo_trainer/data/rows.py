@@ -23,8 +23,8 @@ class Indexed:
     """Samples of a list-like object, stacked.
 
     A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, of which
-    `inputs` and `targets` name the entries that are taken. Whole numbers become int64, others float32. All samples must
-    have the same shapes. Raises ValueError for others.
+    `inputs` and `targets` name the entries that are taken. Whole numbers become int64, others float32. Raises
+    ValueError if shapes differ.
     """
 
     def __init__(self, samples: Indexable, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> None:

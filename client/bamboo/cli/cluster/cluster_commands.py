@@ -290,9 +290,8 @@ def page(
 ) -> None:
     """Show a job's page, or without JOB the list of jobs, in the browser.
 
-    If the installation says where people find the pages, the URL is printed, and needs no rights but on the job. Else
-    it goes through a tunnel to the operator, until Ctrl-C; that URL's token opens the pages of all jobs that the
-    ServiceAccount may get.
+    If the installation says where people find the pages, the URL is printed. Else it goes through a tunnel to the
+    operator, until Ctrl-C; that URL's token opens the pages of all jobs that the ServiceAccount may get.
     """
     from bamboo.remote import page as pages
 
