@@ -408,6 +408,46 @@ async def test_without_quota_for_the_pods_of_one_pool_those_of_the_next_are_aske
         assert (job_now.seats, [pool.name for pool in job_now.queue.pools(spec, {})]) == (4, ["dear"])
 
 
+async def test_who_has_seats_of_a_later_pool_asks_for_more_memory_there(world: Callable[..., QueueWorld]) -> None:
+    """And a worker that is missing meanwhile comes there; also where another operator has begun since then."""
+
+    def with_memory(memory: str) -> JobSpec:
+        pools = [of_cards("spot", 1), of_cards("dear", 8, afterSeconds=60)]
+        for pool in pools:
+            pool["template"]["spec"]["containers"][0]["resources"]["requests"] = {"memory": memory}
+        return queued(nodePools=pools)
+
+    here = world(0, slices=False)
+    one = QueuedJob(here, with_memory("1Gi"), slices=False)
+    await run(here, [one], 61)
+    here.manager.quota = 4
+    await run(here, [one], 5)
+    again = QueuedJob(here, with_memory("2Gi"), slices=False)
+    for job_now in (one, again):
+        job_now.spec, job_now.begun, job_now.pods = again.spec, True, 4
+        await run(here, [job_now], 3)
+        assert (job_now.seats, job_now.standing.outgrown) == (4, True)
+        newest = max(here.workloads, key=lambda one: str(one["metadata"]["name"]))
+        (container,) = newest["spec"]["podSets"][0]["template"]["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+        assert container["resources"]["requests"]["memory"] == "2Gi"
+        assert [pool.name for pool in job_now.queue.pools(job_now.spec, {})] == ["dear"]
+
+
+async def test_a_job_that_waits_for_a_later_pool_does_so_when_another_operator_begins(
+    world: Callable[..., QueueWorld],
+) -> None:
+    here = world(0)
+    spec = queued(nodePools=[of_cards("spot", 1), of_cards("dear", 8, afterSeconds=60)])
+    one = QueuedJob(here, spec)
+    await run(here, [one], 65)
+    (waiting,) = here.workloads
+    again = QueuedJob(here, spec)
+    await run(here, [again], 5)
+    (left,) = here.workloads
+    assert left["metadata"]["creationTimestamp"] == waiting["metadata"]["creationTimestamp"], "it keeps its place"
+
+
 @pytest.mark.parametrize("slices", [True, False])
 async def test_pods_beyond_what_a_pool_has_room_for_are_in_the_pod_set_of_the_next(
     world: Callable[..., QueueWorld], slices: bool

@@ -19,6 +19,7 @@ Json = dict[str, Any]
 WORKERS: Final = "workers"  # the pod set of workers that run stages; of further kinds workers-2 and so on
 STANDBY: Final = "standby"  # that of spare ones, if there are any
 SHAPE: Final = f"{names.GROUP}/workload-shape"  # an annotation: a digest of all but the seats
+POOLS: Final = f"{names.GROUP}/workload-pools"  # an annotation: the pools of each pod set, such as a,b;c
 ELASTIC: Final = f"{names.KUEUE}/elastic-job"  # an annotation: a smaller or larger one may take its place
 REPLACES: Final = f"{names.KUEUE}/workload-slice-replacement-for"  # an annotation: namespace/name of that other one
 INSTEAD_OF: Final = f"{names.GROUP}/workload-instead-of"  # an annotation: that one's name, where both hold quota first
@@ -141,6 +142,11 @@ def shape(job: JobSpec, kinds: Sequence[SeatKind]) -> str:
     if len(kinds) > 1:
         asked.append([kind.room for kind in kinds])
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def pool_names(kinds: Sequence[SeatKind]) -> str:
+    """The names of the pools of each kind, as they are kept in an annotation."""
+    return ";".join(",".join(pool.name for pool in kind.pools) for kind in kinds)
 
 
 def workload_name(job: JobSpec, meta: JobMeta, number: int) -> str:

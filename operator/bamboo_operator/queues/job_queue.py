@@ -18,6 +18,7 @@ from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
 from bamboo_operator.manifests.workload import (
     ELASTIC,
     INSTEAD_OF,
+    POOLS,
     REPLACES,
     SHAPE,
     SLICE_NAME,
@@ -27,6 +28,7 @@ from bamboo_operator.manifests.workload import (
     asked_kinds,
     kind_after,
     pod_sets,
+    pool_names,
     priority_class,
     rooms_of,
     seat_kinds,
@@ -82,6 +84,7 @@ class JobQueue:
         self._nodes: dict[str, FlavorNodes] = {}  # by pod set
         self._flavors: Mapping[str, frozenset[str]] = {}  # of which these are
         self._kinds: Sequence[SeatKind] = ()  # of its workers, that are asked for
+        self._begins = True  # then another operator may have asked
         self._seatless_since: float | None = None  # since when it is in a queue without quota; time.monotonic()
         self._standby = 0  # seats for spare workers
         self.standing, self.due, self.warning = FREE, math.inf, ""
@@ -133,11 +136,8 @@ class JobQueue:
 
     def pools(self, spec: JobSpec, staying: Mapping[str, Object]) -> Sequence[NodePool]:
         """The pools in which the next pod may be. staying: the job's pods but those that leave."""
-        pod_set, pools = self._next_set(staying), spec.node_pools
-        number = list(self.standing.sets).index(pod_set) if pod_set in self.standing.sets else 0
-        if self.standing.seats is not None and number < len(self._kinds):
-            pools = self._kinds[number].pools
-        return pools_on(spec, pools, self._nodes.get(pod_set, FlavorNodes()))
+        pod_set = self._next_set(staying)
+        return pools_on(spec, self._asked_pools(spec, pod_set), self._nodes.get(pod_set, FlavorNodes()))
 
     def placed(self, pod: Object, staying: Mapping[str, Object]) -> Object:
         """The next pod as its seat asks for."""
@@ -149,6 +149,16 @@ class JobQueue:
             return made
         return in_domain(made, next_domain(domains, pod_set, staying.values()), self.standing.workload)
 
+    def _asked_pools(self, spec: JobSpec, pod_set: str) -> Sequence[NodePool]:
+        """The pools for which that pod set was asked for; spare workers are as those of the first one."""
+        sets = list(self.standing.sets)
+        number = sets.index(pod_set) if pod_set in sets else 0
+        if self.standing.outgrown:  # then what is asked for now says nothing of these seats
+            names = self.standing.pools.get(sets[number], frozenset())
+            return [pool for pool in spec.node_pools if pool.name in names] or spec.node_pools
+        has_kind = self.standing.seats is not None and number < len(self._kinds)
+        return self._kinds[number].pools if has_kind else spec.node_pools
+
     def _next_set(self, staying: Mapping[str, Object]) -> str:
         return next_pod_set(self.standing.sets, STANDBY in self.standing.flavors, staying.values())
 
@@ -157,13 +167,17 @@ class JobQueue:
         some. Returns in how many seconds it may choose others.
         """
         kinds, now = seat_kinds(spec, self._meta, self._settings), time.monotonic()
-        self._seatless_since = None if not waits else now if self._seatless_since is None else self._seatless_since
-        first, falls = kind_after(kinds, 0.0 if self._seatless_since is None else now - self._seatless_since)
+        shapes = {shape(spec, asked_kinds(kinds, number)): number for number in reversed(range(len(kinds)))}
         if not waits:
-            held = {one.shape for one in seen if one.reserved}
-            shapes = {shape(spec, asked_kinds(kinds, number)): number for number in reversed(range(len(kinds)))}
-            first, falls = next((number for one, number in shapes.items() if one in held), 0), math.inf
-        self._kinds = asked_kinds(kinds, first)
+            self._seatless_since = None
+            first, falls = _held_kind(kinds, shapes, [one for one in seen if one.reserved]), math.inf
+        else:
+            if self._seatless_since is None:
+                asked = {one.shape for one in seen} if self._begins else set[str]()
+                before = next((number for one, number in shapes.items() if one in asked), 0)
+                self._seatless_since = now - (kinds[before].pools[0].after_seconds if before else 0.0)
+            first, falls = kind_after(kinds, now - self._seatless_since)
+        self._kinds, self._begins = asked_kinds(kinds, first), False
         return falls
 
     def _seen(self) -> list[SeenWorkload]:
@@ -229,6 +243,8 @@ class JobQueue:
             return False
         logger.info("%s/%s: %s", *self._job.key, _told(action))
         annotations = {SHAPE: shape(spec, self._kinds)}
+        if spec.node_pools:
+            annotations[POOLS] = pool_names(self._kinds)
         if self._has_slices(spec):
             annotations[ELASTIC] = "true"
         sets = pod_sets(self._kinds, action.seats, least=action.least, standby=spec.standby.workers)
@@ -275,6 +291,17 @@ class JobQueue:
             message = f"{field}: expected the name of a {kind}, and there is no {name}"
             return QueueStanding(seats=0, reason="NoPriorityClass", message=message)
         return Priority(group=group, kind=kind, name=name, value=int(found.get("value") or 0))
+
+
+def _held_kind(kinds: Sequence[SeatKind], shapes: Mapping[str, int], holders: Sequence[SeenWorkload]) -> int:
+    """The first kind of those whose seats a job has, also where its pods ask for something else now. shapes: what is
+    asked for with each as the first.
+    """
+    held = {one.shape for one in holders}
+    if (found := next((number for one, number in shapes.items() if one in held), None)) is not None:
+        return found
+    names = {name for one in holders for name in next(iter(one.pools.values()), ())}
+    return next((number for number, kind in enumerate(kinds) if any(pool.name in names for pool in kind.pools)), 0)
 
 
 def _told(action: Action) -> str:

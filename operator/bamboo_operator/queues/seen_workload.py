@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bamboo_operator.manifests.workload import INSTEAD_OF, REPLACES, SHAPE, STANDBY, spread_seats
+from bamboo_operator.manifests.workload import INSTEAD_OF, POOLS, REPLACES, SHAPE, STANDBY, spread_seats
 from bamboo_operator.queues.topology import Domain, read_domains
 
 Json = Mapping[str, Any]
@@ -25,7 +25,8 @@ class WorkloadCondition:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenWorkload:
     """number: it is the job's so manieth. sets: the seats for workers that run stages, by pod set, in its order.
-    assigned: how many of them were admitted (0 if it is not). going: it is being deleted.
+    assigned: how many of them were admitted (0 if it is not). pools: the names of those that each of these sets is for,
+    as far as that is known. going: it is being deleted.
     """
 
     name: str
@@ -43,6 +44,7 @@ class SeenWorkload:
     conditions: Mapping[str, WorkloadCondition] = field(default_factory=dict)
     flavors: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by pod set
     domains: Mapping[str, tuple[Domain, ...]] = field(default_factory=dict)  # by pod set
+    pools: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by pod set
 
     def is_true(self, condition: str) -> bool:
         found = self.conditions.get(condition)
@@ -94,6 +96,7 @@ def read_workload(thing: Json) -> SeenWorkload:
     assigned = asked | _counts(assignments) if assignments else {}
     given_up = _counts(status.get("reclaimablePods") or ())
     replaces = annotations.get(REPLACES, annotations.get(INSTEAD_OF))
+    pools_of_sets = str(annotations.get(POOLS) or "").split(";")
     number = name.rpartition("-")[2]
     return SeenWorkload(
         name=name,
@@ -116,6 +119,7 @@ def read_workload(thing: Json) -> SeenWorkload:
         },
         flavors={str(one["name"]): frozenset((one.get("flavors") or {}).values()) for one in assignments},
         domains={str(one["name"]): read_domains(one.get("topologyAssignment")) for one in assignments},
+        pools={name: frozenset(pools.split(",")) for name, pools in zip(asked, pools_of_sets, strict=False)},
     )
 
 
