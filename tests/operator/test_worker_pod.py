@@ -342,6 +342,15 @@ def test_pods_whose_zones_a_queue_chooses_ask_for_none(policy):
     assert zones == (["topology.kubernetes.io/zone"] if policy == "Interleave" else [])
 
 
+@pytest.mark.parametrize("policy", ["SingleZone", "ZonePerPipeline"])
+def test_where_queues_are_not_followed_pods_stay_in_a_zone_by_themselves(policy):
+    """The operator may not list Workloads, or there is no Kueue."""
+    asked = {"spread": {"policy": policy}}
+    alone = render({**asked, "queue": {"name": "q", "topology": True}}, settings=replace(SETTINGS, queues=False))
+    assert alone["spec"]["affinity"] == render(asked)["spec"]["affinity"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" in alone["spec"]["affinity"]["podAffinity"]
+
+
 def test_a_worker_with_several_devices_is_one_pod_with_as_many_gpus():
     pod = render(resources={"limits": {"nvidia.com/gpu": 4}}, devices=4)
     check_pod(pod)

@@ -197,7 +197,8 @@ class JobReconciler:
 
     def _pod_settings(self) -> WorkerPodSettings:
         url = self._shared.url.rstrip("/") + workers_path(self.key)
-        return replace(self._shared.settings, coordinator_url=url)
+        follows = self._shared.workloads.version is not None
+        return replace(self._shared.settings, coordinator_url=url, queues=follows)
 
     async def _stay_idle(self, spec: JobSpec | None) -> None:
         """Until the job is edited, because it is suspended or not valid (None).

@@ -60,6 +60,7 @@ class WorkerPodSettings:
     network_policy: bool = True  # only workers of the same job may connect to a worker
     disruption_budgets: bool = True  # a job's workers are evicted one at a time
     eviction_responder: bool = False  # the operator answers EvictionRequests for them
+    queues: bool = True  # jobs' queues are followed
 
 
 def worker_number(pod: Mapping[str, Any]) -> int | None:
@@ -240,7 +241,8 @@ def _spec(job: JobSpec, meta: JobMeta, group: int, settings: WorkerPodSettings) 
         spec["securityContext"] |= {} if settings.run_as_user is None else {"fsGroup": settings.run_as_user}
     if settings.service_account:
         spec["serviceAccountName"] = settings.service_account
-    return spec | spread(job, meta.uid, group)
+    chosen = settings.queues and job.queue is not None and job.queue.topology
+    return spec | spread(job, meta.uid, group, zones_chosen=chosen)
 
 
 def _container(job: JobSpec, settings: WorkerPodSettings) -> Json:
