@@ -350,6 +350,29 @@ async def test_by_value_a_pool_whose_worker_is_refused_is_left_for_another_one(b
     assert place.pools()["tiny-w3"] == "b"
 
 
+async def test_by_value_a_pool_is_not_left_for_a_template_whose_worker_is_refused(begin: Callable[..., Job]) -> None:
+    place, pools = Place(), {"nodePools": TWO_ZONES, "poolOrder": "Value", "redundancy": {"mode": "None"}}
+    rolled = begin(place, **pools)
+    await rolled.reconciles()
+    for name in place.pools():
+        place.run(name, 1.0)
+    rolled.train()
+    rolled.edit(job(worker={"image": "trainer:newer"}, **pools))
+    await rolled.reconciles()
+    assert place.pools()["tiny-w2"] == "a", "it is requested beyond the others"
+    place.run("tiny-w2", 1.0)
+    other = Hello(worker="tiny-w2", host="10.0.0.1", port=1, platform=Platform(torch="3.0"))
+    rolled.runner.handle(WorkerJoined(other))
+    await rolled.reconciles()
+    assert {"PlatformMismatch", "RolloutStalled"} <= set(rolled.told())
+    assert [rank.name for rank in rolled.controller.pool_ranks if rank.delivers] == ["a", "b"]
+    rolled.edit(job(**pools))
+    await rolled.reconciles()
+    assert [rank.name for rank in rolled.controller.pool_ranks if rank.delivers] == ["a", "b"], (
+        "nor when that is undone"
+    )
+
+
 async def test_by_value_a_pool_that_gives_no_node_is_left_for_another_one(begin: Callable[..., Job]) -> None:
     place = Place()
     waiting = begin(place, nodePools=TWO_ZONES, poolOrder="Value")

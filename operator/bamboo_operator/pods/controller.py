@@ -286,10 +286,12 @@ class PodController:
         self._choice.look(self._spec, paid, self._unplaced(now), loss, now, self._refused())
 
     def _refused(self) -> tuple[WorkerId, str] | None:
-        """The newest worker that did not fit to the others, and its pool, as long as its pod is there."""
-        worker = misfit[0] if (misfit := self._requests.wanted.misfit) else ""
-        pool = worker_pool(self.pods.all().get(worker) or {})
-        return (worker, pool) if pool else None
+        """The newest worker that did not fit to the others, and its pool, as long as its pod is there; not where that
+        is its template's fault.
+        """
+        sight, worker = self._sight(), misfit[0] if (misfit := self._requests.wanted.misfit) else ""
+        pool = worker_pool(sight.pods.get(worker) or {})
+        return (worker, pool) if pool and self._rolling.is_known_to_work(sight, worker) else None
 
     def _unplaced(self, now: float) -> dict[WorkerId, tuple[str, float]]:
         """The workers for which the scheduler looks for a node: the pool of each, and since when."""

@@ -145,6 +145,11 @@ class RollingChange:
         since = self._refusal.since if self._refusal else time.monotonic()
         self._refusal = Refusal(why=why, revision=self._record.revision, since=since, no_room=no_room, final=final)
 
+    def is_known_to_work(self, sight: Sight, name: WorkerId) -> bool:
+        """Is that pod as the others are, rather than as a rollout would make them, or would have?"""
+        active = self._record is not None and self._record.active
+        return self._templates.is_newest(sight.job, sight.pods[name]) is not active
+
     @property
     def proven(self) -> bool:
         """Is a worker of the newest template ready?"""
