@@ -251,6 +251,22 @@ async def test_what_may_need_other_flavors_is_no_slice(world: Callable[..., Queu
     assert (one.seats, one.restarts, one.standing.outgrown) == (4, 1, False)
 
 
+async def test_a_spare_worker_comes_when_the_queue_has_admitted_it(world: Callable[..., QueueWorld]) -> None:
+    here = world(6)
+    one = QueuedJob(here, queued())
+    await run(here, [one], 3)
+    one.spec = queued(standby={"workers": 2})
+    await run(here, [one], 3)
+    assert (one.queue.fitted(one.spec).standby.workers, one.queue.has_seat(4)) == (0, False)
+    here.manager.quota = 10
+    await run(here, [one], 3)
+    assert (one.queue.fitted(one.spec).standby.workers, one.queue.has_seat(5), one.queue.has_seat(6)) == (
+        2,
+        True,
+        False,
+    )
+
+
 async def test_resources_that_are_edited_back_leave_the_workload_that_there_is(
     world: Callable[..., QueueWorld],
 ) -> None:

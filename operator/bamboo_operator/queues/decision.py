@@ -118,14 +118,16 @@ class JobNow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStanding:
     """What a job may do. seats: how many workers that run stages it may have; None: as many as it likes. sets: how many
-    in each of their pod sets. flavors, domains, pools: the names of the ResourceFlavors of each pod set's seats, where
-    in a topology they are, and the names of the pools that they were asked for. workload: the name of the one that they
-    are of. outgrown: do its workers ask for something else now than these seats are for? reason, message: why it has to
-    be suspended, if it has no seats, or why it has fewer than it asks for, or other ones; "" if it has all.
+    in each of their pod sets; spare: how many there are beside these. flavors, domains, pools: the names of the
+    ResourceFlavors of each pod set's seats, where in a topology they are, and the names of the pools that they were
+    asked for. workload: the name of the one that they are of. outgrown: do its workers ask for something else now than
+    these seats are for? reason, message: why it has to be suspended, if it has no seats, or why it has fewer than it
+    asks for, or other ones; "" if it has all.
     """
 
     seats: int | None = None
     sets: Mapping[str, int] = field(default_factory=dict)
+    spare: int = 0
     flavors: Mapping[str, frozenset[str]] = field(default_factory=dict)
     domains: Mapping[str, tuple[Domain, ...]] = field(default_factory=dict)
     pools: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -365,6 +367,7 @@ def _seated(one: SeenWorkload, seats: int) -> QueueStanding:
     return QueueStanding(
         seats=seats,
         sets=one.spread(seats),
+        spare=one.spare,
         flavors=one.flavors,
         domains=one.domains,
         pools=one.pools,

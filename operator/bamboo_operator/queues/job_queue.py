@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -123,7 +124,10 @@ class JobQueue:
 
     def fitted(self, spec: JobSpec) -> JobSpec:
         """The job with as many workers as it has seats for."""
-        return fitted(spec, self.standing.seats) if self.standing.seats else spec
+        if not self.standing.seats:
+            return spec
+        standby = replace(spec.standby, workers=min(spec.standby.workers, self._spare))
+        return replace(fitted(spec, self.standing.seats), standby=standby)
 
     @property
     def knows_nodes(self) -> bool:
@@ -132,7 +136,12 @@ class JobQueue:
 
     def has_seat(self, living: int) -> bool:
         """Is there a seat for one more of so many pods, spare ones included?"""
-        return self.standing.seats is None or living < self.standing.seats + self._standby
+        return self.standing.seats is None or living < self.standing.seats + self._spare
+
+    @property
+    def _spare(self) -> int:
+        """Seats for spare workers; while others are asked for as many as there are."""
+        return min(self._standby, self.standing.spare) if self.standing.outgrown else self._standby
 
     def pools(self, spec: JobSpec, staying: Mapping[str, Object]) -> Sequence[NodePool]:
         """The pools in which the next pod may be. staying: the job's pods but those that leave."""

@@ -26,7 +26,7 @@ class WorkloadCondition:
 class SeenWorkload:
     """number: it is the job's so manieth. sets: the seats for workers that run stages, by pod set, in its order.
     assigned: how many of them were admitted (0 if it is not). pools: the names of those that each of these sets is for,
-    as far as that is known. going: it is being deleted.
+    as far as that is known. spare: the seats for spare workers. going: it is being deleted.
     """
 
     name: str
@@ -40,6 +40,7 @@ class SeenWorkload:
     going: bool
     sets: Mapping[str, int]
     assigned: int = 0
+    spare: int = 0
     given_up: int = 0  # of the seats that are asked for, for the time that it is admitted
     conditions: Mapping[str, WorkloadCondition] = field(default_factory=dict)
     flavors: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by pod set
@@ -110,6 +111,7 @@ def read_workload(thing: Json) -> SeenWorkload:
         going=bool(metadata.get("deletionTimestamp")),
         sets=asked,
         assigned=sum(assigned.values()),
+        spare=sum(int(one.get("count") or 0) for one in spec.get("podSets") or () if one.get("name") == STANDBY),
         given_up=sum(given_up.values()),
         conditions={
             str(one["type"]): WorkloadCondition(
