@@ -22,8 +22,9 @@ def test_jobs_that_end_or_are_deleted_count_until_the_period_ends() -> None:
     found = Spending(until=NOON).later([cost("x", 3), cost("y", "1.5")], NOON + HOUR)
     assert (found.day, found.month) == (Decimal("4.5"), Decimal("4.5"))
     found = found.later([cost("y", 2)], NOON + 2 * HOUR)
-    assert (found.day, found.jobs) == (5, {"y": 2})
+    assert (found.day, Spending.read(found.written).jobs) == (5, {"y": 2})
     tomorrow = found.at(NOON + 12 * HOUR)
+    assert tomorrow.later([cost("y", 2)], NOON + 36 * HOUR).jobs == {"y": 2}, "who is gone is forgotten the next day"
     assert (tomorrow.day, tomorrow.month) == (0, 5)
     assert (tomorrow.at(NOON + 2 * DAY).month, found.at(NOON - DAY)) == (0, found)
 
@@ -32,6 +33,13 @@ def test_who_counts_for_the_first_time_counts_what_is_spent_from_now_on_and_new_
     found = Spending(until=NOON).later([cost("old", 100, NOON - HOUR)], NOON)
     assert found.day == 0
     assert found.later([cost("old", 101, NOON - HOUR), cost("new", 7)], NOON + HOUR).day == 8
+
+
+def test_a_job_of_which_an_operator_hears_late_costs_what_it_has_cost_since_the_last_one() -> None:
+    """As one does that has just begun, or whose reconciler has failed."""
+    kept = Spending.read(Spending(until=NOON).later([cost("x", 3), cost("y", 1)], NOON + HOUR).written)
+    early = kept.later([cost("y", 1)], NOON + 2 * HOUR)
+    assert early.later([cost("x", 5), cost("y", 1)], NOON + 2 * HOUR).day == 6
 
 
 def test_a_job_made_in_the_second_of_the_last_count_is_new() -> None:
@@ -80,9 +88,13 @@ def test_a_tenants_namespaces_count_together() -> None:
         (
             "10",
             "29",
-            "10 of this day; its jobs go on from their newest checkpoints on 2026-12-31 at 00:00 UTC, or",
+            "10 of this day; its jobs go on from their newest checkpoints, if they keep any, on 2026-12-31",
         ),
-        ("10", "30", "30 of this month; its jobs go on from their newest checkpoints on 2027-01-01 at 00:00 UTC, or"),
+        (
+            "10",
+            "30",
+            "30 of this month; its jobs go on from their newest checkpoints, if they keep any, on 2027-01-01",
+        ),
     ],
 )
 def test_a_tenant_is_told_when_it_gets_money_again(day: str, month: str, why: str) -> None:

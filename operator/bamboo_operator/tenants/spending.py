@@ -32,7 +32,8 @@ class JobMoney:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
     """What the jobs of a namespace have cost on the day of `until`, and in its month. until: when that was counted.
-    jobs: what each one that there was had cost in all by then, by its uid; over: those of them that are over.
+    jobs: what each one that there was had cost in all by then, by its uid; over: those of them that are over, or that
+    nobody knows now.
     """
 
     until: datetime
@@ -51,7 +52,8 @@ class Spending:
 
     def later(self, jobs: Iterable[JobMoney], now: datetime) -> "Spending":
         """With what its jobs have cost since. jobs: all that there are now. One that is new to this costs what it has
-        cost since it was made; but one that was there before, when nobody counted, what it will cost from now on.
+        cost since it was made; but one that was there before, when nobody counted, what it will cost from now on. One
+        that is not there may come again in this day: an operator that begins hears of one after the other.
         """
         found, before = self.at(now), self.until.replace(microsecond=0)  # as exact as times of creation are
         more, totals, over = NOTHING, dict[str, Decimal](), set[str]()
@@ -61,6 +63,9 @@ class Spending:
             more += totals[job.uid] - known
             if job.over and job.made < before:  # who reads that it costs nothing more takes it for no new one
                 over.add(job.uid)
+        if found.until.date() == self.until.date():
+            missing = {uid: total for uid, total in self.jobs.items() if uid not in totals}
+            totals, over = {**missing, **totals}, {*over, *missing}
         return replace(found, day=found.day + more, month=found.month + more, jobs=totals, over=frozenset(over))
 
     @property
@@ -129,7 +134,7 @@ def standing(tenant: Tenant, money: TenantMoney, now: datetime) -> MoneyStanding
         if used >= bound and not spent:
             spent = (
                 f"tenant {tenant.name} has spent its {bound:f} of this {period}; its jobs go on from their newest"
-                f" checkpoints on {ends} at 00:00 UTC, or with a larger most.{field_name}"
+                f" checkpoints, if they keep any, on {ends} at 00:00 UTC, or with a larger most.{field_name}"
             )
     return MoneyStanding(spent, f"tenant {tenant.name} has spent {' and '.join(left)}" if left else "")
 
