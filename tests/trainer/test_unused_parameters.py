@@ -23,7 +23,7 @@ from bamboo_trainer.training import TrainingConfig
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, training
 from processes import run_with_faults
-from stage_kit import chain, one_step, state_of
+from stage_kit import chain, one_step, small_task, state_of
 from training_job import Fault, Job, check_same_bits
 
 WIDTH = 4
@@ -278,3 +278,36 @@ def test_processes_that_are_killed_leave_the_unused_alone(
     assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.membership.preemptions == 1
     assert dict(job.state.ending.finished) == dict(undisturbed(stages, pipelines).state.ending.finished)
+
+
+class Silent(torch.autograd.Function):
+    """Has no gradient for one of its inputs, as a compiled layer that detaches it."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x), self.other(x)
+
+
+class Ignoring(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return Silent.apply(x, y)
+
+
+def test_a_layer_that_says_of_no_gradient_is_as_one_of_another_stage() -> None:
+    task = small_task(layers=(lambda: nn.Linear(2, 2), Twice, Ignoring))
+    whole, parts = chain(task, [(0, 3)]), chain(task, [(0, 2), (2, 3)])
+    assert [one_step(whole, k) for k in range(2)] == [one_step(parts, k) for k in range(2)]
+    torch.testing.assert_close(state_of(whole), state_of(parts), rtol=0, atol=0)

@@ -180,8 +180,13 @@ def _in_one_layout(parts: Parts, *, hooked: bool) -> Parts:
     parts = tuple([part.contiguous() for part in parts])
     for part in parts if hooked else ():
         if part.requires_grad and not part.is_leaf:
-            part.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+            part.register_hook(_contiguous)  # type: ignore[no-untyped-call]
     return parts
+
+
+def _contiguous(gradient: Tensor | None) -> Tensor | None:
+    """None: a compiled layer that takes a part without its gradient, as by `detach`, says so."""
+    return None if gradient is None else gradient.contiguous()
 
 
 def _breaks_graph(error: BaseException) -> bool:
