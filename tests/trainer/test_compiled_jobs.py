@@ -44,7 +44,7 @@ def undisturbed(stages: int = 1, **more: Any) -> Job:
     [
         pytest.param(2, 1, {}, marks=pytest.mark.slow),
         pytest.param(1, 2, {}, marks=pytest.mark.slow),
-        (2, 2, {"mode": "EagerBackward"}),
+        pytest.param(2, 2, {"mode": "EagerBackward"}, marks=pytest.mark.slow),
         (2, 2, {"schedule": "ZBH1"}),
         (3, 1, {"schedule": "ZBH1", "mode": "EagerBackward"}),
     ],
