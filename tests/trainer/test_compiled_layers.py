@@ -63,6 +63,23 @@ def test_the_split_changes_no_bit(tmp_path: Path, precision: str, checkpoint: bo
     torch.testing.assert_close(state, weights, rtol=tolerance, atol=tolerance)
 
 
+class Detaching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.detach())
+
+
+def test_a_layer_that_no_gradient_reaches_is_named() -> None:
+    """Its parameters would be updated with zeros, and where the model is split behind it not at all."""
+    task = small_task(layers=(lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2), Detaching))
+    with pytest.raises(TaskError, match=r"layer 1 \(Linear\) is compiled .* no gradient reaches it"):
+        one_step(chain(task, [(0, 3)], COMPILED), 0, COMPILED)
+    one_step(chain(task, [(0, 2), (2, 3)], COMPILED), 0, COMPILED)
+
+
 def test_blocks_of_a_split_module_are_compiled_and_its_own_code_is_not() -> None:
     task, config = plain_models.build({"model": "sizes"}), at("fp32", COMPILED)
     before = made()

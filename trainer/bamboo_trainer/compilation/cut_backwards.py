@@ -15,9 +15,9 @@ from torch.autograd.graph import Node
 from torch.fx import GraphModule
 
 from bamboo_trainer.compilation.graph_halves import effect_in, graph_halves, outputs_of
+from bamboo_trainer.tasks.user_code import COMPILED_NODE
 
 _CALL: Final = "bamboo_cut_call"  # in the metadata of autograd's node
-_NODE: Final = "CompiledFunctionBackward"  # what torch calls the class of the node of a compiled graph
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ def mark_cut(outputs: Any) -> None:
     """Notes of what a compiled layer has given that its backward is cut."""
     for part in outputs if isinstance(outputs, tuple) else (outputs,):
         node: Any = part.grad_fn if isinstance(part, Tensor) else None
-        if type(node).__name__ == _NODE:
+        if type(node).__name__ == COMPILED_NODE:
             node.metadata.setdefault(_CALL, CutCall())
 
 

@@ -157,7 +157,8 @@ def run_layer(
     for part in result:
         if wrong := unsendable(part, PASSED):
             raise TaskError(f"{named_layer(task_layer, layer)} returned a tensor of {wrong}")
-    return _in_one_layout(_with_own_gradients(parts, result), hooked=not ends_stage)
+    who = named_layer(task_layer, layer)
+    return _in_one_layout(_with_own_gradients(parts, result), hooked=not ends_stage, who=who)
 
 
 def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
@@ -173,20 +174,38 @@ def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
     return tuple(found)
 
 
-def _in_one_layout(parts: Parts, *, hooked: bool) -> Parts:
+def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
     """Contiguous, as is what comes from another worker, and, where it is hooked, so is its gradient: the bits of a sum
     or a product may depend on strides, and must not depend on where the model is split.
     """
     parts = tuple([part.contiguous() for part in parts])
-    for part in parts if hooked else ():
-        if part.requires_grad and not part.is_leaf:
-            part.register_hook(_contiguous)  # type: ignore[no-untyped-call]
+    passed = [part for part in parts if part.requires_grad and not part.is_leaf] if hooked else []
+    without = set[int]()
+    for number, part in enumerate(passed):
+        part.register_hook(partial(_contiguous, number, len(passed), without, who if _is_compiled(part) else ""))  # type: ignore[no-untyped-call]
     return parts
 
 
-def _contiguous(gradient: Tensor | None) -> Tensor | None:
-    """None: a compiled layer that takes a part without its gradient, as by `detach`, says so."""
-    return None if gradient is None else gradient.contiguous()
+def _contiguous(number: int, count: int, without: set[int], compiled: str, gradient: Tensor | None) -> Tensor | None:
+    """The gradient of a part of what a layer returned. None: the next layer takes the part without it, as by `detach`.
+
+    A compiled layer takes none for zeros, and its parameters would count as used; where the model is split, none comes.
+    number: of the part, among so many. without: those that have had none. compiled: who the layer is, if it is.
+    """
+    if gradient is not None:
+        return gradient.contiguous()
+    without.add(number)
+    if compiled and len(without) == count:
+        raise TaskError(
+            f"{compiled} is compiled (training.compile), and no gradient reaches it, since the next layer detaches "
+            "what it takes: freeze it, or leave its forward to Python by @torch.compiler.disable"
+        )
+    return None
+
+
+def _is_compiled(part: Tensor) -> bool:
+    """Is it what a graph of torch.compile has computed?"""
+    return type(part.grad_fn).__name__ == COMPILED_NODE
 
 
 def _breaks_graph(error: BaseException) -> bool:
@@ -198,6 +217,7 @@ def named_layer(task_layer: nn.Module, layer: int) -> str:
     return f"layer {layer} ({type(task_layer).__name__})"
 
 
+COMPILED_NODE: Final = "CompiledFunctionBackward"  # what torch calls the class of the node of a compiled graph
 _WRITES: Final = (
     "writes to its inputs, which a layer may not do: others still need them "
     "(let torch's own layers have inplace=False, or write to a copy)"
