@@ -42,7 +42,7 @@ spec:
 """
 
 
-DRAWN = "!document.getElementById('main').hidden"
+DRAWN = "document.getElementById('main')?.hidden === false"
 
 
 def drawn(about: d.PageJob, spec: JobSpec, live: Status, record: JobHistory, **more: Any) -> d.Document:

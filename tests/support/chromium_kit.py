@@ -39,6 +39,13 @@ def chromium() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
+LEFT = ("Inspected target navigated or closed", "Execution context was destroyed", "Cannot find context")
+
+
+class PageLeft(AssertionError):
+    """The tab left the page while it was asked something of it."""
+
+
 class Tab:
     """One page. What goes wrong in it is kept in `errors`, the addresses that it asks for in `requests`."""
 
@@ -82,7 +89,8 @@ class Tab:
         finally:
             del self._answers[number]
         if "error" in answer:
-            raise AssertionError(f"{method}: {answer['error']}")
+            left = any(words in answer["error"]["message"] for words in LEFT)
+            raise (PageLeft if left else AssertionError)(f"{method}: {answer['error']}")
         result: dict[str, Any] = answer.get("result", {})
         return result
 
@@ -132,14 +140,21 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str, seconds: float = 30) -> Any:
-        """Wait until that is true."""
+        """Wait until that is true, on this page or on the one that it leads to."""
         deadline = time.monotonic() + seconds
-        while not (value := await self.value(expression)):
+        while not (value := await self._value_if_here(expression)):
             if time.monotonic() > deadline:
                 text = await self.value("document.body.innerText")
                 raise AssertionError(f"{expression} was not true after {seconds} s; errors: {self.errors}\n{text}")
             await asyncio.sleep(0.1)
         return value
+
+    async def _value_if_here(self, expression: str) -> Any:
+        """None while the tab leaves a page for another one."""
+        try:
+            return await self.value(expression)
+        except PageLeft:
+            return None
 
     async def text(self, selector: str) -> str:
         return str(await self.value(f"document.querySelector({selector!r}).innerText"))
