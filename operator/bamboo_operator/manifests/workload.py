@@ -102,9 +102,8 @@ def rooms_of(kinds: Sequence[SeatKind], standby: int) -> list[int]:
     `spread_seats`, which does not ask the last one.
     """
     rooms = [max(0, (kind.room or 0) - (0 if number else standby)) for number, kind in enumerate(kinds)]
-    sizes = [
-        (kind.topology or {}).get("podSetSliceSize", 1) for kind in kinds
-    ]  # what does not divide Kueue never admits
+    # Kueue never admits what its slices do not divide.
+    sizes = [(kind.topology or {}).get("podSetSliceSize", 1) for kind in kinds]
     return [room - room % size for room, size in zip(rooms, sizes, strict=True)]
 
 

@@ -99,14 +99,15 @@ class JobQueue:
             self.standing, self.due, self.warning = FREE, math.inf, NOT_FOLLOWED if spec.queue else ""
             return
         self.warning, self._standby = "", spec.standby.workers
-        falls = math.inf
+        falls, wanted = math.inf, ""
+        kinds = () if spec.queue is None else seat_kinds(spec, self._meta, self._settings)
+        shapes = {number: shape(spec, asked_kinds(kinds, number)) for number in range(len(kinds))}
         for _ in range(MOST_ACTIONS):
             seen = self._seen()
-            wanted = ""
-            if spec.queue is not None:
+            if kinds:
                 waits = not (stopped or ended or any(one.reserved and not one.finished for one in seen))
-                falls = self._choose_kinds(spec, seen, waits=waits)
-                wanted = shape(spec, self._kinds)
+                first, falls = self._first_kind(kinds, shapes, seen, waits=waits)
+                self._kinds, self._begins, wanted = asked_kinds(kinds, first), False, shapes[first]
             wish = QueueWish(
                 queue=spec.queue.name if spec.queue else None,
                 bounds=seat_bounds(spec),
@@ -171,23 +172,20 @@ class JobQueue:
     def _next_set(self, staying: Mapping[str, Object]) -> str:
         return next_pod_set(self.standing.sets, STANDBY in self.standing.flavors, staying.values())
 
-    def _choose_kinds(self, spec: JobSpec, seen: Sequence[SeenWorkload], *, waits: bool) -> float:
-        """Chooses the kinds of workers that are asked for: those whose seats it has. waits: it has none, and is to have
-        some. Returns in how many seconds it may choose others.
+    def _first_kind(
+        self, kinds: Sequence[SeatKind], shapes: Mapping[int, str], seen: Sequence[SeenWorkload], *, waits: bool
+    ) -> tuple[int, float]:
+        """The first kind of workers that is asked for, that whose seats the job has; and in how many seconds it may be
+        another one. shapes: what is asked for with each as the first. waits: it has none, and is to have some.
         """
-        kinds, now = seat_kinds(spec, self._meta, self._settings), time.monotonic()
-        shapes = {shape(spec, asked_kinds(kinds, number)): number for number in reversed(range(len(kinds)))}
+        now = time.monotonic()
         if not waits:
             self._seatless_since = None
-            first, falls = _held_kind(kinds, shapes, [one for one in seen if one.reserved]), math.inf
-        else:
-            if self._seatless_since is None:
-                asked = {one.shape for one in seen} if self._begins else set[str]()
-                before = next((number for one, number in shapes.items() if one in asked), 0)
-                self._seatless_since = now - (kinds[before].pools[0].after_seconds if before else 0.0)
-            first, falls = kind_after(kinds, now - self._seatless_since)
-        self._kinds, self._begins = asked_kinds(kinds, first), False
-        return falls
+            return _held_kind(kinds, shapes, [one for one in seen if one.reserved]), math.inf
+        if self._seatless_since is None:
+            before = _first_of(shapes, seen if self._begins else ()) or 0
+            self._seatless_since = now - (kinds[before].pools[0].after_seconds if before else 0.0)
+        return kind_after(kinds, now - self._seatless_since)
 
     def _seen(self) -> list[SeenWorkload]:
         return [read_workload(one) for one in self._workloads.of(*self._job)]
@@ -302,12 +300,17 @@ class JobQueue:
         return Priority(group=group, kind=kind, name=name, value=int(found.get("value") or 0))
 
 
-def _held_kind(kinds: Sequence[SeatKind], shapes: Mapping[str, int], holders: Sequence[SeenWorkload]) -> int:
+def _first_of(shapes: Mapping[int, str], seen: Sequence[SeenWorkload]) -> int | None:
+    """With which kind as the first one of these is asked for; None if with none."""
+    asked = {one.shape for one in seen}
+    return next((number for number, one in shapes.items() if one in asked), None)
+
+
+def _held_kind(kinds: Sequence[SeatKind], shapes: Mapping[int, str], holders: Sequence[SeenWorkload]) -> int:
     """The first kind of those whose seats a job has, also where its pods ask for something else now. shapes: what is
     asked for with each as the first.
     """
-    held = {one.shape for one in holders}
-    if (found := next((number for one, number in shapes.items() if one in held), None)) is not None:
+    if (found := _first_of(shapes, holders)) is not None:
         return found
     names = {name for one in holders for name in next(iter(one.pools.values()), ())}
     return next((number for number, kind in enumerate(kinds) if any(pool.name in names for pool in kind.pools)), 0)
