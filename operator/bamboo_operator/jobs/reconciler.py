@@ -157,6 +157,8 @@ class JobReconciler:
     def money_told(self, standing: MoneyStanding) -> None:
         """The job is suspended when its tenant's money is spent, and goes on when there is some again."""
         before = self._status.facts.tenant
+        if standing == before:
+            return
         self._status.update(tenant=standing)
         if standing.spent != before.spent:
             self._look_again()

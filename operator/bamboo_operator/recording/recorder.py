@@ -259,7 +259,7 @@ class RecordedLosses:
                 self._read = kept["metadata"]["resourceVersion"]
             self._said = None
         except (*API_ERRORS, *UNREADABLE) as error:
-            said = f"cannot read the record of nodes in {self._place}: {error}"
+            said = f"cannot read the record of nodes in {self._place}: {described(error)}"
             if said != self._said:
                 logger.warning("%s", said)
             self._said = said
