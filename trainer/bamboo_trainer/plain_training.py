@@ -74,8 +74,7 @@ class _Model:
         self._layers = nn.ModuleList(layers).to(device)
         named = [(name, one) for name, one in self._layers.named_parameters() if one.requires_grad]
         self._optimizers = PhaseOptimizers(phases_of(task), named)
-        for optimizer in self._optimizers.all:
-            optimizer.fuse()
+        self._optimizers.fuse()
 
     def compile(self) -> None:
         for layer in self._layers:

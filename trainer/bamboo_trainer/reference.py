@@ -45,8 +45,7 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
         parameter.grad_dtype = torch.float32
     phases = phases_of(task)
     optimizers = PhaseOptimizers(phases, named)
-    for one in optimizers.all:
-        one.fuse()
+    optimizers.fuse()
     scaler = _scaler(config)
     losses: list[float] = []
     decided = first_decided(task, 0)

@@ -8,7 +8,6 @@ or PCIe where devices reach each other's memory, else as the driver stages it.
 """
 
 import math
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from bamboo_trainer.memory.marks import EventMarks, PassedMark, QueueMark
+from bamboo_trainer.memory.marks import EventMarks, EventWatch, PassedMark, QueueMark
 from bamboo_trainer.memory.placement import wait_for
 from bamboo_trainer.transport.base import ordinary
 
@@ -171,14 +170,13 @@ class CudaCopies:
         pinned_bytes: int = PINNED_BYTES,
         handed_over: HandedOver | None = None,
     ) -> None:
-        self._device, self._told, self._room = device, told, pinned_bytes
+        self._device, self._room = device, pinned_bytes
         self._handed_over = handed_over or HandedOver()
         self._inward, self._urgent, self._bulk = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]
         self._across: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}  # there and here, by device
-        self._events: queue.SimpleQueue[torch.cuda.Event] = queue.SimpleQueue()
+        self._watch = EventWatch("host-copies", told)
         self._marks = EventMarks(device, told)
         self._lock = threading.Lock()  # over the room: tensors are freed by any thread
-        threading.Thread(target=self._watch, name="host-copies", daemon=True).start()
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         tensors, stream = tuple(tensors), self._bulk if bulk else self._urgent
@@ -189,7 +187,7 @@ class CudaCopies:
             parts = tuple(tensor if tensor.is_cpu else self._copy(tensor.detach(), stream) for tensor in tensors)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
-        self._events.put(event)
+        self._watch.add(event)
         return _UnderWay(parts, event)
 
     def _copy(self, tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
@@ -265,11 +263,6 @@ class CudaCopies:
     def _give(self, size: int) -> None:
         with self._lock:
             self._room += size
-
-    def _watch(self) -> None:
-        while True:
-            self._events.get().synchronize()
-            self._told()
 
 
 class CopiesOfDevices:

@@ -48,6 +48,23 @@ class EventMark:
         return float(earlier.event.elapsed_time(self.event)) / 1000
 
 
+class EventWatch:
+    """Tells of events of a GPU when they are passed, in the order in which they are added, by a thread of its own."""
+
+    def __init__(self, name: str, told: Callable[[], None]) -> None:
+        self._told = told
+        self._events: queue.SimpleQueue[torch.cuda.Event] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def add(self, event: torch.cuda.Event) -> None:
+        self._events.put(event)
+
+    def _run(self) -> None:
+        while True:
+            self._events.get().synchronize()
+            self._told()
+
+
 class EventMarks:
     """The marks of the stream on which a GPU computes. told: called when one is passed of which that is wished, by a
     thread of its own.
@@ -55,21 +72,13 @@ class EventMarks:
 
     def __init__(self, device: torch.device, told: Callable[[], None]) -> None:
         self._device, self._told = device, told
-        self._awaited: queue.SimpleQueue[torch.cuda.Event] = queue.SimpleQueue()
-        self._watches = False
+        self._watch: EventWatch | None = None
 
     def add(self, *, tells: bool) -> EventMark:
         """A mark behind what was given to the device so far. tells: that it is passed."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         if tells:
-            self._awaited.put(event)
-            if not self._watches:
-                self._watches = True
-                threading.Thread(target=self._watch, name="device-marks", daemon=True).start()
+            self._watch = self._watch or EventWatch("device-marks", self._told)
+            self._watch.add(event)
         return EventMark(event)
-
-    def _watch(self) -> None:
-        while True:
-            self._awaited.get().synchronize()
-            self._told()

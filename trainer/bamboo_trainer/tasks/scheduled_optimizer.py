@@ -117,6 +117,11 @@ class PhaseOptimizers:
         """named: the stage's parameters."""
         self.all = tuple(ScheduledOptimizer(phase, named) for phase in phases)
 
+    def fuse(self) -> None:
+        """As `fuse`, before the first step."""
+        for one in self.all:
+            one.fuse()
+
     def at(self, version: int) -> ScheduledOptimizer:
         """The one whose step begins at that version."""
         return next(one for one in self.all if one.phase.has(version))
