@@ -20,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, width: int) -> None:
     parser.add_argument("--blocks", type=int, default=2)
 
 
+def add_turns(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=8, help=f"samples of {CONTEXT} tokens in a microbatch")
+    parser.add_argument("--repeat", type=int, default=9)
+
+
 @contextmanager
 def gpt_stage(width: int, blocks: int, *, microbatches: int, rows: int) -> Iterator[tuple[Stage, TrainingConfig]]:
     """rows: samples of a microbatch."""

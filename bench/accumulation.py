@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from _gpt_stage import CONTEXT, add_arguments, gpt_stage
+from _gpt_stage import CONTEXT, add_arguments, add_turns, gpt_stage
 from bamboo_trainer.stage.stage import Stage
 
 FLOPS, BANDWIDTH = 0.4 * 989e12, 0.9 * 3.35e12  # of an H100: two fifths of its bf16 peak; bytes a second
@@ -28,8 +28,7 @@ ADDING = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, width=512)
-    parser.add_argument("--rows", type=int, default=8, help="samples of 128 tokens in a microbatch")
-    parser.add_argument("--repeat", type=int, default=9)
+    add_turns(parser)
     arguments = parser.parse_args()
     with gpt_stage(arguments.width, arguments.blocks, microbatches=8, rows=arguments.rows) as (stage, _):
         print(f"adding is {100 * share_of_adding(stage):.2f} % of a microbatch's forward and backward")

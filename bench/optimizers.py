@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from _gpt_stage import add_arguments, gpt_stage
+from _gpt_stage import add_arguments, add_turns, gpt_stage
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.training import TrainingConfig
 
@@ -25,8 +25,7 @@ KERNELS = {"one by one": {"foreach": False}, "foreach": {"foreach": True}, "fuse
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, width=512)
-    parser.add_argument("--rows", type=int, default=8, help="samples of 128 tokens in a microbatch")
-    parser.add_argument("--repeat", type=int, default=9)
+    add_turns(parser)
     arguments = parser.parse_args()
     with gpt_stage(arguments.width, arguments.blocks, microbatches=8, rows=arguments.rows) as (stage, config):
         measure(stage, config, arguments.repeat)
