@@ -58,7 +58,8 @@ def _tainted(f: Arguments) -> Facts:
 
 def _moved(f: Arguments) -> Facts:
     plan = f["plan"]
-    return {"epoch": plan.epoch, "heir": plan.at(MOVED).owner} if plan.reason == "PlannedTakeover" else None
+    moved = plan.reason == "PlannedTakeover" and plan.has(MOVED)
+    return {"epoch": plan.epoch, "heir": plan.at(MOVED).owner} if moved else None
 
 
 # ways that several journeys take

@@ -67,12 +67,17 @@ class Seen:
 
 
 class Recorder:
-    """wanted: the functions that are looked for, each with the numbers of its marks and what they have to know."""
+    """wanted: the functions that are looked for, each with the numbers of its marks and what they have to know.
+
+    What fails in following a call is raised in the end: Python would throw it into the product's function, and follow
+    no more of this thread's calls.
+    """
 
     def __init__(self, process: str, wanted: Wanted) -> None:
         self._process, self._wanted = process, wanted
         self._functions: dict[CodeType, Function | None] = {}
         self._calls: dict[int, Call] = {}  # by the id of its frame, while that runs
+        self._failed: Exception | None = None
         self.seen: list[Seen] = []
 
     def __enter__(self) -> "Recorder":
@@ -83,8 +88,16 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
+        if self._failed is not None:
+            raise self._failed
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:
+        try:
+            self._follow(frame, event)
+        except Exception as error:
+            self._failed = self._failed or error
+
+    def _follow(self, frame: FrameType, event: str) -> None:
         if event == "call":
             code = frame.f_code
             try:
