@@ -71,6 +71,8 @@ style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
+# Of a new clone nothing is judged again that is as in another one: mypy compares contents.
+types: export MYPY_CACHE_DIR = $(or $(BAMBOO_CACHE),$(HOME)/.cache)/bamboo/mypy
 types: $(STAMP)
 	$(BIN)/mypy
 	MYPYPATH=bench $(BIN)/mypy bench/*.py

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).parents[2] / "bench" / "tensor_parallel_block.py"
 
 
+@pytest.mark.slow
 def test_sums_in_the_order_of_ranks_keep_their_bits_and_others_do_not() -> None:
     command = [sys.executable, str(PROGRAM), "--tokens", "8", "--width", "16", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)

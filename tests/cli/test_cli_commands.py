@@ -196,7 +196,7 @@ def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the
         (["starting workers"], True, signal.SIGINT),
         (["step 1/"], True, signal.SIGTERM),
         (["the same job again"], False, signal.SIGINT),  # between two runs there is no job to speak of
-        (["the same job again", "step 1/"], True, signal.SIGINT),
+        pytest.param(["the same job again", "step 1/"], True, signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said: bool, number: signal.Signals) -> None:
@@ -295,7 +295,7 @@ KEPT = {"weights", "history.jsonl", "page.html", "workers.log"}
     ("redirection", "said"),
     [
         ("| head -2", "bamboo: standard output cannot be written (Broken pipe): the job goes on without"),
-        (">&- 2>&- <&-", ""),
+        pytest.param(">&- 2>&- <&-", "", marks=pytest.mark.slow),
         ("--json >/dev/full 2>/dev/full", ""),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
     assert {file.name for file in (tmp_path / "out").iterdir()} >= KEPT
 
 
-@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("gone", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, gone: bool) -> None:
     """It shows the live picture, which needs more than a terminal holds. Stopped: nothing is read until the end."""
     job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 150"))
@@ -342,7 +342,9 @@ def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, 
     assert {file.name for file in (tmp_path / "out").iterdir()} >= KEPT
 
 
-@pytest.mark.parametrize(("name", "ascii"), [("kept \xe4", True), ("kept \udcff", False)])
+@pytest.mark.parametrize(
+    ("name", "ascii"), [pytest.param("kept \xe4", True, marks=pytest.mark.slow), ("kept \udcff", False)]
+)
 def test_a_folder_may_have_any_name_in_any_locale(tmp_path: Path, name: str, ascii: bool) -> None:
     """The letters of the first are none of the locale's, and the second one's are nobody's."""
     job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20"))

@@ -128,6 +128,7 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     assert "bamboo: while the view was closed: OSError; how the job ended does not depend on it" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_sample_is_made_ends_only_that(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from folders import ROOT
@@ -13,6 +14,7 @@ NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 SECONDS = 300  # of a cell, on a loaded machine
 
 
+@pytest.mark.slow
 def test_the_notebook_trains_loses_two_workers_and_loads_the_weights_back(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"

@@ -303,7 +303,7 @@ def test_a_date_that_has_passed_is_a_warning_of_a_plan(files: Path) -> None:
     assert "spec.budget.doneBy: 2020-01-01 00:00 UTC has passed" in " ".join(done.output.split())
 
 
-@pytest.mark.parametrize(("money", "code"), [("1.2", 0), ("0.5", 1)])
+@pytest.mark.parametrize(("money", "code"), [pytest.param("1.2", 0, marks=pytest.mark.slow), ("0.5", 1)])
 def test_what_an_hour_may_cost_bounds_the_plan(files: Path, money: str, code: int) -> None:
     """A single worker costs 1 an hour, which 0.5 does not pay for."""
     budgeted(files, {"moneyPerHour": money})

@@ -28,6 +28,7 @@ def arguments(release: Release) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: str) -> None:
     cluster.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": RESTRICTED}})
     bamboo = release()
@@ -219,10 +220,8 @@ def applied(release: Release, job: Job) -> None:
 
 
 # Helm 4 applies on the server, except on one that is too old for it (Release); here it has to all the same
-@pytest.mark.parametrize(
-    ("major", "server_side"),
-    [("4", True), pytest.param("4", False, marks=pytest.mark.slow), pytest.param("3", False, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("major", "server_side"), [("4", True), ("4", False), ("3", False)])
 def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
 ) -> None:
@@ -297,6 +296,7 @@ def prometheus_operator(cluster: Cluster) -> Iterator[None]:
         cluster.api.wait(path, lambda found: not found)
 
 
+@pytest.mark.slow
 def test_what_watches_it_is_made_where_there_is_something_to_read_it(
     release: Install, cluster: Cluster, namespace: str, prometheus_operator: None
 ) -> None:

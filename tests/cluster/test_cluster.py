@@ -360,7 +360,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("end", ["stop", "SIGKILL"])
+@pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.slow), "SIGKILL"])
 @pytest.mark.skipif("KUBECONFIG" in os.environ, reason="about the test cluster only")
 def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
     """Whether it is stopped, or the process that started it dies."""

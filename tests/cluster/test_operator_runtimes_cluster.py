@@ -58,6 +58,7 @@ def living(pods: dict[str, Json]) -> list[Json]:
     return [pod for pod in pods.values() if pod["status"].get("phase") in ("Pending", "Running")]
 
 
+@pytest.mark.slow
 def test_jobs_wait_for_their_runtime_follow_it_as_it_says_and_end_with_the_same_bits(
     installed: Cluster, namespace: str, for_all: str, operator: Operator, tmp_path: Path
 ) -> None:

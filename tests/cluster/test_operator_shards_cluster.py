@@ -18,6 +18,7 @@ pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.slow
 def test_a_job_changes_its_operator_twice_and_ends_with_the_same_bits(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def _drills(cluster: Cluster) -> list[str]:
     return [n["metadata"]["name"] for n in nodes if DRILL in str(n["spec"].get("taints"))]
 
 
+@pytest.mark.slow
 def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, operator: Operator, shell: Shell) -> None:
     document = small("story", standby=1)
     file = shell.file(document)

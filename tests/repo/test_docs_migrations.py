@@ -86,7 +86,12 @@ def losses(job: Job) -> list[float | None]:
 
 
 @pytest.mark.parametrize(
-    ("script", "pipelines", "bits"), [(trainer, 2, False), (lightning, 1, True), (torchtitan, 2, False)]
+    ("script", "pipelines", "bits"),
+    [
+        (trainer, 2, False),
+        pytest.param(lightning, 1, True, marks=pytest.mark.slow),
+        pytest.param(torchtitan, 2, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_and_its_job_have_the_same_losses(script: Script, pipelines: int, bits: bool, folder: Path) -> None:
     """To the bit, where both sum up in the same order: nothing is clipped and a step has one microbatch."""

@@ -86,6 +86,7 @@ def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed
     assert 0.5 < sum(expected.values()) / summary["memory"]["total"] < 2, (expected, summary["memory"])
 
 
+@pytest.mark.slow
 def test_the_gan_ends_with_the_same_bits_when_workers_are_killed_in_either_phase(tmp_path: Path) -> None:
     document = yaml.safe_load((EXAMPLES / "gan.yaml").read_text())
     document["spec"]["training"]["steps"] = 72

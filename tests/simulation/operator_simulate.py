@@ -1,18 +1,20 @@
 """Run the operator's simulation by hand: one seed with its log, or many on all cores.
 
     python tests/simulation/operator_simulate.py --seed 7 [--verbose]
-    python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going] [--audit]
+    python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going] [--audit] [--then --seeds ...]
 
 --regression: the disturbances are those of a scenario that went wrong once; with --seeds, "all" is each of them.
 --grids: the coordinator chooses the grid of each job, of all that its workers can run.
 --queues: the job is in a queue of Kueue, whose manager is played.
 --audit: jobs are also reconciled when nothing is due, and whatever such a reconciliation does is a failure.
+--then: what follows is done next, in the same process; a line that begins with $ is before each.
 """
 
 import argparse
 import multiprocessing
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +24,7 @@ from opsim_scenario import REGRESSIONS, ClusterScenario, regression, scenario
 from opsim_simulation import OperatorSimulation, RunResult
 from sim_many import report
 
-ALL = "all"
+ALL, THEN = "all", "--then"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def many(arguments: argparse.Namespace) -> int:
     return wrong
 
 
-def main() -> int:
+def main(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", help="A:B, the half-open range")
@@ -95,7 +97,7 @@ def main() -> int:
     parser.add_argument("--queues", action="store_true", help="the job is in a queue of Kueue")
     parser.add_argument("--audit", action="store_true", help="reconcile also when nothing is due: it may do nothing")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if (arguments.seed is None) == (arguments.seeds is None):
         parser.error("give either --seed or --seeds")
     if arguments.seed is not None and arguments.regression == ALL:
@@ -103,7 +105,17 @@ def main() -> int:
     return one(arguments) if arguments.seeds is None else many(arguments)
 
 
+def one_after_the_other(given: Sequence[str]) -> int:
+    failed, rest = 0, list(given)
+    while rest:
+        here = rest.index(THEN) if THEN in rest else len(rest)
+        print("$", *rest[:here], flush=True)
+        failed |= main(rest[:here])
+        rest = rest[here + 1 :]
+    return failed
+
+
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # a run is a function of its seed only with the same order of sets
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
-    sys.exit(main())
+    sys.exit(one_after_the_other(sys.argv[1:]) if THEN in sys.argv else main(sys.argv[1:]))

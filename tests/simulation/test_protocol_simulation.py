@@ -26,7 +26,7 @@ def each(few: int, many: int) -> list[Any]:
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, many))]
 
 
-@pytest.mark.parametrize("seed", each(3, 25))
+@pytest.mark.parametrize("seed", each(2, 25))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
     """The jobs of seeds that are not used below; one of them with another number of pipelines."""
     job = Simulation(scenario(10_000 + seed, Kind.ELASTIC))
@@ -36,19 +36,19 @@ def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
     assert verdict.kind == "Complete"
 
 
-@pytest.mark.parametrize("batch", each(3, 20))
+@pytest.mark.parametrize("batch", each(2, 20))
 def test_no_seed_of_random_faults_breaks_the_protocol(batch: int) -> None:
     failed = [v for v in map(run_seed, range(batch * BATCH, (batch + 1) * BATCH)) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed)}" for v in failed)
 
 
-@seeds(6, 24)
+@seeds(4, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((Kind.CHECKPOINTS,), 0),
+        pytest.param((Kind.CHECKPOINTS,), 0, marks=pytest.mark.slow),
         pytest.param((Kind.CHECKPOINTS,), 12, marks=pytest.mark.slow),
-        ((Kind.CHECKPOINTS,), 395),  # 400: a writer gives its stage away with the very commit that is kept
+        ((Kind.CHECKPOINTS,), 397),  # 400: a writer gives its stage away with the very commit that is kept
         ((Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
 )
@@ -59,7 +59,7 @@ def test_random_faults_of_jobs_with_checkpoints(kinds: tuple[Kind, ...], first: 
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
-@seeds(5, 20)
+@seeds(4, 20)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
@@ -76,24 +76,28 @@ def test_random_faults_while_layers_are_split_anew(kinds: tuple[Kind, ...], firs
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
+@seeds(5, 10)
 @pytest.mark.parametrize("kinds", [(Kind.GRIDS,), (Kind.GRIDS, Kind.CHECKPOINTS)])
-def test_random_faults_while_the_grid_follows_the_workers(kinds: tuple[Kind, ...]) -> None:
+def test_random_faults_while_the_grid_follows_the_workers(kinds: tuple[Kind, ...], seeds: int) -> None:
     """The grid in the end is another one, in most of these jobs, than the one that they begin with."""
     chosen: list[str] = []
-    jobs = [Simulation(scenario(seed, *kinds), chosen.append) for seed in range(6)]
+    jobs = [Simulation(scenario(seed, *kinds), chosen.append) for seed in range(seeds)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-    assert sum("samples/s expected" in line for line in chosen) >= len(jobs)
+    assert sum("samples/s expected" in line for line in chosen) >= seeds - 1
 
 
+@seeds(5, 10)
 @pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.RESTARTS, Kind.ELASTIC), 100), ((Kind.VERIFY,), 200)])
-def test_random_faults_while_the_schedule_changes_again_and_again(kinds: tuple[Kind, ...], first: int) -> None:
+def test_random_faults_while_the_schedule_changes_again_and_again(
+    kinds: tuple[Kind, ...], first: int, seeds: int
+) -> None:
     """Some are asked for just before a worker is lost, or just after it."""
     kinds = (*kinds, Kind.SCHEDULES)
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 8)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + seeds)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-    assert sum(e.reason == "ScheduleChanged" for job in jobs for e in job.emitted) > 5
+    assert sum(e.reason == "ScheduleChanged" for job in jobs for e in job.emitted) > seeds // 2
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(6, marks=pytest.mark.slow)])
@@ -115,6 +119,7 @@ def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], f
     assert {"WorkersChosen", "GivenBack"} <= {e.reason for job in jobs for e in job.emitted}
 
 
+@seeds(5, 10)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
@@ -123,9 +128,9 @@ def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], f
         ((Kind.SIBLINGS, Kind.CHECKPOINTS), 200),
     ],
 )
-def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: tuple[Kind, ...], first: int) -> None:
+def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: tuple[Kind, ...], first: int, seeds: int) -> None:
     """All share what is lost; half of the kills befall who runs a portion of it."""
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 10)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + seeds)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
     assert any("its microbatches are shared" in e.message for job in jobs for e in job.emitted)
@@ -186,16 +191,19 @@ def test_random_faults_of_jobs_whose_callback_is_told_of_each_step_once(kinds: t
     assert any(name.endswith("WriteHistory") for name in struck)
 
 
+@seeds(5, 10)
 @pytest.mark.parametrize(("kinds", "first"), [((Kind.SHARDED,), 0), ((Kind.SHARDED, Kind.CHECKPOINTS), 200)])
-def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(kinds: tuple[Kind, ...], first: int) -> None:
+def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(
+    kinds: tuple[Kind, ...], first: int, seeds: int
+) -> None:
     """Half of the kills befall who updates a shard, or sends its parameters to the others."""
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 8)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + seeds)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-    assert sum(any(plan.shards for plan in job.checks.plans.values()) for job in jobs) > 2
+    assert sum(any(plan.shards for plan in job.checks.plans.values()) for job in jobs) >= seeds // 3
 
 
-@seeds(6, 24)
+@seeds(5, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
@@ -214,6 +222,7 @@ def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: i
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
+@seeds(6, 12)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
@@ -224,17 +233,17 @@ def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: i
         ((Kind.NODES, Kind.SIBLINGS), 412),
     ],
 )
-def test_nodes_are_lost_with_all_their_workers(kinds: tuple[Kind, ...], first: int) -> None:
+def test_nodes_are_lost_with_all_their_workers(kinds: tuple[Kind, ...], first: int, seeds: int) -> None:
     """The workers of a node are lost in one instant, in the middle of anything. Where faults leave copies of all they
     take, the job goes on.
     """
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 8)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + seeds)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-    assert sum(fault.with_node for job in jobs for fault, _ in job.injector.struck) >= 2
+    assert sum(fault.with_node for job in jobs for fault, _ in job.injector.struck) >= seeds // 4
 
 
-@pytest.mark.parametrize("seed", [0, 1, 218, 240])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1, 218, 240])
 def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: int) -> None:
     """Eight workers in three zones cannot be even. In 218 and 240 what one heir would lack is lost with the other."""
     rng = random.Random(seed)
@@ -309,7 +318,7 @@ HARMLESS_IN_TIME = (
 )
 
 
-@pytest.mark.parametrize("seed", each(3, 30))
+@pytest.mark.parametrize("seed", each(2, 30))
 def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
     """Faults early in a long job, whose steps take less time than a frame's way there and back, or more."""
     job = Simulation(long_run(scenario(20_000 + seed)))

@@ -45,7 +45,7 @@ def undisturbed(stages: int = 1, **more: Any) -> Job:
         pytest.param(2, 1, {}, marks=pytest.mark.slow),
         pytest.param(1, 2, {}, marks=pytest.mark.slow),
         pytest.param(2, 2, {"mode": "EagerBackward"}, marks=pytest.mark.slow),
-        (2, 2, {"schedule": "ZBH1"}),
+        pytest.param(2, 2, {"schedule": "ZBH1"}, marks=pytest.mark.slow),
         (3, 1, {"schedule": "ZBH1", "mode": "EagerBackward"}),
     ],
 )
@@ -73,24 +73,20 @@ def test_a_kill_changes_no_bit(schedule: str, parts: tuple[str, ...]) -> None:
     assert kill_at_each(manifest(2, 2, schedule=schedule), faults.__contains__, judge).keys() == faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stage", "microbatch"),
     [
         ("BackwardWeight", 1, 1),
-        *(
-            pytest.param(*point, marks=pytest.mark.slow)
-            for point in [
-                ("Backward", 1, 1),
-                ("BackwardInput", 1, 2),
-                ("Forward", 0, 0),
-                ("Forward", 1, 2),
-                ("Backward", 0, 3),
-                ("SyncReplicas", 0, 0),
-                ("ReportReady", 1, 0),
-                ("OptimizerStep", 0, 0),
-                ("OptimizerStep", 1, 0),
-            ]
-        ),
+        ("Backward", 1, 1),
+        ("BackwardInput", 1, 2),
+        ("Forward", 0, 0),
+        ("Forward", 1, 2),
+        ("Backward", 0, 3),
+        ("SyncReplicas", 0, 0),
+        ("ReportReady", 1, 0),
+        ("OptimizerStep", 0, 0),
+        ("OptimizerStep", 1, 0),
     ],
 )
 def test_processes_train_to_the_same_bits_after_a_kill(

@@ -144,6 +144,7 @@ def test_what_is_no_mixture_is_one_sentence(config: dict[str, Any], said: str) -
     assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_mixture_with_near_lengths_trains_with_the_same_bits_on_any_grid() -> None:
     """And its metrics tell the losses of the sources, which add up to the loss."""
     sources = [{**SOURCE, "padding": True, "name": "a", "weight": 3}, {**SOURCE, "padding": True, "name": "b"}]

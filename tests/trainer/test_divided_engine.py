@@ -189,7 +189,7 @@ def test_who_takes_a_stage_over_goes_on_from_what_each_device_has_computed_in_ad
     assert max(reused.values()) > 0
 
 
-@pytest.mark.parametrize("mode", ["LazyForward", "EagerForward", "EagerBackward"])
+@pytest.mark.parametrize("mode", ["LazyForward", pytest.param("EagerForward", marks=pytest.mark.slow), "EagerBackward"])
 def test_results_of_every_part_are_compared_in_each_mode_and_a_flipped_bit_is_found(mode: str) -> None:
     document = divided(2, mode=mode, steps=6)
     document["spec"]["redundancy"]["verify"] = "Report"

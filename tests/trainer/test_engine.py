@@ -433,7 +433,7 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
 
 
 @pytest.mark.parametrize("turns", [14, pytest.param(7, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("change", ["Growing", "Shrinking"])
+@pytest.mark.parametrize("change", ["Growing", pytest.param("Shrinking", marks=pytest.mark.slow)])
 def test_a_loss_while_the_grid_changes(change: str, turns: int) -> None:
     """Whoever dies, and whenever: between the plan and the first step under the new layout.
 

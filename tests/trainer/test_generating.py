@@ -17,7 +17,13 @@ PROMPTS, TOKENS = [[1, 2, 3, 4], [5]], 9  # longer together than the data's sequ
 
 
 @pytest.mark.parametrize(
-    ("family", "padding"), [("gpt2", False), ("llama", True), ("mistral", False), ("mamba2", True)]
+    ("family", "padding"),
+    [
+        pytest.param("gpt2", False, marks=pytest.mark.slow),
+        ("llama", True),
+        pytest.param("mistral", False, marks=pytest.mark.slow),
+        ("mamba2", True),
+    ],
 )
 def test_texts_are_those_of_transformers(family: str, padding: bool) -> None:
     config = config_of(family, data={"padding": padding}, learningRate=0.002)

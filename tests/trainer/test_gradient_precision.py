@@ -58,6 +58,7 @@ def calm() -> Job:
     return Job(manifest(2, 2)).run()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "place",

@@ -75,6 +75,7 @@ def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     assert sorted(set(numbers)) == list(range(1, STEPS + 1)), "the logger has every step, whoever was the root"
 
 
+@pytest.mark.slow
 def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tmp_path: Path) -> None:
     """Two stages: who replaces one owner has heard none of the first steps when the other one is killed, before the
     history was written for the first time.
@@ -88,6 +89,7 @@ def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tm
     check(tmp_path / "out", records)
 
 
+@pytest.mark.slow
 def test_texts_are_once_in_the_history_although_workers_are_killed_while_they_are_written(tmp_path: Path) -> None:
     """On two grids the same ones. After every second step, so most of the time is spent on them."""
     task = gpt_task(dModel=16, context=40)
@@ -225,7 +227,7 @@ history_keeper.HELD_SECONDS = 3.0  # instead of 30, for what waits until the his
 """
 
 
-@pytest.mark.parametrize("store", ["blocked", UNWRITABLE])
+@pytest.mark.parametrize("store", [pytest.param("blocked", marks=pytest.mark.slow), UNWRITABLE])
 def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path: Path, store: str) -> None:
     """One in which the history's place is taken by a file, so that workers cannot write it; an unwritable one. The
     tests above have none.

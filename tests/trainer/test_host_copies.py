@@ -127,7 +127,7 @@ def test_what_is_about_earlier_frames_waits_for_them(what: str) -> None:
     assert what == "the end" or len(sent.frames) == 2
 
 
-@pytest.mark.parametrize("pipelines", [1, 2])
+@pytest.mark.parametrize("pipelines", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_engine_goes_on_while_tensors_are_copied_and_the_bits_stay(pipelines: int) -> None:
     document = manifest(4 // pipelines, pipelines, mode="EagerForward", standby=1, steps=5)
     here, devices = Job(document).run(), list[LateCopies]()

@@ -37,7 +37,7 @@ def test_it_trains_like_plain_pytorch_with_rounded_parameters(tmp_path, stages: 
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_job_has_the_same_bits_on_any_grid_and_after_losses(fused: bool) -> None:
     def manifest(stages: int, pipelines: int) -> dict[str, Any]:
         return bamboojob(

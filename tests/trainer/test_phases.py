@@ -282,6 +282,7 @@ def killed(stages: int, pipelines: int, kill: Callable[[Fault], bool]) -> set[st
     return {fault.name for fault in struck}
 
 
+@pytest.mark.slow
 def test_a_kill_at_the_end_of_either_phase_changes_nothing() -> None:
     names = {"Backward", "ReportReady", "OptimizerStep"}
     assert (

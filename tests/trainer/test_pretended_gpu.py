@@ -24,8 +24,7 @@ beside = pytest.mark.skipif(
     "PRETENDED_GPU" in os.environ or shutil.which(pretended_gpu.COMPILER) is None, reason="no compiler, or in one"
 )
 FEW = (
-    "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True)"
-    " or (a_loss and 1-True-bf16-Host) or steps_are_counted"
+    "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True) or steps_are_counted"
 )
 
 

@@ -105,7 +105,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_readers_end_with_the_worker_and_hold_none_of_its_connections(tmp_path, how):
     with socket.create_server(("127.0.0.1", 0)) as server:
         script = SCRIPT.format(path=[path for path in sys.path if path])

@@ -44,7 +44,12 @@ def activations(job: Job) -> int:
 
 
 @pytest.mark.parametrize(
-    ("precision", "mode"), [("fp32", "LazyForward"), ("fp32", "EagerBackward"), ("bf16", "EagerForward")]
+    ("precision", "mode"),
+    [
+        pytest.param("fp32", "LazyForward", marks=pytest.mark.slow),
+        pytest.param("fp32", "EagerBackward", marks=pytest.mark.slow),
+        ("bf16", "EagerForward"),
+    ],
 )
 def test_a_job_has_the_same_bits_whatever_happens(precision: str, mode: str) -> None:
     """A worker is lost in the middle of step 3: before its second backward, or while it is at a forward."""

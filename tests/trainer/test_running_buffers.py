@@ -163,7 +163,7 @@ def test_the_grid_does_not_change_their_bits(stages: int, pipelines: int) -> Non
     ("stages", "pipelines", "mode", "step"),
     [
         (4, 1, "EagerForward", 3),
-        (2, 2, "LazyForward", 2),
+        pytest.param(2, 2, "LazyForward", 2, marks=pytest.mark.slow),
         pytest.param(1, 2, "LazyForward", 2, marks=pytest.mark.slow),
         pytest.param(2, 1, "EagerBackward", 3, marks=pytest.mark.slow),
     ],
@@ -190,6 +190,7 @@ def test_a_standby_is_filled_and_a_job_goes_on_from_a_checkpoint_with_them() -> 
     assert_same(job)
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_leave_them_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its pipeline has sent what its forwards contribute, and before it has what the other one's do."""
     fault = ("ReduceGradients", 1, 1, 3, 0, signal.SIGKILL)

@@ -80,7 +80,8 @@ def test_an_export_is_read_by_transformers_and_trained_on(family: str, tmp_path:
         torch.testing.assert_close(run(made, given)[0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["t5", "bart"])
 def test_losses_of_workers_change_no_bit(family: str) -> None:
     """While the rate goes up it does not depend on the number of steps: a checkpoint of a shorter job fits."""
     config = config_of(family, padding=True, trim=4) | {"learningRate": 0.01, "warmupSteps": 8}

@@ -184,11 +184,13 @@ def test_a_wrong_forward_is_found_in_its_step_and_undone() -> None:
 ANYWHERE = [
     pytest.param("EagerBackward", "w1", Place.FORWARD, id="the shadow of the last stage"),
     pytest.param("EagerBackward", "w2", Place.FORWARD, id="its owner"),
-    pytest.param("EagerForward", "w2", Place.FORWARD, id="its owner, forwards in advance"),
+    pytest.param("EagerForward", "w2", Place.FORWARD, id="its owner, forwards in advance", marks=pytest.mark.slow),
     pytest.param("LazyForward", "w2", Place.FORWARD, id="its owner, nothing in advance"),
     pytest.param("EagerForward", "w2", Place.LOSS_GRADIENT, id="what the loss sends back"),
     pytest.param("EagerForward", "w1", Place.LOSS_GRADIENT, id="that of the shadow", marks=pytest.mark.slow),
-    pytest.param("LazyForward", "w2", Place.LOSS_GRADIENT, id="that without anything in advance"),
+    pytest.param(
+        "LazyForward", "w2", Place.LOSS_GRADIENT, id="that without anything in advance", marks=pytest.mark.slow
+    ),
     pytest.param("EagerBackward", "w2", Place.BACKWARD, id="what a backward gives"),
     pytest.param("EagerBackward", "w2", Place.SUM, id="a gradient"),
     pytest.param(

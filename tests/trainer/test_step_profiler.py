@@ -196,6 +196,7 @@ def test_workers_are_chosen_by_name_stage_and_pipeline(wanted: dict[str, Any], w
     assert is_chosen(ProfilerSpec(first_step=1, last_step=1, **wanted), worker, CELL) is chosen
 
 
+@pytest.mark.slow
 def test_a_job_with_a_profiler_and_a_loss_trains_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The root is lost in the middle of a step that is recorded; its own file of that step is, and no other one."""
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)

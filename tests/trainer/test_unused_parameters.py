@@ -225,7 +225,7 @@ def test_jobs_train_what_plain_pytorch_trains(stages: int, pipelines: int, optim
     ("stages", "pipelines", "optimizer", "mode"),
     [
         (4, 1, "NAdam", "EagerBackward"),
-        (2, 2, "momentum", "LazyForward"),
+        pytest.param(2, 2, "momentum", "LazyForward", marks=pytest.mark.slow),
         pytest.param(4, 1, "AdamW", "LazyForward", marks=pytest.mark.slow),
     ],
 )
@@ -259,6 +259,7 @@ def test_owners_and_replicas_end_with_the_same_bits() -> None:
     assert all(len(digests) == 1 for digests in versions.values())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("stages", "pipelines", "fault"),

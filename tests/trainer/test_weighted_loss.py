@@ -133,7 +133,7 @@ def test_the_grid_changes_neither_bits_nor_losses_nor_metrics(stages: int, pipel
     ("stages", "pipelines", "mode", "step"),
     [
         (4, 1, "EagerForward", 3),
-        (3, 2, "LazyForward", 2),
+        pytest.param(3, 2, "LazyForward", 2, marks=pytest.mark.slow),
         pytest.param(3, 1, "EagerBackward", 3, marks=pytest.mark.slow),
     ],
 )

@@ -28,7 +28,7 @@ def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: 
     ("stages", "pipelines", "changes"),
     [
         (2, 2, {"task": {"tieEmbeddings": True}}),
-        (3, 2, {"mode": "EagerForward"}),
+        pytest.param(3, 2, {"mode": "EagerForward"}, marks=pytest.mark.slow),
         (3, 1, {"mode": "EagerBackward", "task": {"checkpoint": True}}),
         (3, 1, {"training": {"precision": "bf16"}}),
     ],
