@@ -11,7 +11,7 @@ from jsonschema import Draft4Validator, ValidationError
 from bamboo_core import names
 from bamboo_core.job.manifest import METADATA
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
-from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, compiled, defaulted, nodes
+from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, broken, compiled, defaulted, nodes
 
 NODES = dict(nodes())
 SERVER_OWNED = ("", "metadata")  # nothing but its name may be said of metadata
@@ -111,6 +111,13 @@ def test_defaults_are_values_that_the_field_may_have() -> None:
     for node in NODES.values():
         if "default" in node:
             Draft4Validator(node).validate(node["default"])
+
+
+def test_a_default_keeps_the_rules_of_its_place_before_others_are_filled_in() -> None:
+    """So a server judges it when it is given the CRD, which it refuses for one that does not."""
+    for path, node in NODES.items():
+        if "default" in node:
+            assert not list(broken(node, node["default"], node["default"], path))
 
 
 def rules() -> list[tuple[str, Mapping[str, Any]]]:

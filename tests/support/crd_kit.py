@@ -94,7 +94,7 @@ class Served:
         if (new.get("apiVersion"), new.get("kind")) != self._head:
             return [f"expected {self._head}"]
         before = self._read(old)[0] if old else ABSENT
-        return wrong or [*_duplicates(self.schema, new, ""), *_broken(self.schema, new, before, "")]
+        return wrong or [*_duplicates(self.schema, new, ""), *broken(self.schema, new, before, "")]
 
     def _read(self, document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """What is stored, and what the schema refuses of it. A test asks again and again about the same documents."""
@@ -125,7 +125,7 @@ def _default(schema: Mapping[str, Any], value: Any) -> None:
 
 def broken_rules(document: Mapping[str, Any]) -> list[str]:
     """Those of the CEL rules, which a server judges by whatever the schema says of the values."""
-    return [*_broken(SCHEMA, defaulted(document), ABSENT, "")]
+    return [*broken(SCHEMA, defaulted(document), ABSENT, "")]
 
 
 def parsed(document: Mapping[str, Any]) -> JobSpec | None:
@@ -195,7 +195,7 @@ def _holds(rule: str, value: Any, old: Any) -> bool:
     return old is ABSENT or program.execute({"self": value, "oldSelf": old}) is True
 
 
-def _broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:
+def broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:
     """Rules that do not hold. One that reads oldSelf is for what was there before and is there now."""
     if rules := schema.get("x-kubernetes-validations", ()):
         alone, changed = repr(value), repr((value, old))  # nearly all of it was judged before
@@ -206,7 +206,7 @@ def _broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Itera
             if not JUDGED[rule["rule"], seen]:
                 yield f"{path}{rule.get('fieldPath', '')}: {rule['message']}".lstrip(".")
     for inner, name, item in _children(schema, value):
-        yield from _broken(inner, item, _old(schema, old, name, item), f"{path}.{name}")
+        yield from broken(inner, item, _old(schema, old, name, item), f"{path}.{name}")
 
 
 def _children(schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Mapping[str, Any], Any, Any]]:

@@ -506,7 +506,7 @@ def _several(grid: TopologySpec) -> str:
     TopologySpec,
     "shardOptimizer",
     "expected only with spec.topology.stages 1",
-    cel="!self.shardOptimizer || string(self.stages) == '1'"
+    cel="!has(self.shardOptimizer) || !self.shardOptimizer || string(self.stages) == '1'"
     f" || (string(self.stages) == '{AUTO}' && has(self.split) && size(self.split) == 1)",
     got=lambda grid: f"; {_several(grid)} stages divide the optimizer's state already",
 )
