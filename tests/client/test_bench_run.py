@@ -72,7 +72,11 @@ def test_a_stopped_run_leaves_nothing_and_goes_on_where_it_was(tmp_path: Path) -
     assert after.results[0] == before.results[0]
     assert not [one.problem for one in after.results if one.problem]
     assert [one.bits_equal for one in after.of_part(BenchPart.CHECKS)] == [None, True]
-    assert all(abs(sum(one.shares.values()) - 1) < 0.01 for one in after.of_part(BenchPart.TRACE))
+    (traced,) = after.of_part(BenchPart.TRACE)
+    assert abs(sum(traced.shares.values()) - 1) < 0.01
+    assert [one.device for one in traced.device_times] == ["w0's processor", "w1's processor"]
+    assert all(0 < one.computing < 1 for one in traced.device_times)
+    assert all(0 < one.waits < 1 for one in traced.thread_times)
     assert "Self-checks" in second.stdout
     assert "TOO FAR" not in second.stdout, "the plain process trains otherwise than Bamboo"
     assert "<h2>Self-checks</h2>" in (folder / "report.html").read_text()
@@ -188,3 +192,6 @@ def test_all_parts_are_measured_on_processors_and_on_pretended_gpus(tmp_path: Pa
     assert whole.of_part(BenchPart.KILLS)[0].bits_equal
     assert whole.profile is not None
     assert whole.machine.is_gpu is pretended
+    (traced,) = whole.of_part(BenchPart.TRACE)
+    assert len(traced.device_times) == (0 if pretended else 2), "no driver says what a pretended GPU does"
+    assert len(traced.thread_times) == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo.bench.report import BenchPart
-from bamboo.bench.tables import BenchTable, loss_difference, peak_of, rate, sides, spread, tables, used
+from bamboo.bench.tables import COPIES, BenchTable, loss_difference, peak_of, rate, sides, spread, tables, used
 from bamboo.profiles.files import read_devices
 from bench_kit import WHOLE, machine, measured, report
 
@@ -50,7 +50,15 @@ def test_prices_are_how_much_longer_a_step_takes() -> None:
 
 
 def test_time_that_is_no_wait_and_no_copy_is_computing() -> None:
-    assert by_title()["Copies and waits"].rows == (("None", "60.0 %", "30.0 %", "10.0 %"),)
+    assert by_title()["What the workers' threads did"].rows == (("None", "60.0 %", "30.0 %", "10.0 %", "3.0 %"),)
+
+
+def test_what_devices_did_is_shown_for_each_or_that_nobody_saw_it() -> None:
+    computing = ("None, cuda:0", "250", "50.0 %", "20.0 %", "10.0 %", "0.0 %", "5.0 %", "45.0 %")
+    assert by_title()["What the devices did"].rows == (computing,)
+    blind = measured(BenchPart.TRACE, "None", shares=dict.fromkeys(("idle", *COPIES), 0.0))
+    table = next(iter(tables(report(blind, parts=(BenchPart.TRACE,)), read_devices())))
+    assert table.rows == (("None", "torch.profiler saw nothing of them", *6 * ("–",)),)
 
 
 def test_a_loss_is_shown_with_its_pause_and_the_step_in_which_it_came() -> None:

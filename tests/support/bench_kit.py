@@ -8,11 +8,13 @@ from bamboo.bench.report import (
     BenchPart,
     BenchReport,
     DeviceFound,
+    DeviceTime,
     KillFound,
     LinkFound,
     MachineFound,
     Measured,
     MemoryFound,
+    ThreadTime,
 )
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -74,6 +76,22 @@ WHOLE = (
         BenchPart.TRACE,
         "None",
         shares={"forward": 0.6, "idle": 0.3, "sync_commit": 0.04, "reduction": 0.01, "other": 0.05},
+        device_times=(
+            DeviceTime(
+                device="cuda:0",
+                seconds=0.25,
+                computing=0.5,
+                to_device=0.2,
+                to_host=0.1,
+                between=0.0,
+                copying_alone=0.05,
+                idle=0.45,
+            ),
+        ),
+        thread_times=(
+            ThreadTime(worker="w0", seconds=0.25, waits=0.1, driver=0.05),
+            ThreadTime(worker="w1", seconds=0.25, waits=0.2, driver=0.01),
+        ),
     ),
     measured(BenchPart.PRICES, "deterministic: false", (1.0,), group="determinism"),
     measured(BenchPart.PRICES, "deterministic: true", (1.1,), group="determinism"),

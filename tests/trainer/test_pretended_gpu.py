@@ -13,9 +13,14 @@ import pytest
 import torch
 
 import pretended_gpu
+from bamboo_core.control.protocol import PROFILER_WRITTEN, Message, WorkerWarning
+from bamboo_core.job.training_spec import ProfilerSpec
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.memory import host_copies
 from bamboo_trainer.memory.host_copies import CudaCopies, together
 from bamboo_trainer.memory.placement import choose_devices, wait_for
+from bamboo_trainer.telemetry.step_profiler import StepProfiler, TraceWriter
+from bamboo_trainer.telemetry.trace import Silent
 
 HERE = Path(__file__)
 SECONDS = 900.0
@@ -201,6 +206,23 @@ def test_every_event_and_wait_of_copies_is_among_those_that_are_taken_out() -> N
     marks = (".record(", ".wait_event(", ".wait_stream(", ".record_stream(")
     found = {line.split("  #")[0].strip() for line in source if any(mark in line for mark in marks)}
     assert found == set(ORDER)
+
+
+@on_one
+def test_of_a_pretended_gpu_torch_profiler_records_the_thread_that_gives_it_work(tmp_path: Path) -> None:
+    """As with any device that it cannot watch, as torch was built."""
+    told, device, cell = list[Message](), torch.device("cuda", 0), Cell(0, 0)
+    files = TraceWriter(tmp_path.as_uri(), "w0", told.append)
+    wanted = ProfilerSpec(first_step=1, last_step=1)
+    profiler = StepProfiler(Silent(), wanted, "w0", device, lambda: "a frame", files)
+    profiler.prepare()
+    for microbatch in range(2):
+        profiler.started("Forward", cell, 0, microbatch)
+        torch.ones(8, device=device) + 1.0
+        profiler.finished("Forward", cell, 0, microbatch)
+    profiler.close(SECONDS)
+    assert [one.reason for one in told if isinstance(one, WorkerWarning)] == [PROFILER_WRITTEN]
+    assert [path.name for path in tmp_path.iterdir()] == ["w0.1.pt.trace.json.gz"]
 
 
 @on_one

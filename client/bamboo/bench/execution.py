@@ -13,7 +13,9 @@ import msgspec
 
 from bamboo import loop_signals
 from bamboo.bench.bench_measurements import MANY_STEPS, JobWork, PlainWork, PlannedMeasurement, ProfileWork
+from bamboo.bench.device_times import device_times, thread_times
 from bamboo.bench.memory_sampler import MemorySampler, MemoryUnknown, sampled
+from bamboo.bench.profiler_files import RecordingError, read_recordings
 from bamboo.bench.report import BenchError, MachineFound, Measured, MemoryFound
 from bamboo.bench.sizes import BenchSizes
 from bamboo.bench.step_recorder import Enough, KillPlan, StepRecorder
@@ -36,6 +38,7 @@ from bamboo_core.planning.profile import ModelProfile, ProfileError
 FACTS: Final = "bamboo_trainer.machine_facts:machine_facts"
 PLAIN: Final = "bamboo_trainer.plain_training:train_plainly"
 FACTS_SECONDS: Final = 600.0
+PROFILED: Final = 2  # the step after those of the warmup that torch.profiler records
 REPEATS: Final = 10  # of each layer, for the profile
 KILLING: Final = 0.35  # share of the time in which workers are killed; most of the rest is for the comparison
 RESTART_SECONDS: Final = 20.0  # until a killed worker is replaced on a GPU; on a processor a quarter of it
@@ -91,7 +94,7 @@ def measure(
         raise BenchInterrupted from None
     except OSError as error:
         found = msgspec.structs.replace(found, problem=f"{error.filename or 'the system'}: {system_reason(error)}")
-    except (_Failed, ForkServerError, ProfileError, TraceError, MemoryUnknown) as error:
+    except (_Failed, ForkServerError, ProfileError, TraceError, RecordingError, MemoryUnknown) as error:
         found = msgspec.structs.replace(found, problem=str(error))
     except TimeoutError:
         found = msgspec.structs.replace(found, problem=f"it was not done within {seconds:.0f} s")
@@ -131,6 +134,14 @@ def _with_steps(job: Mapping[str, Any], steps: int) -> dict[str, Any]:
     return {**job, "spec": spec}
 
 
+def _profiled(job: Mapping[str, Any], step: int, folder: Path) -> dict[str, Any]:
+    """The job in which torch.profiler records that step of all workers. It ends the step's recording in the next one,
+    which it holds up: of several in a row only the first one would say how long things take.
+    """
+    training = {**job["spec"]["training"], "profiler": {"firstStep": step, "lastStep": step, "to": folder.as_uri()}}
+    return {**job, "spec": {**job["spec"], "training": training}}
+
+
 def _asked(function: str, arguments: dict[str, Any], seconds: float, failed: str) -> dict[str, Any]:
     """What the trainer answers. Raises _Failed or ForkServerError."""
     answer = ask_trainer(function, arguments, (), seconds=seconds, failed=failed, most=seconds)
@@ -149,16 +160,20 @@ def _job(found: Measured, work: JobWork, machine: MachineFound, sizes: BenchSize
     manifest, until = dict(work.job), time.monotonic() + seconds
     if work.kills:
         manifest = _with_steps(manifest, _steps_for_kills(manifest, machine, sizes, seconds))
-    spec = parse_manifest(manifest)
-    kills = KillPlan(number=work.kills, calm=sizes.calm) if work.kills else None
-    recorder = StepRecorder(spec, _enough(spec, sizes), kills)
     estimated = _estimate(manifest, until - time.monotonic()) if work.sampled else 0
-    with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:
-        trace = Path(folder) / "trace.json" if work.traced else None
+    with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as name:
+        folder = Path(name)
+        if work.traced:
+            manifest = _profiled(manifest, sizes.warmup + PROFILED, folder)
+        spec = parse_manifest(manifest)
+        kills = KillPlan(number=work.kills, calm=sizes.calm) if work.kills else None
+        recorder = StepRecorder(spec, _enough(spec, sizes), kills)
+        trace = folder / "trace.json" if work.traced else None
         options = RunOptions(preempt=parse(work.preempt), trace=trace)
         with sampled(gpu=machine.is_gpu) if work.sampled else nullcontext() as sampler:
             summary = _run(spec, manifest, options, recorder, until)
         shares = _shares(trace) if trace is not None else {}
+        recordings = read_recordings(folder, gpu=machine.is_gpu)
     disturbed = bool(work.kills or work.preempt)
     return msgspec.structs.replace(
         found,
@@ -170,6 +185,8 @@ def _job(found: Measured, work: JobWork, machine: MachineFound, sizes: BenchSize
         bits_equal=_equal(spec, manifest, summary, sizes, until) if disturbed else None,
         kills=recorder.kills(),
         shares=shares,
+        device_times=device_times(recordings),
+        thread_times=thread_times(recordings),
         memory=None if sampler is None else _memory(sampler, summary, spec, machine, estimated),
     )
 

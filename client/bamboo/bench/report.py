@@ -96,6 +96,32 @@ class MemoryFound(_ReportPart, frozen=True, kw_only=True):
     sharing: int
 
 
+class DeviceTime(_ReportPart, frozen=True, kw_only=True):
+    """What a device did in a step of so many seconds, as shares of them; kernels and copies may run at once.
+
+    computing: kernels ran. to_device, to_host, between: copies from and to the host's memory, and to another device.
+    copying_alone: copies ran, and no kernel. idle: neither.
+    """
+
+    device: str
+    seconds: float
+    computing: float
+    to_device: float
+    to_host: float
+    between: float
+    copying_alone: float
+    idle: float
+
+
+class ThreadTime(_ReportPart, frozen=True, kw_only=True):
+    """Shares of a step in which a worker's thread waited. waits: with nothing to do. driver: for a device."""
+
+    worker: str
+    seconds: float
+    waits: float
+    driver: float
+
+
 class Measured(_ReportPart, frozen=True, kw_only=True):
     """What a measurement came to; which fields are filled depends on what was run.
 
@@ -119,6 +145,8 @@ class Measured(_ReportPart, frozen=True, kw_only=True):
     bits_equal: bool | None = None  # to those of another grid without losses
     kills: tuple[KillFound, ...] = ()
     shares: dict[str, float] = {}  # of the workers' time, by kind
+    device_times: tuple[DeviceTime, ...] = ()  # of one step
+    thread_times: tuple[ThreadTime, ...] = ()
     memory: MemoryFound | None = None
 
 

@@ -186,21 +186,48 @@ def spread(values: Sequence[float]) -> str:
 
 
 def _trace(report: BenchReport) -> Iterator[BenchTable]:
+    if not (results := report.of_part(BenchPart.TRACE)):
+        return
+    yield _devices(report, results)
     rows = list[Row]()
-    for one in report.of_part(BenchPart.TRACE):
+    for one in results:
         if one.problem:
-            rows.append((one.side, one.problem, NONE, NONE))
+            rows.append((one.side, one.problem, NONE, NONE, NONE))
             continue
         waits, copies = one.shares["idle"], sum(one.shares[kind] for kind in COPIES)
-        rows.append((one.side, *(f"{100 * share:.1f} %" for share in (max(0.0, 1 - waits - copies), waits, copies))))
+        driver = [each.driver for each in one.thread_times]
+        shares = (max(0.0, 1 - waits - copies), waits, copies)
+        rows.append((one.side, *map(_percent, shares), _percent(statistics.fmean(driver)) if driver else NONE))
     note = (
-        "Shares of the workers' time in the product's own trace. Copies: exchange and commit of gradients, frames, and"
-        " the engine itself. Of waits the pipeline's own bubble is a part."
+        "Shares of the time of the threads that give devices their work, in the product's own trace of all steps."
+        " Copies: exchange and commit of gradients, frames, and the engine itself. Of waits the pipeline's own bubble"
+        " is a part. For a device: in the driver's calls that wait, of one step."
     )
-    if report.machine.is_gpu:
-        note += " A GPU works on by itself: here these are the shares of the thread that gives it work."
-    columns = ("redundancy", "computing", "waits", "copies and the engine")
-    yield BenchTable(title="Copies and waits", note=note, columns=columns, rows=tuple(rows))
+    columns = ("redundancy", "computing", "waits", "copies and the engine", "for a device")
+    yield BenchTable(title="What the workers' threads did", note=note, columns=columns, rows=tuple(rows))
+
+
+def _devices(report: BenchReport, results: Sequence[Measured]) -> BenchTable:
+    rows = list[Row]()
+    for one in results:
+        for device in one.device_times:
+            copies = (device.to_device, device.to_host, device.between, device.copying_alone)
+            shares = (device.computing, *copies, device.idle)
+            rows.append((f"{one.side}, {device.device}", f"{1000 * device.seconds:.4g}", *map(_percent, shares)))
+        if not one.device_times:
+            rows.append((one.side, one.problem or "torch.profiler saw nothing of them", *6 * (NONE,)))
+    note = (
+        "One step as torch.profiler recorded it; what several streams or workers do at once counts once. Copies and"
+        " computing overlap: computing, copies alone (no kernel ran) and idle are all of the time."
+    )
+    if not report.machine.is_gpu:
+        note += " Computing, here: torch's operations."
+    columns = ("", "step, ms", "computing", "from host", "to host", "between devices", "copies alone", "idle")
+    return BenchTable(title="What the devices did", note=note, columns=columns, rows=tuple(rows))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _prices(report: BenchReport) -> Iterator[BenchTable]:

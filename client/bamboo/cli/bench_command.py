@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bamboo.bench.report import BenchPart, BenchReport
 
 app = typer.Typer(rich_markup_mode=None)
+FIRST_WIDTH = 18  # of a table's first column on the terminal
 PARTS = "machine, checks, throughput, trace, prices, kills, memory, profile"
 
 
@@ -117,7 +118,8 @@ def _show(report: "BenchReport") -> None:
     for one in tables(report, read_devices()):
         table = Table(title=one.title, title_justify="left", caption=one.note or None, caption_justify="left")
         for index, column in enumerate(one.columns):
-            table.add_column(column, justify="right" if index and len(one.columns) > 2 else "left")
+            justify: Literal["left", "right"] = "right" if index and len(one.columns) > 2 else "left"
+            table.add_column(column, justify=justify, overflow="fold", min_width=0 if index else FIRST_WIDTH)
         for row in one.rows:
             table.add_row(*row)
         console.print(table)

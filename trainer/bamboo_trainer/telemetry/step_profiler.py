@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Final
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from bamboo_core.complaints import said_by
 from bamboo_core.control.protocol import MOST_TEXT, PROFILER_WRITTEN, Message, WorkerWarning
@@ -90,7 +90,7 @@ class StepProfiler:
     ) -> None:
         self._observer, self._wanted, self._worker, self._waits_for = observer, wanted, worker, waits_for
         self._activities = [ProfilerActivity.CPU]
-        if device.type == "cuda":
+        if device.type == "cuda" and ProfilerActivity.CUDA in supported_activities():  # type: ignore[no-untyped-call]
             self._activities.append(ProfilerActivity.CUDA)
         self._files = files
         self._failed = False
