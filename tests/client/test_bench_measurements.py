@@ -1,6 +1,13 @@
 """What `bamboo bench` measures, in which order, and what it leaves out and why."""
 
-from bamboo.bench.bench_measurements import COMPILED, EAGER, JobWork, PlainWork, list_measurements
+from bamboo.bench.bench_measurements import (
+    COMPILED,
+    EAGER,
+    CountWork,
+    JobWork,
+    PlainWork,
+    list_measurements,
+)
 from bamboo.bench.report import BenchPart, MachineFound
 from bamboo.bench.sizes import BenchSizes, choose_sizes
 from bamboo_core.job.manifest import parse_manifest
@@ -28,20 +35,21 @@ def test_sides_take_turns_and_every_second_round_goes_the_other_way() -> None:
     of = machine(gpus=2)
     found = list_measurements(of, sizes(of), (BenchPart.THROUGHPUT,), rounds=2, quick=False)
     first, second = ([one.side for one in found if one.round == number] for number in (0, 1))
-    assert second == first[::-1]
     assert first == [
         EAGER,
         COMPILED,
         "1 worker",
         "2 workers",
         "2 workers, zero bubble",
-        "2 workers, fp32",
         "2 workers, compiled",
-        "2 pipelines of one stage",
         "1 worker with 2 devices",
+        "2 pipelines of one stage",
+        "2 workers, zero bubble, compiled",
+        "2 workers, fp32",
     ]
+    assert second == [COMPILED, EAGER, *first[:1:-1]], "or a round would have ratios after its last side only"
     devices = [one.work.devices for one in found if isinstance(one.work, JobWork) and one.round == 0]
-    assert devices == [1, 2, 2, 2, 2, 2, 2]
+    assert devices == [1, 2, 2, 2, 2, 2, 2, 2]
 
 
 def test_what_cannot_be_measured_is_listed_once_with_its_reason() -> None:
@@ -53,6 +61,25 @@ def test_what_cannot_be_measured_is_listed_once_with_its_reason() -> None:
         (BenchPart.CHECKS, "compiled layers"): "torch.compile needs a C++ compiler",
         (BenchPart.THROUGHPUT, COMPILED): "torch.compile needs a C++ compiler",
         (BenchPart.THROUGHPUT, "2 workers, compiled"): "torch.compile needs a C++ compiler",
+        (BenchPart.THROUGHPUT, "2 workers, zero bubble, compiled"): "torch.compile needs a C++ compiler",
+        (BenchPart.THROUGHPUT, "2 pipelines of one stage"): "it takes about 116 GB of a device, which has 80",
+        (BenchPart.LARGER, "a larger model"): "Llama 3 8B: it takes about 187 GB of a device, which has 80",
+        (BenchPart.PRICES, "EagerForward"): "it takes about 94 GB of a device, which has 80",
+        (BenchPart.PRICES, "EagerBackward"): "it takes about 94 GB of a device, which has 80",
+        (BenchPart.PRICES, "EagerBackward, verify: Report"): "it takes about 94 GB of a device, which has 80",
+        (BenchPart.MEMORY, "EagerForward"): "it takes about 94 GB of a device, which has 80",
     }
     assert sum(one.side == COMPILED for one in found) == 1
     assert sum(isinstance(one.work, PlainWork) and one.side == EAGER for one in found) == 1 + 3
+
+
+def test_operations_of_a_model_that_fits_into_no_device_are_counted_for_the_others() -> None:
+    of = machine(gpus=8)
+    found = list_measurements(of, sizes(of), (BenchPart.LARGER,), rounds=2, quick=False)
+    counted = [one for one in found if one.side == EAGER]
+    assert [type(one.work) for one in counted] == [CountWork]
+    assert counted[0].lacks == ""
+    lacking = [one for one in found if one.lacks]
+    assert [(one.side, one.lacks) for one in lacking] == [
+        (COMPILED, "it takes about 167 GB of a device, which has 80"),
+    ]

@@ -76,7 +76,8 @@ def test_a_stopped_run_leaves_nothing_and_goes_on_where_it_was(tmp_path: Path) -
     assert abs(sum(traced.shares.values()) - 1) < 0.01
     assert [one.device for one in traced.device_times] == ["w0's processor", "w1's processor"]
     assert all(0 < one.computing < 1 for one in traced.device_times)
-    assert all(0 < one.waits < 1 for one in traced.thread_times)
+    assert [one.worker for one in traced.thread_times] == ["w0", "w1"]
+    assert all(0 <= one.waits < 1 for one in traced.thread_times)
     assert "Self-checks" in second.stdout
     assert "TOO FAR" not in second.stdout, "the plain process trains otherwise than Bamboo"
     assert "<h2>Self-checks</h2>" in (folder / "report.html").read_text()

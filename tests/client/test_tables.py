@@ -1,11 +1,13 @@
 """The figures of a report of `bamboo bench`, by values."""
 
+import msgspec
 import pytest
 
+from bamboo.bench.bench_measurements import EAGER
 from bamboo.bench.report import BenchPart
 from bamboo.bench.tables import COPIES, BenchTable, loss_difference, peak_of, rate, sides, spread, tables, used
 from bamboo.profiles.files import read_devices
-from bench_kit import WHOLE, machine, measured, report
+from bench_kit import FLOPS, WHOLE, machine, measured, report
 
 
 def by_title() -> dict[str, BenchTable]:
@@ -20,6 +22,25 @@ def test_sides_are_compared_round_by_round_with_the_first() -> None:
     assert workers.samples_per_second == pytest.approx(36.0)
     assert (compiled.rounds, compiled.problem) == ((), "torch.compile needs a compiler")
     assert spread(workers.ratios) == "1.800 (1.600 to 2.000)"
+
+
+def test_where_the_first_side_has_no_room_others_are_compared_with_the_next_one() -> None:
+    lacking = measured(BenchPart.LARGER, EAGER, problem="no room", flops=FLOPS)
+    found = [
+        lacking,
+        *(measured(BenchPart.LARGER, name, (step,)) for name, step in (("8 workers", 0.4), ("late", 0.2))),
+    ]
+    given = report(*found, parts=(BenchPart.LARGER,))
+    (table,) = tables(msgspec.structs.replace(given, larger=given.model), read_devices())
+    assert [row[:3] for row in table.rows] == [
+        (EAGER, "–", "no room"),
+        ("8 workers", "20", "1.000 (1.000 to 1.000)"),
+        ("late", "40", "2.000 (2.000 to 2.000)"),
+    ]
+    assert "Ratio: over 8 workers" in table.note
+    assert table.rows[1][-2] != "–", "operations are known all the same"
+    (none,) = tables(report(lacking, parts=(BenchPart.LARGER,)), read_devices())
+    assert none.rows == ((EAGER, "no room"),)
 
 
 def test_mfu_is_of_all_devices_that_compute_and_of_the_makers_figure() -> None:

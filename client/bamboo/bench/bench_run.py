@@ -16,8 +16,9 @@ import msgspec
 from bamboo import stop_signals
 from bamboo.bench.bench_measurements import PlannedMeasurement, list_measurements
 from bamboo.bench.bench_page import bench_page
+from bamboo.bench.clock import ALL_SECONDS, LEAST_SECONDS, PART_SECONDS, seconds_for
 from bamboo.bench.execution import find_machine, measure
-from bamboo.bench.report import BenchError, BenchPart, BenchReport, Measured, parse_report, report_to_json
+from bamboo.bench.report import BenchError, BenchModel, BenchPart, BenchReport, Measured, parse_report, report_to_json
 from bamboo.bench.sizes import BenchSizes, choose_sizes
 from bamboo.bench.tables import tables
 from bamboo.profiles.files import read_devices
@@ -25,9 +26,6 @@ from bamboo_core.complaints import system_reason
 
 REPORT: Final = "report.json"
 PAGE: Final = "report.html"
-PART_SECONDS: Final = 600.0
-ALL_SECONDS: Final = 3600.0
-LEAST_SECONDS: Final = 20.0  # with less left nothing is begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +42,12 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchProgress:
-    """What runs now. left: seconds that the rest is expected to take; None as long as nobody can tell."""
+    """What runs now. left: seconds that the rest may take, a guess."""
 
     number: int
     of: int
     what: str
-    left: float | None
+    left: float
 
 
 def run_bench(options: BenchOptions, tell: Callable[[BenchProgress], None]) -> BenchReport:
@@ -81,7 +79,7 @@ def _run(options: BenchOptions, tell: Callable[[BenchProgress], None]) -> BenchR
     sizes = choose_sizes(report.machine, quick=options.quick)
     if isinstance(sizes, str):
         raise BenchError(f"nothing can be measured on this machine: {sizes}")
-    if report.model != sizes.model:
+    if (report.model, report.larger) != models_of(sizes):
         raise BenchError(f"{options.output / REPORT} is of a model that is measured no more; expected a new folder")
     wanted = list_measurements(report.machine, sizes, options.parts, rounds=options.rounds, quick=options.quick)
     known = {one.key: one for one in report.results if not one.problem}
@@ -112,30 +110,36 @@ def _measure_all(
     """The report with what was waiting. What no time is left for has that as its problem. begun: when the run was, with
     the look at the machine, seconds.
     """
-    began, part_began, part = time.monotonic(), 0.0, None
+    part_began, part = 0.0, None
     for number, one in enumerate(waiting):
         now = time.monotonic()
         if one.part is not part:
             part, part_began = one.part, now
-        left = min(PART_SECONDS - (now - part_began), ALL_SECONDS - (now - begun))
-        expected = (now - began) / number * (len(waiting) - number) if number else None
-        tell(
-            BenchProgress(
-                number=len(wanted) - len(waiting) + number + 1, of=len(wanted), what=_named(one), left=expected
-            )
-        )
-        if left < LEAST_SECONDS:
+        part_left, all_left = PART_SECONDS[one.part] - (now - part_began), ALL_SECONDS - (now - begun)
+        seconds = seconds_for(one.part, one.expected, part_left, all_left)
+        place = len(wanted) - len(waiting) + number + 1
+        tell(BenchProgress(number=place, of=len(wanted), what=_named(one), left=expected_of(waiting[number:])))
+        if seconds is None and not one.lacks:
             found = _without_time(one)
         else:
-            found, profile = measure(one, report.machine, sizes, left)
+            found, profile = measure(one, report.machine, sizes, seconds or LEAST_SECONDS)
             report = msgspec.structs.replace(report, profile=profile or report.profile)
         report = msgspec.structs.replace(report, results=_ordered(wanted, [*report.results, found]))
         write_report(options.output, report)
     return report
 
 
+def expected_of(waiting: Sequence[PlannedMeasurement]) -> float:
+    """The seconds that these may take, no part more than it may."""
+    by_part = {one.part: 0.0 for one in waiting}
+    for one in waiting:
+        by_part[one.part] += 0.0 if one.lacks else one.expected
+    return sum(min(seconds, PART_SECONDS[part]) for part, seconds in by_part.items())
+
+
 def _without_time(one: PlannedMeasurement) -> Measured:
-    text = f"no time was left of the part's {PART_SECONDS / 60:.0f} minutes or the run's {ALL_SECONDS / 60:.0f}"
+    minutes = f"{PART_SECONDS[one.part] / 60:.0f} minutes or the run's {ALL_SECONDS / 60:.0f}"
+    text = f"about {one.expected:.0f} s were not left of the part's {minutes}"
     return Measured(
         key=one.key,
         part=one.part,
@@ -161,6 +165,7 @@ def _begun(options: BenchOptions) -> BenchReport:
     sizes = choose_sizes(machine, quick=options.quick)
     if isinstance(sizes, str):
         raise BenchError(f"nothing can be measured on this machine: {sizes}")
+    model, larger = models_of(sizes)
     return BenchReport(
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         bamboo=version("bamboo-spot"),
@@ -168,8 +173,14 @@ def _begun(options: BenchOptions) -> BenchReport:
         rounds=options.rounds,
         parts=options.parts,
         machine=machine,
-        model=sizes.model,
+        model=model,
+        larger=larger,
     )
+
+
+def models_of(sizes: BenchSizes) -> tuple[BenchModel, BenchModel | None]:
+    """The usual model, and the larger one if there is one."""
+    return sizes.usual.model, None if sizes.larger is None else sizes.larger.model
 
 
 def _kept(options: BenchOptions) -> BenchReport | None:

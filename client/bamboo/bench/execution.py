@@ -12,7 +12,14 @@ from typing import Any, Final
 import msgspec
 
 from bamboo import loop_signals
-from bamboo.bench.bench_measurements import MANY_STEPS, JobWork, PlainWork, PlannedMeasurement, ProfileWork
+from bamboo.bench.bench_measurements import (
+    MANY_STEPS,
+    CountWork,
+    JobWork,
+    PlainWork,
+    PlannedMeasurement,
+    ProfileWork,
+)
 from bamboo.bench.device_times import device_times, thread_times
 from bamboo.bench.memory_sampler import MemorySampler, MemoryUnknown, sampled
 from bamboo.bench.profiler_files import RecordingError, read_recordings
@@ -24,6 +31,7 @@ from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.session import undisturbed_job
 from bamboo.local.trace_summary import TraceError, read_trace, summarize_trace
 from bamboo.local.trainer_calls.task_check import CHECK
+from bamboo.local.trainer_calls.task_counts import COUNT, counts_of
 from bamboo.local.trainer_calls.task_profile import MachineOverrides, measure_task
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.local.views.summary import Summary, compare
@@ -88,6 +96,8 @@ def measure(
                 found = _plain(found, one.work, sizes, seconds)
             case JobWork():
                 found = _job(found, one.work, machine, sizes, seconds)
+            case CountWork():
+                found = _counted(found, one.work, seconds)
             case ProfileWork():
                 profile = _profile(one.work, min(seconds / 4, 3 * sizes.seconds), seconds)
     except SystemExit:  # a signal
@@ -119,6 +129,18 @@ def _plain(found: Measured, work: PlainWork, sizes: BenchSizes, seconds: float) 
         samples=spec.training.global_batch_size,
         precision=spec.training.precision.value,
     )
+
+
+def _counted(found: Measured, work: CountWork, seconds: float) -> Measured:
+    """With the operations of a sample, which are those that plain training counts, and why there is no more."""
+    manifest = _with_steps(work.job, 1)
+    counts = counts_of(parse_manifest(manifest), _asked(COUNT, {"manifest": manifest}, seconds, "no layer was counted"))
+    flops = sum(
+        layer.times * operations * often
+        for layer in counts.layers
+        for _, operations, _, often in (*layer.forward, *layer.backward)
+    )
+    return msgspec.structs.replace(found, flops=flops / counts.samples, problem=work.why)
 
 
 def _enough(spec: JobSpec, sizes: BenchSizes) -> Enough:

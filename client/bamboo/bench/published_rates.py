@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bamboo.bench.bench_measurements import EAGER
-from bamboo.bench.report import BenchPart, BenchReport
+from bamboo.bench.report import BenchModel, BenchPart, BenchReport
 from bamboo.bench.tables import Row, peak_of, sides, used
 from bamboo.profiles.devices import DeviceTable
 
@@ -49,15 +49,17 @@ def beside_published(reports: Sequence[BenchReport], devices: DeviceTable) -> st
     """A Markdown table: what is published, then the fastest side of plain PyTorch and of Bamboo in each report."""
     rows: list[Row] = [(one.system, one.model, one.devices, one.tokens, one.mfu, one.determinism) for one in PUBLISHED]
     for report in reports:
-        rows += _rows(report, devices)
+        rows += _rows(report, devices, BenchPart.THROUGHPUT, report.model)
+        if report.larger is not None:
+            rows += _rows(report, devices, BenchPart.LARGER, report.larger)
     if not reports:
         rows += [(system, "–", "–", *3 * (NOT_YET,)) for system in ("plain PyTorch", "Bamboo")]
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _rows(report: BenchReport, devices: DeviceTable) -> list[Row]:
-    results = report.of_part(BenchPart.THROUGHPUT)
+def _rows(report: BenchReport, devices: DeviceTable, part: BenchPart, model: BenchModel) -> list[Row]:
+    results = report.of_part(part)
     found = [side for side in sides(results) if side.rounds]
     flops = next((one.flops for one in results if one.side == EAGER and one.flops), None)
     rows = list[Row]()
@@ -72,11 +74,11 @@ def _rows(report: BenchReport, devices: DeviceTable) -> list[Row]:
         rows.append(
             (
                 f"{system} ({side.name}), {report.date}",
-                f"{report.model.name}, {one.precision}",
+                f"{model.name}, {one.precision}",
                 f"{one.devices} x {report.machine.devices[0].name}",
-                f"{side.samples_per_second * report.model.tokens / one.devices:,.0f}",
+                f"{side.samples_per_second * model.tokens / one.devices:,.0f}",
                 "–" if share is None else f"{100 * share:.0f}",
-                "–" if plain else _determinism(report),
+                "–" if plain or part is BenchPart.LARGER else _determinism(report),
             )
         )
     return rows

@@ -22,6 +22,7 @@ class BenchPart(StrEnum):
     MACHINE = "machine"
     CHECKS = "checks"
     THROUGHPUT = "throughput"
+    LARGER = "larger"
     TRACE = "trace"
     PRICES = "prices"
     KILLS = "kills"
@@ -163,7 +164,9 @@ class BenchModel(_ReportPart, frozen=True, kw_only=True):
 
 
 class BenchReport(_ReportPart, frozen=True, kw_only=True):
-    """A run, or as much of it as is done. parts: those that are wanted. rounds: how often the sides take turns."""
+    """A run, or as much of it as is done. parts: those that are wanted. rounds: how often the sides take turns. larger:
+    the model of that part, if there is room for one.
+    """
 
     format: str = BENCH_FORMAT
     version: int = VERSION
@@ -174,6 +177,7 @@ class BenchReport(_ReportPart, frozen=True, kw_only=True):
     parts: tuple[BenchPart, ...]
     machine: MachineFound
     model: BenchModel
+    larger: BenchModel | None = None
     complete: bool = False
     results: Annotated[tuple[Measured, ...], msgspec.Meta(max_length=MOST_RESULTS)] = ()
     profile: ModelProfile | None = None

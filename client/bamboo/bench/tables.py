@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bamboo.bench.bench_measurements import EAGER
-from bamboo.bench.report import BenchPart, BenchReport, KillFound, Measured
+from bamboo.bench.report import BenchModel, BenchPart, BenchReport, KillFound, Measured
 from bamboo.profiles.devices import DeviceTable
 from bamboo_core.text import count, size
 
@@ -31,8 +31,8 @@ class BenchTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What the rounds of a side came to. ratios: samples a second over those of the group's first side, round by round.
-    problem: why there is nothing.
+    """What the rounds of a side came to. ratios: samples a second over those of the group's first side that came to
+    something, round by round. problem: why there is nothing.
     """
 
     name: str
@@ -51,11 +51,11 @@ def rate(one: Measured) -> float:
 
 
 def sides(results: Sequence[Measured]) -> list[Side]:
-    """The sides of a group, in the order of the first round; the first is the one that others are compared with."""
+    """The sides of a group, in the order of the first round."""
     by_side: dict[str, list[Measured]] = defaultdict(list)
     for one in sorted(results, key=lambda one: one.round):
         by_side[one.side].append(one)
-    first = next(iter(by_side.values()), [])
+    first = next((ones for ones in by_side.values() if any(one.steps for one in ones)), [])
     base = {one.round: rate(one) for one in first if one.steps}
     found = []
     for name, rounds in by_side.items():
@@ -64,6 +64,11 @@ def sides(results: Sequence[Measured]) -> list[Side]:
         problem = "" if done else rounds[0].problem
         found.append(Side(name=name, rounds=done, ratios=ratios, problem=problem))
     return found
+
+
+def compared_with(found: Sequence[Side]) -> str:
+    """The side of a group that the others are compared with."""
+    return next((side.name for side in found if side.rounds), NONE)
 
 
 def peak_of(report: BenchReport, devices: DeviceTable, precision: str) -> float | None:
@@ -87,7 +92,8 @@ def tables(report: BenchReport, devices: DeviceTable) -> list[BenchTable]:
     made = {
         BenchPart.MACHINE: lambda: _machine(report),
         BenchPart.CHECKS: lambda: _checks(report),
-        BenchPart.THROUGHPUT: lambda: _throughput(report, devices),
+        BenchPart.THROUGHPUT: lambda: _throughput(report, devices, BenchPart.THROUGHPUT, report.model),
+        BenchPart.LARGER: lambda: _throughput(report, devices, BenchPart.LARGER, report.larger or report.model),
         BenchPart.TRACE: lambda: _trace(report),
         BenchPart.PRICES: lambda: _prices(report),
         BenchPart.KILLS: lambda: _kills(report),
@@ -144,8 +150,14 @@ def loss_difference(one: Measured, other: Measured) -> float | None:
     return max((abs(a - b) / abs(b) for a, b in pairs), default=None)
 
 
-def _throughput(report: BenchReport, devices: DeviceTable) -> Iterator[BenchTable]:
-    results = report.of_part(BenchPart.THROUGHPUT)
+def _throughput(report: BenchReport, devices: DeviceTable, part: BenchPart, model: BenchModel) -> Iterator[BenchTable]:
+    if not (results := report.of_part(part)):
+        return
+    title = "Throughput" if part is BenchPart.THROUGHPUT else "Throughput of a larger model"
+    if part is BenchPart.LARGER and report.larger is None:
+        rows_of_none = tuple((one.side, one.problem) for one in results)
+        yield BenchTable(title=title, note="", columns=("", ""), rows=rows_of_none)
+        return
     flops = next((one.flops for one in results if one.side == EAGER and one.flops), None)
     found, rows, bars = sides(results), list[Row](), list[float | None]()
     most = max((side.samples_per_second for side in found if side.rounds), default=1.0)
@@ -168,14 +180,13 @@ def _throughput(report: BenchReport, devices: DeviceTable) -> Iterator[BenchTabl
             )
         )
         bars.append(side.samples_per_second / most)
-    model = report.model
     note = (
         f"{model.name}, {model.precision}, {model.microbatches} microbatches of {model.samples} samples of"
-        f" {model.tokens} tokens. Ratio: over {EAGER}, round by round, median (least to most). MFU: the model's"
-        " operations, of the device's published peak; of products: of what a product of matrices reaches here."
+        f" {model.tokens} tokens. Ratio: over {compared_with(found)}, round by round, median (least to most). MFU: the"
+        " model's operations, of the device's published peak; of products: of what a product of matrices reaches here."
     )
     columns = ("", "samples/s", "ratio", "devices", "MFU", "of products")
-    yield BenchTable(title="Throughput", note=note, columns=columns, rows=tuple(rows), bars=tuple(bars))
+    yield BenchTable(title=title, note=note, columns=columns, rows=tuple(rows), bars=tuple(bars))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -242,7 +253,7 @@ def _prices(report: BenchReport) -> Iterator[BenchTable]:
             )
             step = 1000 * statistics.fmean(s for one in side.rounds for s in one.steps) if side.rounds else None
             rows.append((side.name, NONE if step is None else f"{step:.4g}", told))
-        note = f"How much longer a step takes than with {found[0].name}, round by round: median (least to most)."
+        note = f"How much longer a step takes than with {compared_with(found)}, round by round: median (least to most)."
         columns = ("", "step, ms", "longer, %")
         yield BenchTable(title=f"The price of {group}", note=note, columns=columns, rows=tuple(rows))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 FIRST_WIDTH = 18  # of a table's first column on the terminal
-PARTS = "machine, checks, throughput, trace, prices, kills, memory, profile"
+PARTS = "machine, checks, throughput, larger, trace, prices, kills, memory, profile"
 
 
 @app.command("bench")
@@ -92,7 +92,7 @@ def _parts(text: str) -> "tuple[BenchPart, ...]":
 
 def _tell(progress: "BenchProgress") -> None:
     """One line that is written over, on a terminal; else a line for each measurement."""
-    left = "" if progress.left is None else f", about {duration(progress.left)} left"
+    left = f", at most about {duration(progress.left)} left"
     line = f"[{progress.number}/{progress.of}] {progress.what}{left}"
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{line}")
