@@ -18,6 +18,7 @@ from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.placement import choose_device, use, wait_for
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.inspection.operations import UNCOUNTED
 from bamboo_trainer.tasks.mixed_precision import autocast
 from bamboo_trainer.tasks.phases import phases_of
 from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
@@ -90,7 +91,7 @@ class _Model:
 
     def count_flops(self) -> float:
         """The operations of a sample, counted in a microbatch whose gradients nobody uses."""
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=dict(UNCOUNTED)) as counter:
             self._microbatch(0, 0)
         self._layers.zero_grad()
         return float(counter.get_total_flops()) / self._config.micro_batch_size
