@@ -251,10 +251,11 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
     """All pods at once, and later, when it is suspended, all pods and what the operator knew."""
-    checkpoint = {"storage": claimed(installed, namespace), "everySteps": 20}
-    document = small("lasting", STEPS, checkpoint=checkpoint)
-    job = Job(installed.api, namespace, document)
-    job.wait(lambda status: status.get("checkpoint", {}).get("lastStep", 0) >= 20)
+    checkpoint = {"storage": claimed(installed, namespace), "everySteps": 3}
+    document = small("lasting", 200, checkpoint=checkpoint)
+    paced, slow = slowed(document, tmp_path)
+    job = Job(installed.api, namespace, paced)
+    job.wait(lambda status: status.get("checkpoint", {}).get("lastStep", 0) >= 3)
     for pod in job.pods():
         installed.api.delete(f"/api/v1/namespaces/{namespace}/pods/{pod}", 0)
     assert "goes on from the checkpoint of step" in job.told("Restored")
@@ -266,6 +267,7 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     assert job.status()["checkpoint"]["lastStep"] >= before, "its state is kept first"
     job.edit({"suspend": False})
     assert job.told("Restored")
+    slow.unlink()
     status = job.until("Complete")
     assert status["digests"] == digests_of_a_local_run(document, tmp_path)
 
