@@ -243,12 +243,13 @@ def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     applied(bamboo, job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("major", "flags"),
     [
         ("4", ("--server-side=true", "--force-conflicts")),
-        pytest.param("4", (), marks=pytest.mark.slow),
-        pytest.param("3", (), marks=pytest.mark.slow),
+        ("4", ()),
+        ("3", ()),
     ],
     ids=str,
 )

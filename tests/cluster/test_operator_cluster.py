@@ -183,6 +183,7 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
     assert "task.config" in condition(status, "Failed")["message"]
 
 
+@pytest.mark.slow
 def test_a_job_is_suspended_resumed_and_deleted(installed: Cluster, namespace: str, operator: Operator) -> None:
     """In the end its workers are told to stop: they have more time than the test has patience."""
     document = small("pausing")

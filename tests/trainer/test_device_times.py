@@ -62,7 +62,7 @@ def both(one: Sequence[Ran], other: Sequence[Ran]) -> float:
     return sum(max(0.0, min(a.end, b.end) - max(a.begin, b.begin)) for a in one for b in other)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_forwards_in_advance_fill_the_bubbles_of_each_device_and_delay_none(devices: int) -> None:
     plain, eager = trained("LazyForward", devices), trained("EagerForward", devices)
     check_same_bits(eager, plain)
@@ -86,7 +86,7 @@ def test_forwards_in_advance_fill_the_bubbles_of_each_device_and_delay_none(devi
             assert beside > 0.1, "a device works in advance only while none of its worker's devices computes"
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_what_is_done_whenever_a_device_is_idle_delays_its_own_work_by_one_piece_at_most(devices: int) -> None:
     plain, eager = (trained(mode, devices, fast=True) for mode in ("LazyForward", "EagerBackward"))
     check_same_bits(eager, plain)

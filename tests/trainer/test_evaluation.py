@@ -133,8 +133,8 @@ def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None
     ("grid", "mode", "step", "names"),
     [
         ((2, 2), "LazyForward", 2, {"Evaluate", "ReportReady", "OptimizerStep"}),
-        ((3, 1), "EagerForward", 4, {"Evaluate"}),
-        ((2, 2), "LazyForward", STEPS, {"Evaluate", "ReportReady"}),
+        pytest.param((3, 1), "EagerForward", 4, {"Evaluate"}, marks=pytest.mark.slow),
+        pytest.param((2, 2), "LazyForward", STEPS, {"Evaluate", "ReportReady"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_kill_in_an_evaluation_changes_nothing(

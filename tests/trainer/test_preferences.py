@@ -87,6 +87,7 @@ def by_hand(folder: str, data: dict[str, Any], order: Passes) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_a_loop_by_hand_whatever_is_lost(tmp_path: Path) -> None:
     """Of a model whose head is its embedding, on several grids, with losses of workers and from a checkpoint. Steps
     have the samples that they have without `nearLengths`.

@@ -87,6 +87,7 @@ def test_packed_documents_train_with_the_same_bits_on_any_grid(packed: dict[str,
     disturbed_alike({"entrypoint": ENTRYPOINT, "config": config("gpt2", packed, learningRate=1e-3, warmupSteps=10)})
 
 
+@pytest.mark.slow
 def test_trimmed_batches_train_with_the_same_bits_on_any_grid(tmp_path: Path) -> None:
     """With microbatches of several lengths; but for them the losses are those of whole ones."""
     lengths = np.array([3, 4, 9, 2, 12, 5, 6, 1] * 3)
