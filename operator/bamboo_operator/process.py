@@ -49,7 +49,7 @@ from bamboo_operator.signals.eviction_responder import EvictionResponder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.tenants.controller import TenantController
-from bamboo_operator.tenants.spending_record import SpendingRecord
+from bamboo_operator.tenants.record import TenantRecord
 from bamboo_operator.tenants.tenant_list import TenantReader, TenantSource
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 
@@ -291,8 +291,8 @@ class _Operator:
         jobs = self._jobs = JobController(shared, self._options.shards if self._shards else 1)
         sharing: TenantController | None = None
         if options.tenants is not None:
-            record = self._spending_record(options.lease, jobs)
-            sharing = TenantController(self._tenants, jobs, record)
+            record = self._tenant_record(options.lease, jobs)
+            sharing = TenantController(self._tenants, jobs, record, self._options.shards if self._shards else 1)
             self._begin(record.run())
             self._begin(sharing.run())
         if options.node_record:
@@ -333,12 +333,12 @@ class _Operator:
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers
 
-    def _spending_record(self, lease: LeaseName | None, jobs: JobController) -> SpendingRecord:
+    def _tenant_record(self, lease: LeaseName | None, jobs: JobController) -> TenantRecord:
         """In a ConfigMap beside the Lease."""
         if lease is None:
             logger.warning("without --lease it is forgotten at the end of this operator what tenants have spent")
-            return SpendingRecord()
-        return SpendingRecord(self._api, lease.of_spending(), jobs.looks_after)
+            return TenantRecord()
+        return TenantRecord(self._api, lease.of_tenants(), jobs.looks_after)
 
     async def _answers_evictions(self) -> bool:
         """Does it answer EvictionRequests? Not where the API server does not serve them, which is said once."""

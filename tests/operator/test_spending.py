@@ -22,7 +22,7 @@ def test_jobs_that_end_or_are_deleted_count_until_the_period_ends() -> None:
     found = Spending(until=NOON).later([cost("x", 3), cost("y", "1.5")], NOON + HOUR)
     assert (found.day, found.month) == (Decimal("4.5"), Decimal("4.5"))
     found = found.later([cost("y", 2)], NOON + 2 * HOUR)
-    assert (found.day, Spending.read(found.written).jobs) == (5, {"y": 2})
+    assert (found.day, Spending.read(found.written()).jobs) == (5, {"y": 2})
     tomorrow = found.at(NOON + 12 * HOUR)
     assert tomorrow.later([cost("y", 2)], NOON + 36 * HOUR).jobs == {"y": 2}, "who is gone is forgotten the next day"
     assert (tomorrow.day, tomorrow.month) == (0, 5)
@@ -37,7 +37,7 @@ def test_who_counts_for_the_first_time_counts_what_is_spent_from_now_on_and_new_
 
 def test_a_job_of_which_an_operator_hears_late_costs_what_it_has_cost_since_the_last_one() -> None:
     """As one does that has just begun, or whose reconciler has failed."""
-    kept = Spending.read(Spending(until=NOON).later([cost("x", 3), cost("y", 1)], NOON + HOUR).written)
+    kept = Spending.read(Spending(until=NOON).later([cost("x", 3), cost("y", 1)], NOON + HOUR).written())
     early = kept.later([cost("y", 1)], NOON + 2 * HOUR)
     assert early.later([cost("x", 5), cost("y", 1)], NOON + 2 * HOUR).day == 6
 
@@ -59,7 +59,7 @@ def test_no_cost_is_lost_or_counted_twice_over_operators(course: list[tuple[int,
         now += timedelta(seconds=20)
         totals[str(uid)] += more
         if restarts:
-            found = Spending.read(kept.written)
+            found = Spending.read(kept.written())
         found = found.later([cost(one, total) for one, total in totals.items()], now)
         kept = found if restarts else kept
         assert found.day == sum(totals.values())

@@ -10,8 +10,8 @@ from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.tenants import controller as controller_module
 from bamboo_operator.tenants.controller import SETTLED_LOOKS, TenantController
 from bamboo_operator.tenants.demand import UNBOUND, Grant, JobDemand
+from bamboo_operator.tenants.record import TenantRecord
 from bamboo_operator.tenants.spending import JobMoney, MoneyStanding
-from bamboo_operator.tenants.spending_record import SpendingRecord
 from bamboo_operator.tenants.tenant_list import TenantSource
 from tenant_kit import ConfigMaps, job, running, tenants
 
@@ -130,7 +130,7 @@ async def test_a_tenant_that_is_called_as_a_namespace_of_none_has_its_own_money(
 async def test_no_job_begins_before_it_is_known_what_its_tenants_have_spent() -> None:
     old, new = Listed(running("a/x", 4)), Listed(job("a/y"))
     source = TenantSource()
-    record = SpendingRecord(ConfigMaps(), LeaseName("system", "spending"))
+    record = TenantRecord(ConfigMaps(), LeaseName("system", "spending"))
     controller = TenantController(source, Operator(old, new), record)
     for most, pods in (({"moneyPerMonth": "5"}, 0), ({"workers": 50}, 8)):
         source.current = tenants({"name": "t", "namespaces": ["a"], "most": most})

@@ -198,12 +198,23 @@ class Server:
     def _config_map(self, method: str, name: str | None, body: Object | None) -> Object:
         if method == "POST":
             assert body
-            return self.config_maps.setdefault(body["metadata"]["name"], body)
+            if body["metadata"]["name"] in self.config_maps:
+                raise refusal(409, "AlreadyExists", body["metadata"]["name"])
+            return self._keep_config_map(body)
         if name not in self.config_maps:
             raise refusal(404, "NotFound", name or "")
         if method == "PATCH":
-            self.config_maps[name] = merged(self.config_maps[name], body or {})
+            assert body
+            if body["metadata"]["resourceVersion"] != self.config_maps[name]["metadata"]["resourceVersion"]:
+                raise refusal(409, "Conflict", name)
+            return self._keep_config_map(merged(self.config_maps[name], body))
         return self.config_maps[name]
+
+    def _keep_config_map(self, body: Object) -> Object:
+        self._version += 1
+        metadata = {**body["metadata"], "resourceVersion": str(self._version)}
+        self.config_maps[metadata["name"]] = {**copy.deepcopy(body), "metadata": metadata}
+        return self.config_maps[metadata["name"]]
 
     def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
         """Answers a request about revisions. Some of jobs that are gone may be left, as long as the garbage collector

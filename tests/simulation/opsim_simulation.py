@@ -31,7 +31,7 @@ from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.signals import lives
 from bamboo_operator.tenants.controller import TenantController
-from bamboo_operator.tenants.spending_record import SpendingRecord
+from bamboo_operator.tenants.record import TenantRecord
 from bamboo_operator.tenants.tenant_list import TenantList, TenantSource
 from opsim_audit import Audit
 from opsim_budgets import disruptions_allowed
@@ -287,7 +287,7 @@ class OperatorSimulation:
         )
         self.controller, self.workers.gateway = JobController(self.shared), gateway
         if self.shared.tenants:
-            record = SpendingRecord(api, LeaseName("system", "operator-spending"), self.controller.looks_after)
+            record = TenantRecord(api, LeaseName("system", "operator-spending"), self.controller.looks_after)
             sharing = TenantController(self.tenants, self.controller, record)
             self._sharing = [asyncio.create_task(record.run()), asyncio.create_task(sharing.run())]
         for watch, show in (

@@ -1,7 +1,10 @@
 """Tenants, and jobs that want workers."""
 
-from collections.abc import Mapping
+import contextlib
+import copy
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,32 +16,63 @@ from bamboo_operator.tenants.tenant_list import TenantList, parse_tenants
 
 
 class ConfigMaps:
-    """Those of an API server. refusing: what each call is answered with instead."""
+    """Those of an API server. refusing: what each call is answered with instead. late: writes are done only when
+    `arrive` is called, and not answered.
+    """
 
     def __init__(self) -> None:
         self.kept: dict[str, Object] = {}
         self.refusing: ApiError | None = None
         self.too_long = False  # whatever is written
+        self.late = False
         self.writes = 0
+        self._delayed: list[Callable[[], Object]] = []
+        self._version = 0
 
     async def read_config_map(self, namespace: str, name: str) -> Object | None:
         if self.refusing:
             raise self.refusing
-        return self.kept.get(name)
+        return copy.deepcopy(self.kept.get(name))
 
     async def create_config_map(self, config_map: Object) -> Object:
-        self.kept[config_map["metadata"]["name"]] = config_map
-        return config_map
+        return self._answer(partial(self._create, config_map))
 
-    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str | None]) -> Object:
+    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str | None], version: str) -> Object:
+        return self._answer(partial(self._patch, name, data, version))
+
+    def arrive(self) -> None:
+        """What was late is done, or refused."""
+        for write in self._delayed:
+            with contextlib.suppress(ApiError):
+                write()
+        self._delayed.clear()
+
+    def _answer(self, write: Callable[[], Object]) -> Object:
+        if self.late:
+            self._delayed.append(write)
+            raise TimeoutError
+        return write()
+
+    def _create(self, config_map: Object) -> Object:
+        if (name := config_map["metadata"]["name"]) in self.kept:
+            raise ApiError(409, "AlreadyExists", name)
+        return self._store(name, config_map["data"])
+
+    def _patch(self, name: str, data: Mapping[str, str | None], version: str) -> Object:
         self.writes += 1
         if name not in self.kept:
             raise ApiError(404, "NotFound", name)
+        if version != self.kept[name]["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", name)
         if self.too_long:
             raise ApiError(422, "Invalid", "must have at most 1048576 bytes")
-        merged = {**self.kept[name]["data"], **data}
-        self.kept[name]["data"] = {key: value for key, value in merged.items() if value is not None}
-        return self.kept[name]
+        return self._store(name, {**self.kept[name]["data"], **data})
+
+    def _store(self, name: str, data: Mapping[str, str | None]) -> Object:
+        self._version += 1
+        kept = {key: value for key, value in data.items() if value is not None}
+        self.kept[name] = {"metadata": {"name": name, "resourceVersion": str(self._version)}, "data": kept}
+        return copy.deepcopy(self.kept[name])
 
 
 def tenants(*listed: dict[str, Any], **more: Any) -> TenantList:

@@ -260,11 +260,12 @@ class ApiClient:
         metadata = config_map["metadata"]
         return await self._call("PUT", f"{_config_maps(metadata['namespace'])}/{metadata['name']}", config_map)
 
-    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str | None]) -> Object:
-        """With these keys, without those of None, and the others as they are. If there is none, raises ApiError with
-        status 404.
+    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str | None], version: str) -> Object:
+        """With these keys, without those of None, and the others as they are. Raises ApiError, with status 404 if there
+        is none, and with 409 if its resourceVersion is no longer that one.
         """
-        return await self._call("PATCH", f"{_config_maps(namespace)}/{name}", {"data": dict(data)}, kind=MERGE)
+        body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
+        return await self._call("PATCH", f"{_config_maps(namespace)}/{name}", body, kind=MERGE)
 
     async def serves_evictions(self) -> bool:
         """Does it serve the API of EvictionRequests?"""

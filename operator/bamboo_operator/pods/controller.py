@@ -106,6 +106,7 @@ class PodController:
         self._deletions = PodDeletions(cluster, api)
         self.settled, self._looked_at = False, -math.inf  # time.monotonic()
         self._pools_full = False  # pods are wanted, and no pool may have more
+        self._creating = 0  # pods that the API server is asked for at this moment
         self._refusal: PodRefused | None = None  # of the newest pod that was to be created
         self._priority_refused = ""  # the PriorityClass with which a pod was refused
         self._reported: set[str] = set()  # reasons of startup problems
@@ -255,7 +256,7 @@ class PodController:
         pools = {one.name: one for one in self._spec.node_pools}
         next_pool = choose_pool(self._pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
         return JobPodCounts(
-            pods=len(staying),
+            pods=len(staying) + self._creating,
             by_pool=Counter(worker_pool(pod) or "" for pod in staying.values() if pod["spec"].get("nodeName")),
             wanting=self.adding + len(unscheduled),
             lacks_nodes=bool(lacking),
@@ -379,12 +380,15 @@ class PodController:
         try:
             group = zone_group(template.job, self.pods.living().values())
             made = template.pod(number, pool, group)
+            self._creating = 1
             pod = await self._create_pod(self._queue.placed(made, self._staying()))
         except ApiError as error:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)
                 raise self._refusal or error from None
             pod = await self._api.read_pod(self._job.key[0], worker_name(self._spec.name, number))
+        finally:
+            self._creating = 0
         self.created, self._refusal = number + 1, None
         if owner_uid(pod) == self._job.uid:
             self._cluster.pod_created(pod)

@@ -10,8 +10,9 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPodCounts:
-    """A job's pods, without those of workers that are about to leave. by_pool: those that have a node; wanting: workers
-    that have none. lacks_nodes: the scheduler has found none for one of them. pool: of the next pod.
+    """A job's pods, without those of workers that are about to leave, and with one that is being made. by_pool: those
+    that have a node; wanting: workers that have none. lacks_nodes: the scheduler has found none for one of them. pool:
+    of the next pod.
     """
 
     pods: int

@@ -6,11 +6,12 @@ import time
 from collections.abc import Collection
 from typing import Final, Protocol
 
+from bamboo_operator.tenants.claims import divided_shares
 from bamboo_operator.tenants.decision import grants, grants_unread, waiting_for
 from bamboo_operator.tenants.demand import Grant, JobDemand
 from bamboo_operator.tenants.line import NO_LINES, Lines
+from bamboo_operator.tenants.record import TenantRecord
 from bamboo_operator.tenants.spending import UNCOUNTED, JobMoney, MoneyStanding, TenantMoney, money_of, standing
-from bamboo_operator.tenants.spending_record import SpendingRecord
 from bamboo_operator.tenants.tenant_list import TenantList, TenantSource
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,12 @@ class Jobs(Protocol):
 
 
 class TenantController:
-    """Alone decides what jobs may have. record: of what they have spent."""
+    """Alone decides what jobs may have. record: of what they have spent, and of what others have. shards: into which
+    jobs are divided.
+    """
 
-    def __init__(self, source: TenantSource, jobs: Jobs, record: SpendingRecord | None = None) -> None:
-        self._source, self._jobs, self._record = source, jobs, record or SpendingRecord()
+    def __init__(self, source: TenantSource, jobs: Jobs, record: TenantRecord | None = None, shards: int = 1) -> None:
+        self._source, self._jobs, self._record, self._shards = source, jobs, record or TenantRecord(), shards
         self._lines: Lines = NO_LINES  # of jobs that wait for the same nodes
         self._looks, self._count = 0, -1  # with as many jobs
         self._said: str | None = None  # what failed last
@@ -64,6 +67,7 @@ class TenantController:
 
     async def look(self) -> None:
         """Decide once."""
+        seen = self._record.seen_claims()
         jobs: dict[str, tuple[TenantJob, JobDemand]] = {}
         for number, job in enumerate(self._jobs.running()):
             if (demand := job.demand()) is not None:
@@ -77,7 +81,9 @@ class TenantController:
         if tenants is None:
             found = grants_unread(demands)
         else:
-            found, self._lines = grants(demands, tenants, self._lines, time.monotonic())
+            held, claims = divided_shares(demands, tenants, seen, self._shards)
+            self._record.claim(claims, seen)
+            found, self._lines = grants(demands, tenants, self._lines, time.monotonic(), held)
             waits = waiting_for("the record of what its tenant has spent")
             found |= {one.name: waits for one in demands if one.namespace in unknown and not one.begun}
         for name, (job, _) in jobs.items():

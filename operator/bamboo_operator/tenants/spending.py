@@ -74,10 +74,9 @@ class Spending:
         jobs = {uid: _amount(total) for uid, total in sorted(self.jobs.items()) if uid not in self.over}
         return {"day": _amount(self.day), "month": _amount(self.month), "jobs": jobs}
 
-    @property
-    def written(self) -> str:
-        """As it is kept."""
-        return json.dumps({"until": self.until.isoformat(), **self.told})
+    def written(self, **beside: object) -> str:
+        """As it is kept, beside something else."""
+        return json.dumps({"until": self.until.isoformat(), **self.told, **beside})
 
     @classmethod
     def read(cls, text: str) -> "Spending":

@@ -1,5 +1,6 @@
 """What namespaces have spent is kept in a ConfigMap: it outlives operators, and those of all shards know it."""
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -9,9 +10,9 @@ import pytest
 
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.kube.lease import LeaseName
+from bamboo_operator.tenants.record import FORGOTTEN_AFTER, TenantRecord
 from bamboo_operator.tenants.spending import JobMoney, Spending
-from bamboo_operator.tenants.spending_record import FORGOTTEN_AFTER, SpendingRecord
-from tenant_kit import ConfigMaps
+from tenant_kit import ConfigMaps, job
 
 PLACE = LeaseName("system", "bamboo-operator-spending")
 START = datetime(2026, 12, 30, 12, tzinfo=UTC)
@@ -25,7 +26,7 @@ class Holder:
     def __init__(self, api: ConfigMaps, money: dict[str, dict[str, Any]], now: datetime = START) -> None:
         self.api, self.money, self.now = api, money, now
         self.over: set[str] = set()
-        self.record = SpendingRecord(api, PLACE, lambda namespace: namespace in self.money, lambda: self.now)
+        self.record = TenantRecord(api, PLACE, lambda namespace: namespace in self.money, lambda: self.now)
 
     async def count(self, seconds: float = 1.0) -> Mapping[str, Decimal]:
         """Once, and then what is known is synchronized; what each namespace has spent by now."""
@@ -136,11 +137,83 @@ async def test_what_cannot_be_read_is_said_once_and_tried_again(caplog: pytest.L
     for _ in range(3):
         assert await holder.count() == {}
     (said,) = [one.getMessage() for one in caplog.records]
-    assert said.startswith("cannot keep what tenants have spent in system/bamboo-operator-spending: ")
+    assert said.startswith("cannot keep what tenants have spent, and may have, in system/bamboo-operator-spending: ")
     assert not holder.record.counts("a")
-    api.refusing, api.kept[PLACE.name] = None, {"data": {"a": "nonsense"}}
+    api.refusing, api.kept[PLACE.name] = None, {"metadata": {"resourceVersion": "7"}, "data": {"a": "nonsense"}}
     for _ in range(3):
         await holder.count()
     assert "namespace a has spent begins anew" in caplog.records[-1].getMessage()
     holder.money["a"]["x"] = 4
     assert await holder.count() == {"a": 1}
+
+
+async def test_claims_stay_until_the_next_operator_has_decided_and_are_forgotten_with_their_jobs() -> None:
+    api = ConfigMaps()
+    first = Holder(api, {"a": {"x": 0}, "b": {"y": 0}})
+    for _ in range(3):
+        await first.count()
+    claims = {"a/x": job("a/x", pods=3), "b/y": job("b/y", pods=2)}
+    first.record.claim(claims, first.record.seen_claims())
+    assert first.record.seen_claims().reach == {}, "nobody knows of it"
+    await first.count()
+    assert first.record.seen_claims().reach == {"a/x": 3, "b/y": 2}
+    second, other = Holder(api, first.money), Holder(api, {"c": {"z": 0}})
+    for holder in (other, second):
+        for _ in range(3):
+            await holder.count()
+    seen = second.record.seen_claims()
+    assert (seen.reach, seen.mine, seen.others) == ({}, {"a", "b"}, ())
+    assert {one.name: one for one in other.record.seen_claims().others} == claims
+    second.money.pop("b")  # which is nobody's for a moment
+    assert [one.name for one in second.record.seen_claims().others] == ["b/y"]
+    second.record.claim({"a/x": claims["a/x"]}, seen)
+    await second.count()
+    assert second.record.seen_claims().reach == {"a/x": 3}
+    second.money["a"] = {}  # the job is deleted
+    second.record.claim({}, second.record.seen_claims())
+    await second.count()
+    await other.count()
+    assert [one.name for one in other.record.seen_claims().others] == ["b/y"]
+
+
+async def test_a_claim_counts_once_it_is_written_and_one_that_may_not_have_been_is_written_anew() -> None:
+    api = ConfigMaps()
+    holder = Holder(api, {"a": {"x": 0}})
+    for _ in range(3):
+        await holder.count()
+    holder.record.claim({"a/x": job("a/x", pods=5)}, holder.record.seen_claims())
+    await holder.count()
+    api.late = True
+    holder.record.claim({"a/x": job("a/x", pods=3)}, holder.record.seen_claims())
+    await holder.count()
+    seen = holder.record.seen_claims()
+    assert (seen.reach, seen.trouble) == ({"a/x": 3}, f"ConfigMap {PLACE}")
+    holder.record.claim({"a/x": job("a/x", pods=4)}, seen)
+    await holder.count()
+    assert holder.record.seen_claims().reach == {"a/x": 3}
+    api.late = False
+    api.arrive()  # the first one is written by now, and the second one refused
+    holder.record.claim({"a/x": job("a/x", pods=4)}, holder.record.seen_claims())
+    await holder.count()
+    assert holder.record.seen_claims().reach == {"a/x": 3}, "it was of another version"
+    holder.record.claim({"a/x": job("a/x", pods=4)}, holder.record.seen_claims())
+    await holder.count()
+    seen = holder.record.seen_claims()
+    assert (seen.reach, seen.trouble) == ({"a/x": 4}, "")
+    del api.kept[PLACE.name]  # by an administrator
+    await holder.count()
+    await holder.count()
+    assert holder.record.seen_claims().reach == {"a/x": 0}, "others do not see it"
+    holder.record.claim({"a/x": job("a/x", pods=4)}, holder.record.seen_claims())
+    await holder.count()
+    assert holder.record.seen_claims().reach == {"a/x": 4}
+
+
+async def test_what_is_no_claim_is_said_and_read_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    api = ConfigMaps()
+    text = json.dumps({"until": START.isoformat(), "day": "1", "month": "1", "jobs": {}, "claims": {"x": 3}})
+    api.kept[PLACE.name] = {"metadata": {"resourceVersion": "1"}, "data": {"a": text}}
+    holder = Holder(api, {"b": {}})
+    await holder.count()
+    assert "namespace a" in caplog.records[-1].getMessage()
+    assert holder.record.seen_claims().others == ()
