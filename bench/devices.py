@@ -1,19 +1,32 @@
-"""Which ways to divide a stage among the devices of a node leave the bits of its gradients as they are.
+"""Which ways to divide a stage among the devices of a node leave the bits of its gradients as they are, and how fast a
+boundary tensor goes from one device of a worker to another.
 
     python bench/devices.py [--devices 2,4] [--width 64] [--microbatches 8]
+    python bench/devices.py --copies [--megabytes 26,67,134] [--rounds 20]      # needs two GPUs
 
-One process for each device, with gloo on the CPU and one thread each; a stage of two blocks of a transformer. The
+Bits: one process for each device, with gloo on the CPU and one thread each; a stage of two blocks of a transformer. The
 gradients of a step are compared with those of one process that runs all microbatches in order.
 
     FSDP2           fully_shard: each device runs microbatches of its own, whose gradients are reduced and scattered
     tensor          DTensor: columns of the first product of each MLP, rows of the second; all run every microbatch
     samples         each device runs its samples of every microbatch, and gradients are summed
     microbatches    FSDP2, in which each device gets its shard of every microbatch's gradient and adds them in order
+
+Copies: the product's own (`bamboo_trainer.memory.host_copies`) between each two neighbours, while nothing else runs:
+
+    direct          from device to device, as between the parts of a worker
+    pinned host     to pinned memory, waited for there, and from it, as between workers but without the connection
+    pageable host   with ordinary memory between
+
+The ways take turns, every second round the other way round, and ratios are of one round.
 """
 
 import argparse
+import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -25,6 +38,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from bamboo_trainer.memory.host_copies import HostCopies, copies_by_device
+from bamboo_trainer.memory.placement import wait_for
 
 SAMPLES, TOKENS, BLOCKS = 4, 32, 2
 Gradients = dict[str, Tensor]
@@ -172,12 +188,95 @@ def compared(found: Gradients, expected: Gradients) -> str:
     return "bit-equal" if not different else f"{100 * different / size:.1f} % of numbers differ"
 
 
+DIRECT, PINNED, PAGEABLE = "direct", "pinned host", "pageable host"
+WARMUP = 3  # rounds that do not count
+Copies = Mapping[torch.device, HostCopies]
+
+
+def directly(copies: Copies, tensor: Tensor, target: torch.device) -> Tensor:
+    return copies[target].bring(copies[tensor.device].hand_over([tensor]))[0]
+
+
+def over_pinned_memory(copies: Copies, tensor: Tensor, target: torch.device) -> Tensor:
+    return copies[target].bring(copies[tensor.device].start([tensor]).wait())[0]
+
+
+def over_pageable_memory(copies: Copies, tensor: Tensor, target: torch.device) -> Tensor:
+    return tensor.cpu().to(target)
+
+
+COPIES: dict[str, Callable[[Copies, Tensor, torch.device], Tensor]] = {
+    DIRECT: directly,
+    PINNED: over_pinned_memory,
+    PAGEABLE: over_pageable_memory,
+}
+
+
+def time_copies(copies: Copies, tensor: Tensor, target: torch.device, rounds: int) -> list[dict[str, float]]:
+    """The seconds that a tensor takes on its way to another device, each way in each round. Raises RuntimeError if it
+    is another one there.
+    """
+    found, expected = [], tensor.cpu()
+    for number in range(WARMUP + rounds):
+        seconds = {}
+        for name in list(COPIES)[:: -1 if number % 2 else 1]:
+            for device in (tensor.device, target):
+                wait_for(device)
+            began = time.perf_counter()
+            brought = COPIES[name](copies, tensor, target)
+            wait_for(target)
+            seconds[name] = time.perf_counter() - began
+            if not torch.equal(brought.cpu(), expected):
+                raise RuntimeError(f"{name}: the tensor is another one on {target}")
+        found.append(seconds)
+    return found[WARMUP:]
+
+
+def told(found: Sequence[Mapping[str, float]], size: int) -> list[str]:
+    """The ways, with their speed and how much longer than directly a tensor of so many bytes takes."""
+    lines = []
+    for name in COPIES:
+        taken = [one[name] for one in found]
+        ratios = [one[name] / one[DIRECT] for one in found]
+        rate = size / statistics.median(taken) / 1e9
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append(f"{name:<14} {1e3 * statistics.median(taken):8.3f} ms {rate:7.1f} GB/s   {spread} times as long")
+    return lines
+
+
+def print_copies(sizes: Sequence[int], rounds: int) -> None:
+    """sizes: of tensors, in bytes."""
+    there = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    if len(there) < 2:
+        print("There are no two GPUs here, so there is no direct way to time.")
+        return
+    pretended = torch.version.cuda is None and torch.version.hip is None
+    if pretended:
+        print(
+            "This torch knows no GPU: these are pretended, in host memory. That tensors arrive is shown, and no time."
+        )
+    copies = copies_by_device(there, lambda: None)
+    for source, target in pairwise(there):
+        peers = "" if pretended or torch.cuda.can_device_access_peer(source, target) else ", no peer access"
+        for size in sizes:
+            tensor = torch.randn(size // 4, device=source)
+            found = time_copies(copies, tensor, target, rounds)
+            print(f"{source} to {target}, {size / 1e6:.0f} MB{peers}")
+            print("\n".join(f"    {line}" for line in (COPIES if pretended else told(found, size))))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="2,4")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--copies", action="store_true")
+    parser.add_argument("--megabytes", default="26,67,134")
+    parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
+    if arguments.copies:
+        print_copies([1_000_000 * int(size) for size in arguments.megabytes.split(",")], arguments.rounds)
+        return
     for devices in map(int, arguments.devices.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             given = (devices, arguments.width, arguments.microbatches, str(Path(folder) / "store"))
