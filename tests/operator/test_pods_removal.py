@@ -97,3 +97,13 @@ async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypa
     assert looks == [1], "a worker that waits for nothing has had its time"
     await pods.wait_for_exit(meanwhile, lambda: names[:1])
     assert pods.living() == []
+
+
+async def test_nobody_waits_for_a_worker_that_no_node_runs() -> None:
+    """It would keep its seat from other jobs."""
+    pods, cluster, names = made(Deletions())
+    cluster.pod_event("MODIFIED", {**cluster.pods(KEY, META.uid)[names[0]], "status": {"phase": "Pending"}})
+    looks = list[int]()
+    await pods.wait_for_exit(lambda: looks.append(1), lambda: names)
+    assert looks == [1]
+    assert len(pods.living()) == 1

@@ -23,6 +23,10 @@ def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
     return EXIT_SECONDS + grace_period(pod) if logging else EXIT_SECONDS
 
 
+def _runs(pod: Mapping[str, Any]) -> bool:
+    return worker_exit(pod) is None and pod["status"].get("phase") == "Running"
+
+
 class PodRemoval:
     """The removal of one job's workers. deleted: names of pods whose deletion was requested. They run until they have
     ended, and must not join again.
@@ -38,17 +42,16 @@ class PodRemoval:
 
     def any_running(self) -> bool:
         """Does any worker run, be it on its way out?"""
-        pods = self._cluster.pods(*self._job).values()
-        return any(worker_exit(pod) is None and pod["status"].get("phase") == "Running" for pod in pods)
+        return any(map(_runs, self._cluster.pods(*self._job).values()))
 
     async def wait_for_exit(self, meanwhile: Callable[[], None], logging: Callable[[], Collection[str]]) -> None:
-        """The workers were told to stop; most exit by themselves. meanwhile: called again and again, and at the end.
-        logging: which of them wait for their loggers.
+        """The workers were told to stop; most of those that run exit by themselves. meanwhile: called again and again,
+        and at the end. logging: which of them wait for their loggers.
         """
         begun = time.monotonic()
         while any(
             time.monotonic() < begun + exit_seconds(pod, logging=pod["metadata"]["name"] in logging())
-            for pod in self.living()
+            for pod in filter(_runs, self.living())
         ):
             self._attempts.heartbeat()
             meanwhile()
