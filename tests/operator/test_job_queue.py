@@ -312,13 +312,18 @@ async def test_where_kueue_has_no_slices_after_all_an_eviction_suspends(world: C
     assert holds(here.api.all("workloads")["urgent"], "Admitted")
 
 
+@pytest.mark.parametrize("cause", ["", "DueToRequeuingLimitExceeded"])
 async def test_a_workload_that_somebody_deleted_or_stopped_ends_the_training(
-    world: Callable[..., QueueWorld],
+    world: Callable[..., QueueWorld], cause: str
 ) -> None:
     here = world(4)
+    here.manager.cause = cause
     one = QueuedJob(here, queued())
     await run(here, [one], 3)
-    one.workload(1)["spec"]["active"] = False
+    one.workload(1)["spec"]["active"], one.stuck = False, True
+    await run(here, [one], 5)
+    assert (one.standing.holds, one.standing.reason, here.used) == (True, "QueueDeactivated", 4)
+    one.stuck = False
     await run(here, [one], 5)
     assert (one.standing.holds, one.standing.reason, here.used) == (True, "QueueDeactivated", 0)
     one.workload(1)["spec"]["active"] = True

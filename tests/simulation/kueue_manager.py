@@ -74,13 +74,15 @@ def refusal(before: Mapping[str, Any] | None, after: Mapping[str, Any], *, slice
 @dataclass(slots=True)
 class Manager:
     """quota: pods. flavor: in which all are admitted. slices: may Workloads replace each other? ready_seconds: for an
-    admitted Workload to be ready; None: for ever.
+    admitted Workload to be ready; None: for ever. cause: why it deactivates Workloads itself, such as
+    DueToRequeuingLimitExceeded; "": others do.
     """
 
     quota: int
     flavor: str = "default"
     slices: bool = True
     ready_seconds: float | None = None
+    cause: str = ""
     racks: Mapping[str, int] = field(default_factory=dict)  # the room in each domain of the topology's only level
     log: list[str] = field(default_factory=list)
 
@@ -104,7 +106,7 @@ class Manager:
         if not holds(one, "QuotaReserved") or holds(one, "Evicted"):
             return
         if one["spec"].get("active") is False:
-            self._evict(one, "Deactivated", "the Workload is deactivated", now)
+            self._evict(one, f"Deactivated{self.cause}", "the Workload is deactivated", now)
         elif self.ready_seconds is not None and not holds(one, "PodsReady"):
             since = next(c["lastTransitionTime"] for c in one["status"]["conditions"] if c["type"] == "Admitted")
             if now - datetime.fromisoformat(since) > timedelta(seconds=self.ready_seconds):

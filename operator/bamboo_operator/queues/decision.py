@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bamboo_operator.queues.seats import SeatBounds
-from bamboo_operator.queues.seen_workload import PREEMPTED, REPLACED, SeenWorkload, WorkloadCondition
+from bamboo_operator.queues.seen_workload import DEACTIVATED, PREEMPTED, REPLACED, SeenWorkload, WorkloadCondition
 from bamboo_operator.queues.topology import Domain
 
 PATIENCE_SECONDS: Final = 10.0  # after which a job asks for a pipeline less than what is not there
@@ -378,7 +378,7 @@ def _seated(one: SeenWorkload, seats: int) -> QueueStanding:
 def _taken_away(why: WorkloadCondition) -> QueueStanding:
     if why.reason == PREEMPTED:
         return QueueStanding(seats=0, reason="QuotaPreempted", message=why.message)
-    if why.reason == "Deactivated":
+    if why.reason.startswith(DEACTIVATED):
         return QueueStanding(seats=0, reason="QueueDeactivated", message=why.message)
     return QueueStanding(seats=0, reason="QueueEvicted", message=f"{why.reason}: {why.message}")
 

@@ -10,6 +10,7 @@ from bamboo_operator.queues.topology import Domain, read_domains
 Json = Mapping[str, Any]
 
 PREEMPTED: Final = "Preempted"  # the reason for which a Workload is evicted in favour of a more important one
+DEACTIVATED: Final = "Deactivated"  # where one is stopped; Kueue adds why, if it does that itself: DueTo...
 REPLACED: Final = "WorkloadSliceReplaced"  # the reason with which one ends in whose place another one was admitted
 
 
