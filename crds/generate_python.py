@@ -26,7 +26,7 @@ Schema = dict[str, Any]
 
 
 def module(crd: Schema) -> str:
-    (version,) = crd["spec"]["versions"]
+    version = crd["spec"]["versions"][0]  # all have one schema
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     parts = {**spec, "properties": {name: one for name, one in spec["properties"].items() if name != "task"}}
     parts["description"] = "The parts of a job beside its task."

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo_core.job.pod_fields import NEWEST_MINOR
+from bamboo_core.names import API_VERSION
 from remote_command_kit import MANIFEST, Fake, type_in
 from remote_kit import SPEC, Asked, condition, job
 
@@ -44,6 +45,7 @@ def test_a_job_is_applied_without_what_is_the_servers(tmp_path: Path) -> None:
     assert patch.headers["Content-Type"] == "application/apply-patch+yaml"
     assert patch.body["metadata"] == {"name": "story", "namespace": "team"}
     assert "status" not in patch.body
+    assert patch.body["apiVersion"] == patch.path.removeprefix("/apis/").partition("/namespaces")[0] == API_VERSION
 
 
 def test_who_resumes_a_job_without_money_need_not_wait(tmp_path: Path) -> None:

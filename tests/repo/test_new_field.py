@@ -161,7 +161,7 @@ def test_the_new_field_is_read_checked_fixed_and_documented(root: Path) -> None:
         "spec.training.warmupSteps: expected an integer >= 0, got -1",
         "spec.training.warmupStep: unknown field, did you mean warmupSteps?",
     ]
-    (version,) = yaml.safe_load((root / MADE[0]).read_text())["spec"]["versions"]
+    version = yaml.safe_load((root / MADE[0]).read_text())["spec"]["versions"][0]
     training = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["training"]
     described = "Steps in which the learning rate grows. None by default."
     bounds = {"type": "integer", "format": "int32", "minimum": 0, "maximum": 2**31 - 1}
@@ -186,7 +186,7 @@ def test_a_new_scalar_field_of_a_status_touches_six_files_at_most(status_root: P
 def test_the_new_field_of_a_status_is_written_kept_read_and_documented(status_root: Path) -> None:
     found = run(status_root, "-c", STATUS_PROBE, str(ROOT / "tests" / "support"))
     assert json.loads(found) == [4, 4]
-    (version,) = yaml.safe_load((status_root / MADE[0]).read_text())["spec"]["versions"]
+    version = yaml.safe_load((status_root / MADE[0]).read_text())["spec"]["versions"][0]
     training = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["training"]
     described = "Samples of committed steps that did not go into them."
     bounds = {"type": "integer", "format": "int32", "minimum": 0, "maximum": 2**31 - 1}

@@ -12,7 +12,7 @@ from bamboo.remote.operator_pods import EVICTIONS_FLAG, arguments, is_ready, is_
 from bamboo_core.job.model import Object as InnerObject
 from bamboo_core.job.model import ObjectList, api_fields
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import GROUP, PLURAL, VERSION
+from bamboo_core.names import BETA, GROUP, PLURAL, VERSION
 from bamboo_core.text import count
 
 LEAST_MINOR = 29
@@ -47,16 +47,22 @@ def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
     if crd is None:
         yield problem("CRD", f"the cluster has no {name}", INSTALL)
         return
-    served = [one for one in crd["spec"]["versions"] if one["name"] == VERSION and one.get("served")]
-    if not served:
+    served = {one["name"]: one for one in crd["spec"]["versions"] if one.get("served")}
+    if VERSION not in served:
         yield problem("CRD", f"{name} does not serve {VERSION}", "apply crds/bamboojob.yaml of this version")
         return
-    known = set(_fields_of_schema(_at(served[0], "schema", "openAPIV3Schema", "properties", "spec")))
+    known = set(_fields_of_schema(_at(served[VERSION], "schema", "openAPIV3Schema", "properties", "spec")))
     ours = set(fields_of(JobSpec))
     if missing := sorted(ours - known):
         yield problem(
             "CRD",
             f"it is older than this bamboo and would drop {_named(missing)}",
+            "apply crds/bamboojob.yaml of this version, or upgrade the chart (docs/upgrade.md)",
+        )
+    elif BETA not in served:
+        yield warning(
+            "CRD",
+            f"it is older than this bamboo and does not serve {BETA}, in which manifests are written now",
             "apply crds/bamboojob.yaml of this version, or upgrade the chart (docs/upgrade.md)",
         )
     elif more := sorted(known - ours):
