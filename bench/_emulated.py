@@ -22,6 +22,29 @@ WIDTH = 64
 SAMPLES = 512
 
 
+@torch.library.custom_op("bamboo_bench::rest", mutates_args=())
+def rest(x: Tensor, forward: float, backward: float) -> Tensor:
+    """A copy, after so many seconds; its gradient takes the other ones. In a compiled graph hooks could not rest."""
+    time.sleep(forward)
+    return x.clone()
+
+
+@rest.register_fake
+def _(x: Tensor, forward: float, backward: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_seconds(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+    ctx.seconds = inputs[2]
+
+
+def _rested_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return rest(gradient, ctx.seconds, 0.0), None, None
+
+
+rest.register_autograd(_rested_gradient, setup_context=_keep_seconds)
+
+
 class Sleeper(nn.Module):
     """[samples, WIDTH] -> the same, through one small matrix and a rest.
 
@@ -40,14 +63,21 @@ class Sleeper(nn.Module):
         self.seconds, self.slow = (forward_seconds, backward_seconds), slow
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._in_a_graph(x)
         forward, backward = (self._factor() * s for s in self.seconds)
         weight = self.linear.weight.view_as(self.linear.weight)
         result = torch.tanh(nn.functional.linear(x, weight, self.linear.bias))
         for one in (weight, result):
             if one.requires_grad:
-                one.register_hook(partial(_rest, backward / 2))  # type: ignore[no-untyped-call]
+                one.register_hook(partial(_sleep, backward / 2))  # type: ignore[no-untyped-call]
         time.sleep(forward)
         return result
+
+    def _in_a_graph(self, x: Tensor) -> Tensor:
+        forward, backward = self.seconds
+        weight = rest(self.linear.weight, 0.0, backward / 2)
+        return rest(torch.tanh(nn.functional.linear(x, weight, self.linear.bias)), forward, backward / 2)
 
     def _factor(self) -> float:
         mark, factor = self.slow or (None, 1.0)
@@ -55,7 +85,7 @@ class Sleeper(nn.Module):
         return factor if slow else 1.0
 
 
-def _rest(seconds: float, _: Tensor) -> None:
+def _sleep(seconds: float, _: Tensor) -> None:
     time.sleep(seconds)
 
 

@@ -5,6 +5,7 @@
     python bench/engine.py --task emulated --zero-bubble        # and with weight gradients that are postponed, on both
     python bench/engine.py --task emulated --zero-bubble --clip # and with clipping, for which all sides wait
     python bench/engine.py --compiled             # and with compiled layers, whose code is made anew or on disk
+    python bench/engine.py --task emulated --zero-bubble --compiled     # compiled layers that sleep, in both schedules
 
 All sides fork their processes from the same server, with one torch thread each, and train the same layers, split
 alike (torch's interleaved schedules: into twice as many stages, two of them a rank), on the same samples with the same
@@ -17,6 +18,7 @@ import asyncio
 import json
 import shutil
 import time
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,7 @@ from _common import (
     Job,
     Lab,
     TaskName,
+    chosen_of,
     gaps,
     lab,
     machine,
@@ -47,7 +50,7 @@ from bamboo_core.planning.schedule import StageOrder
 PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, LazyForward", "torch 1F1B"
 ZERO, TORCH_ZERO = "Bamboo, ZBH1", "torch ZB1P"
 TORCH_INTERLEAVED, TORCH_ZBV = "torch interleaved ZB", "torch ZBV"
-COMPILED, ON_DISK = "Bamboo, compiled", "Bamboo, compiled before"
+COMPILED, ON_DISK, ZERO_ON_DISK = "Bamboo, compiled", "Bamboo, compiled before", "Bamboo, ZBH1, compiled before"
 COMPARED = [
     (PLAIN, TORCH),
     (LAZY, PLAIN),
@@ -59,6 +62,8 @@ COMPARED = [
     (ZERO, TORCH_ZBV),
     (COMPILED, PLAIN),
     (ON_DISK, PLAIN),
+    (ZERO_ON_DISK, ZERO),
+    (ZERO_ON_DISK, ON_DISK),
 ]
 WARMUP = 4  # steps that do not count
 MAX_NORM = 0.1  # of gradients that are clipped: those of both tasks are larger
@@ -136,7 +141,8 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
             async with place.watched() as others:
                 results[side] = await run(place, document)
             facts[side] = results[side].facts(others[0])
-        difference = max([difference, *(result.difference(results[TORCH]) for result in results.values())])
+        first = next(iter(results.values()))
+        difference = max([difference, *(result.difference(first) for result in results.values())])
         quiet = all(f["others"] <= options.quiet for f in facts.values())
         (rounds if quiet else noisy).append(facts)
         told = ", ".join(f"{side} {1e3 * f['median']:.0f} ms (others {f['others']:.2f})" for side, f in facts.items())
@@ -174,10 +180,14 @@ def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, A
         }
         sides |= {ZERO: (bamboo, split)}
         sides |= {side: (partial(pipelining, schedule=kind), plain) for side, kind in kinds.items()}
-    if options.compiled and task is TaskName.GPT:
+    if options.compiled:
         compiled["spec"]["training"]["compile"] = True
         sides |= {COMPILED: (partial(bamboo, anew=True), compiled), ON_DISK: (bamboo, compiled)}
-    return sides
+    if options.compiled and options.zero_bubble:
+        both = deepcopy(split)
+        both["spec"]["training"]["compile"] = True
+        sides |= {ZERO_ON_DISK: (bamboo, both)}
+    return {name: sides[name] for name in chosen_of(options.only, list(sides))}
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> list[float]:
@@ -188,7 +198,7 @@ def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> 
 def report(case: Any) -> None:
     batch, rounds = 4 * case["microbatches"], case["rounds"] or case["noisy"]
     rows = []
-    order = (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO, TORCH_INTERLEAVED, TORCH_ZBV, COMPILED, ON_DISK)
+    order = (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO, TORCH_INTERLEAVED, TORCH_ZBV, COMPILED, ON_DISK, ZERO_ON_DISK)
     sides = [side for side in order if side in rounds[0]]
     for side in sides:
         step, cpu = median([r[side]["median"] for r in rounds]), median([r[side]["cpu"] for r in rounds])
@@ -225,6 +235,7 @@ class EngineOptions:
     clip: bool
     compiled: bool
     slower: int
+    only: list[str] | None
 
 
 async def bench(
@@ -249,9 +260,8 @@ def command(
     quiet: Annotated[float, typer.Option(help="Cores that others may take in a round.")] = 0.2,
     zero_bubble: Annotated[bool, typer.Option(help="ZB-H1 and torch's zero-bubble schedules, too.")] = False,
     clip: Annotated[bool, typer.Option(help="Clip gradients by their norm over all stages, on all sides.")] = False,
-    compiled: Annotated[
-        bool, typer.Option(help="Compiled layers of the GPT, too: made anew, and found on disk.")
-    ] = False,
+    compiled: Annotated[bool, typer.Option(help="Compiled layers, too: made anew, and found on disk.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="These sides, by the names in the table.")] = None,
     times: Annotated[
         int, typer.Option("--slower", help="Emulated layers take so many times as long: for a busy machine.")
     ] = 1,
@@ -268,6 +278,7 @@ def command(
         clip=clip,
         compiled=compiled,
         slower=times,
+        only=only,
     )
     main(bench(task, stages, options, output, tolerance))
 
