@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from bamboo_trainer.compilation.cut_backwards import cutting_backend, mark_cut
+from bamboo_trainer.compilation.cut_backwards import CuttingBackend, mark_cut
 from bamboo_trainer.compilation.forms import InputForm
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.tasks.running_buffers import running_modules
@@ -43,14 +43,14 @@ class CompiledLayers:
         compile_layer: Callable[..., Any] = torch.compile  # its declared forms lack two arguments
         self._layers = layers
         self.left = {index: why for index, layer in layers.items() if (why := _left(layer))}
-        options = {"fallback_random": True, "deterministic": deterministic}
+        backend = CuttingBackend({"fallback_random": True, "deterministic": deterministic})
         self._whole: dict[int, str] = {}  # layers whose backward cannot be cut, and why
         self._compiled: dict[int, Callable[..., Any]] = {
             index: compile_layer(
                 layer,
                 fullgraph=True,
                 dynamic=False,
-                backend=cutting_backend(options, partial(self._stays_whole, index)),
+                backend=backend.of_layer(partial(self._stays_whole, index)),
                 recompile_limit=MOST_FORMS,
                 isolate_recompiles=True,
             )

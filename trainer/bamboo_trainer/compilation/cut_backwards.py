@@ -4,10 +4,10 @@ Both are always run, one after the other, unless the second one is postponed: th
 compiled in another way for it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,23 +85,85 @@ class CutBackward:
         return tuple(gradients)
 
 
-def cutting_backend(options: Mapping[str, Any], stays_whole: Callable[[str], None]) -> Callable[..., Any]:
+class CuttingBackend:
     """A backend of torch.compile: Inductor with these options, which compiles backwards in two halves.
 
-    stays_whole: is told why one cannot be cut, before anything is computed with it.
+    What it made of a graph serves all others that are equal in every operation and for equal inputs, such as those of a
+    model's blocks: they would get the same code, and most of the time to build a layer is spent before there is any.
     """
 
-    def compile_graph(graph: GraphModule, given: Sequence[Any]) -> Any:
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._made: dict[
+            Hashable, tuple[Callable[..., Any], list[str]]
+        ] = {}  # and why backwards stay whole, if they do
+
+    def of_layer(self, stays_whole: Callable[[str], None]) -> Callable[..., Any]:
+        """The backend for one layer. stays_whole: is told why its backward cannot be cut, before anything is computed
+        with it.
+        """
+
+        def compile_graph(graph: GraphModule, given: Sequence[Any]) -> Any:
+            form = graph_form(graph, given)
+            if form is None or form not in self._made:
+                made = self._compile(graph, given)
+                if form is not None:
+                    self._made[form] = made
+            else:
+                made = self._made[form]
+            for why in made[1]:
+                stays_whole(why)
+            return made[0]
+
+        return compile_graph
+
+    def _compile(self, graph: GraphModule, given: Sequence[Any]) -> tuple[Callable[..., Any], list[str]]:
         from torch._functorch import config
         from torch._inductor.compile_fx import compile_fx
 
+        whole = list[str]()
         late = [place for place, one in enumerate(given) if isinstance(one, nn.Parameter)]
-        compiled = partial(_compiled, late=late, count=len(given), stays_whole=stays_whole)
+        compiled = partial(_compiled, late=late, count=len(given), stays_whole=whole.append)
         # A backward from autograd's cache would be whole. It is compiled with the forward, and not in the first step.
         with config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
-            return compile_fx(graph, given, inner_compile=compiled, config_patches=dict(options))
+            made: Any = compile_fx(graph, given, inner_compile=compiled, config_patches=dict(self._options))
+        return made, whole
 
-    return compile_graph
+
+def graph_form(graph: GraphModule, given: Sequence[Any]) -> Hashable | None:
+    """What decides the code of a graph of a forward, given such inputs: its operations, the inputs' forms, and what is
+    switched around it. None if it has values or modules of its own, or inputs of forms that may vary.
+    """
+    if not all(map(_is_fixed, given)):
+        return None
+    operations, numbers = list[Hashable](), dict[torch.fx.Node, int]()
+    for node in graph.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            return None
+        numbers[node] = len(numbers)
+        arguments = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Result(numbers[one]))
+        target = None if node.op == "placeholder" else node.target
+        operations.append((node.op, target, repr(arguments)))
+    autocasts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    around = (torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), *autocasts)
+    return (tuple(operations), tuple(map(_input_form, given)), around)
+
+
+class _Result(NamedTuple):
+    """The result of an operation, by its place."""
+
+    place: int
+
+
+def _is_fixed(one: Any) -> bool:
+    return not isinstance(one, Tensor) or all(type(size) is int for size in (*one.shape, *one.stride()))
+
+
+def _input_form(one: Any) -> Hashable:
+    if not isinstance(one, Tensor):
+        return repr(one)
+    kind = (type(one), isinstance(one, nn.Parameter), one.dtype, one.device, one.layout, one.requires_grad)
+    return (*kind, one.shape, one.stride(), one.storage_offset())
 
 
 def _compiled(
