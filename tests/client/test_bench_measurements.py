@@ -62,12 +62,12 @@ def test_what_cannot_be_measured_is_listed_once_with_its_reason() -> None:
         (BenchPart.THROUGHPUT, COMPILED): "torch.compile needs a C++ compiler",
         (BenchPart.THROUGHPUT, "2 workers, compiled"): "torch.compile needs a C++ compiler",
         (BenchPart.THROUGHPUT, "2 workers, zero bubble, compiled"): "torch.compile needs a C++ compiler",
-        (BenchPart.THROUGHPUT, "2 pipelines of one stage"): "it takes about 116 GB of a device, which has 80",
-        (BenchPart.LARGER, "a larger model"): "Llama 3 8B: it takes about 187 GB of a device, which has 80",
-        (BenchPart.PRICES, "EagerForward"): "it takes about 94 GB of a device, which has 80",
-        (BenchPart.PRICES, "EagerBackward"): "it takes about 94 GB of a device, which has 80",
-        (BenchPart.PRICES, "EagerBackward, verify: Report"): "it takes about 94 GB of a device, which has 80",
-        (BenchPart.MEMORY, "EagerForward"): "it takes about 94 GB of a device, which has 80",
+        (BenchPart.THROUGHPUT, "2 pipelines of one stage"): "it takes about 102 GB of a device, which has 80",
+        (BenchPart.LARGER, "a larger model"): "Llama 3 8B: it takes about 196 GB of a device, which has 80",
+        (BenchPart.PRICES, "EagerForward"): "it takes about 80 GB of a device, which has 80",
+        (BenchPart.PRICES, "EagerBackward"): "it takes about 80 GB of a device, which has 80",
+        (BenchPart.PRICES, "EagerBackward, verify: Report"): "it takes about 80 GB of a device, which has 80",
+        (BenchPart.MEMORY, "EagerForward"): "it takes about 80 GB of a device, which has 80",
     }
     assert sum(one.side == COMPILED for one in found) == 1
     assert sum(isinstance(one.work, PlainWork) and one.side == EAGER for one in found) == 1 + 3

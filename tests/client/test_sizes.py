@@ -6,7 +6,7 @@ from bamboo.bench.sizes import LARGE, TOKENS, USUAL, BenchSizes, LlamaSize, Load
 from bench_kit import machine
 
 GB = 10**9
-BILLION, FEW_BLOCKS = USUAL
+BILLION, SIX_BLOCKS, FOUR_BLOCKS = USUAL
 
 
 def sizes(gpus: int, memory: int, *, quick: bool = False) -> BenchSizes:
@@ -18,13 +18,13 @@ def sizes(gpus: int, memory: int, *, quick: bool = False) -> BenchSizes:
 @pytest.mark.parametrize(
     ("gpus", "memory", "usual", "samples", "larger", "workers"),
     [
-        (1, 24, FEW_BLOCKS, 1, 0, (1, 2)),
-        (1, 80, BILLION, 2, 0, (1, 2)),
+        (1, 24, FOUR_BLOCKS, 1, 2, (1, 2)),  # two workers share it, each with a replica
+        (1, 80, BILLION, 1, 0, (1, 2)),
         (8, 80, BILLION, 2, 1, (1, 2, 4, 8)),
         (1, 141, BILLION, 2, 0, (1, 2)),
         (8, 141, BILLION, 2, 2, (1, 2, 4, 8)),
         (8, 192, BILLION, 2, 1, (1, 2, 4, 8)),  # with one sample it fits into one device, too
-        (3, 40, FEW_BLOCKS, 2, 1, (1, 2)),  # with replicas of two stages there is no room for a billion
+        (3, 40, SIX_BLOCKS, 2, 1, (1, 2)),  # with replicas of two stages there is no room for a billion
     ],
 )
 def test_the_one_of_a_billion_is_measured_where_it_fits_and_one_of_eight_beside_it(
@@ -44,7 +44,7 @@ def test_the_one_of_a_billion_is_measured_where_it_fits_and_one_of_eight_beside_
 @pytest.mark.parametrize(
     ("size", "samples", "load", "estimated"),
     [
-        (FEW_BLOCKS, 1, Load(), 10.7),
+        (SIX_BLOCKS, 1, Load(), 10.7),
         (BILLION, 2, Load(), 37.4),
         (BILLION, 2, Load(stages=2, replicated=True), 42.1),
         (BILLION, 2, Load(stages=8), 23.9),
@@ -64,15 +64,14 @@ def test_no_job_is_begun_that_has_no_room_by_the_products_own_estimate(
     size: LlamaSize, samples: int, load: Load, estimated: float
 ) -> None:
     """estimated: by `bamboo validate --load`, in GB, which leaves out torch's own memory and what a product needs."""
-    assert 3 <= needed(size, samples, TOKENS, load) / GB - estimated <= 22 or size is FEW_BLOCKS
-    assert needed(size, samples, TOKENS, load) / GB > estimated
+    assert 1 < needed(size, samples, TOKENS, load) / GB - estimated < 24
 
 
 def test_too_little_memory_is_said_with_how_much_is_needed() -> None:
     assert choose_sizes(machine(gpus=1, memory=12 * GB), quick=False) == (
-        "expected GPUs with at least 24 GB of memory each, for Llama 3.2 1B with 6 of its blocks and 32,000 words"
+        "expected GPUs with at least 22 GB of memory each, for Llama 3.2 1B with 4 of its blocks and 32,000 words"
     )
-    assert sizes(1, 80).why_none_larger == "Llama 3 8B: it takes about 187 GB of a device, which has 80"
+    assert sizes(1, 80).why_none_larger == "Llama 3 8B: it takes about 196 GB of a device, which has 80"
 
 
 def test_processors_train_a_small_one_in_fp32_and_quick_a_tiny_one_anywhere() -> None:

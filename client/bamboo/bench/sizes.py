@@ -9,8 +9,8 @@ from bamboo.bench.report import BenchModel, MachineFound
 GB: Final = 10**9
 ENTRYPOINT: Final = "bamboo_trainer.models.llama:build"
 MOST_WORKERS: Final = 8
-# Bytes of a parameter: fp32 values, gradients and two averages, and in bf16 the casts; of a replica all but gradients.
-OWNED, COPIED = 18, 12
+# Bytes of a parameter: fp32 values, gradients and two averages, and in bf16 the casts; a replica has no casts.
+OWNED, COPIED = 18, 16
 LOGITS: Final = 12  # bytes of each of a microbatch's, while the loss is computed
 LOGITS_KEPT: Final = 1.6  # by which the last stage keeps more than others, of each
 BESIDE: Final = 2 * GB  # torch's own, of each worker
@@ -41,7 +41,7 @@ LARGE: Final = LlamaSize(
     vocabulary=128256,
     kept=8.57e6,
 )
-# The larger first. Each block of the one with few is one of Llama 3.2 1B: for small GPUs.
+# The larger first. Each block of those with few is one of Llama 3.2 1B: for small GPUs.
 USUAL: Final = (
     LlamaSize(
         name="Llama 3.2 1B",
@@ -58,6 +58,14 @@ USUAL: Final = (
         embedding=0.07e9,
         vocabulary=32000,
         kept=0.95e6,
+    ),
+    LlamaSize(
+        name="Llama 3.2 1B with 4 of its blocks and 32,000 words",
+        config={"size": "3.2-1b", "blocks": 4, "vocabulary": 32000},
+        parameters=0.31e9,
+        embedding=0.07e9,
+        vocabulary=32000,
+        kept=0.68e6,
     ),
 )
 ON_CPU: Final = LlamaSize(
@@ -203,7 +211,8 @@ def needed(size: LlamaSize, samples: int, tokens: int, load: Load) -> float:
     logits = samples * tokens * size.vocabulary
     if load.sharing > 1:  # all workers are on one device, some of several pipelines
         times = load.sharing / load.stages
-        parameters, copied, whole = times * size.parameters, size.parameters + size.embedding, float(load.sharing)
+        copied = size.parameters + (size.embedding if load.stages > 1 else 0)  # the last stage may have it, too
+        parameters, whole = times * copied, float(load.sharing)
     elif load.stages > 1:
         parameters = copied = size.parameters / load.stages + size.embedding
         whole = (2 * load.stages - 1) / load.stages  # the first stage runs so far ahead
