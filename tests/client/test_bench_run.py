@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 import pretended_gpu
 from bamboo.bench import execution
 from bamboo.bench.bench_measurements import list_measurements
-from bamboo.bench.bench_run import write_report
+from bamboo.bench.bench_run import still_known, write_report
 from bamboo.bench.report import BenchPart, BenchReport, parse_report, report_to_json
 from bamboo.bench.sizes import BenchSizes, choose_sizes
 from bamboo.cli.commands import app
@@ -27,7 +28,7 @@ from bamboo.local.trainer_calls.trainer_process import ask_trainer
 from bamboo.profiles.files import read_profile
 from bamboo_core.names import EXIT_USAGE
 from bamboo_core.planning.profile import ProfileError
-from bench_kit import WHOLE, machine, report
+from bench_kit import WHOLE, machine, measured, report
 from sizing_kit import PRICES
 
 SECONDS = 600.0
@@ -99,6 +100,23 @@ def planned(folder: Path, of: BenchReport, profile: Path) -> int:
     files = [str(folder / "job.yaml"), "--prices", str(folder / "prices.yaml"), "--jobs", "1"]
     few = ["--nodes", "2", "--seeds", "2", "--micro-batch", "1", "--preempt-rate", "0.1", "--hours", "0.1"]
     return CliRunner().invoke(app, ["plan", *files, *few]).exit_code
+
+
+def test_a_part_that_is_measured_again_leaves_the_others_as_they_are() -> None:
+    """As when the first hour had no time for all, and the next command names a part."""
+    sizes = choose_sizes(machine(gpus=2), quick=False)
+    assert isinstance(sizes, BenchSizes)
+    listed = list_measurements(machine(gpus=2), sizes, (BenchPart.THROUGHPUT, BenchPart.TRACE), rounds=1, quick=False)
+    first, second, *_ = [one for one in listed if one.part is BenchPart.THROUGHPUT]
+    traced = next(one for one in listed if one.part is BenchPart.TRACE)
+    found = report(
+        msgspec.structs.replace(measured(BenchPart.THROUGHPUT, first.side, (1.0,)), key=first.key),
+        msgspec.structs.replace(measured(BenchPart.THROUGHPUT, second.side, problem="no time"), key=second.key),
+        msgspec.structs.replace(measured(BenchPart.TRACE, traced.side, problem="no time"), key=traced.key),
+    )
+    assert [one.key for one in still_known(found, listed, (BenchPart.THROUGHPUT,))] == [first.key, traced.key]
+    assert [one.key for one in still_known(found, listed, (BenchPart.TRACE,))] == [first.key, second.key]
+    assert [one.key for one in still_known(found, listed, tuple(BenchPart))] == [first.key]
 
 
 def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:

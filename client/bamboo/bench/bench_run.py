@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -81,17 +81,28 @@ def _run(options: BenchOptions, tell: Callable[[BenchProgress], None]) -> BenchR
         raise BenchError(f"nothing can be measured on this machine: {sizes}")
     if (report.model, report.larger) != models_of(sizes):
         raise BenchError(f"{options.output / REPORT} is of a model that is measured no more; expected a new folder")
-    wanted = list_measurements(report.machine, sizes, options.parts, rounds=options.rounds, quick=options.quick)
-    known = {one.key: one for one in report.results if not one.problem}
-    kept_profile = report.profile is not None
-    results = [known[one.key] for one in wanted if one.key in known and _is_done(one, kept_profile)]
-    report = msgspec.structs.replace(report, results=_ordered(wanted, results), parts=options.parts, complete=False)
+    parts = tuple(part for part in BenchPart if part in (*options.parts, *(report.parts if kept else ())))
+    listed = list_measurements(report.machine, sizes, parts, rounds=options.rounds, quick=options.quick)
+    results = still_known(report, listed, options.parts)
+    report = msgspec.structs.replace(report, results=_ordered(listed, results), parts=parts, complete=False)
     write_report(options.output, report)
-    waiting = [one for one in wanted if one.key not in {result.key for result in results}]
-    report = _measure_all(report, wanted, waiting, sizes, options, tell, began)
-    report = msgspec.structs.replace(report, complete=True)
+    done = {result.key for result in results}
+    wanted = [one for one in listed if one.part in options.parts]
+    waiting = [one for one in wanted if one.key not in done]
+    report = _measure_all(report, listed, wanted, waiting, sizes, options, tell, began)
+    complete = {one.key for one in report.results} == {one.key for one in listed}
+    report = msgspec.structs.replace(report, complete=complete)
     write_report(options.output, report)
     return report
+
+
+def still_known(
+    report: BenchReport, listed: Sequence[PlannedMeasurement], parts: Collection[BenchPart]
+) -> list[Measured]:
+    """What need not be measured again. parts: those that are measured now; of others all stays as it is."""
+    known = {one.key: one for one in report.results if one.part not in parts or not one.problem}
+    kept_profile = report.profile is not None
+    return [known[one.key] for one in listed if one.key in known and _is_done(one, kept_profile)]
 
 
 def _is_done(one: PlannedMeasurement, kept_profile: bool) -> bool:
@@ -100,6 +111,7 @@ def _is_done(one: PlannedMeasurement, kept_profile: bool) -> bool:
 
 def _measure_all(
     report: BenchReport,
+    listed: Sequence[PlannedMeasurement],
     wanted: Sequence[PlannedMeasurement],
     waiting: Sequence[PlannedMeasurement],
     sizes: BenchSizes,
@@ -107,8 +119,8 @@ def _measure_all(
     tell: Callable[[BenchProgress], None],
     begun: float,
 ) -> BenchReport:
-    """The report with what was waiting. What no time is left for has that as its problem. begun: when the run was, with
-    the look at the machine, seconds.
+    """The report with what was waiting of what is wanted now. What no time is left for has that as its problem. begun:
+    when the run was, with the look at the machine, seconds.
     """
     part_began, part = 0.0, None
     for number, one in enumerate(waiting):
@@ -124,7 +136,7 @@ def _measure_all(
         else:
             found, profile = measure(one, report.machine, sizes, seconds or LEAST_SECONDS)
             report = msgspec.structs.replace(report, profile=profile or report.profile)
-        report = msgspec.structs.replace(report, results=_ordered(wanted, [*report.results, found]))
+        report = msgspec.structs.replace(report, results=_ordered(listed, [*report.results, found]))
         write_report(options.output, report)
     return report
 
