@@ -310,6 +310,7 @@ class _Planner:
         what = Expected(
             devices=self._devices(variant),
             stages=variant.stages * variant.devices,
+            processes=variant.stages,
             precision=variant.training.get("precision", of.model.precision),
             compiled=variant.compiled,
             around=around,

@@ -34,12 +34,14 @@ OPERATIONS: Final = 6.0  # of a token, for each parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a measurement runs. devices: that compute. stages: of a pipeline. runs: jobs, one after the other; tiny:
-    with a model that takes no time. around: seconds beside them.
+    """What a measurement runs. devices: that compute. stages: of a pipeline, on a device each. processes: among which
+    the model is divided. runs: jobs, one after the other; tiny: with a model that takes no time. around: seconds beside
+    them.
     """
 
     devices: int = 1
     stages: int = 1
+    processes: int = 1
     precision: str
     compiled: bool = False
     runs: int = 1
@@ -52,7 +54,7 @@ def expected_seconds(what: Expected, of: MeasuredModel, machine: MachineFound, s
     start = START[machine.is_gpu] + what.compiled * COMPILING
     if what.tiny:
         return what.runs * start + what.around
-    start += EACH_BILLION * parameters / 1e9 / what.stages
+    start += EACH_BILLION * parameters / 1e9 / what.processes
     operations = OPERATIONS * parameters * model.tokens * model.samples * model.microbatches
     rate = machine.products.get(what.precision, min(machine.products.values()))
     step = operations / (USED * rate * what.devices) * (model.microbatches + what.stages - 1) / model.microbatches
