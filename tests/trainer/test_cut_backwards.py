@@ -70,6 +70,15 @@ def test_whatever_decides_the_code_makes_another_form(
     assert form(module, x, within) != form(Scaled())
 
 
+def test_views_of_one_tensor_make_another_form_than_tensors_of_their_own() -> None:
+    graph = Graph()
+    graph.output((graph.placeholder("a"), graph.placeholder("b")))
+    module, both = GraphModule(nn.Module(), graph), torch.ones(2 * WIDTH)
+    shared = graph_form(module, [both[:WIDTH], both[:WIDTH]])
+    assert shared == graph_form(module, [both[WIDTH:].clone()] * 2)
+    assert shared != graph_form(module, [both[:WIDTH], both[:WIDTH].clone()])
+
+
 def test_a_graph_with_values_of_its_own_has_none() -> None:
     graph = Graph()
     graph.output(graph.get_attr("weight"))

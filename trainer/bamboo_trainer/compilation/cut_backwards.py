@@ -146,7 +146,7 @@ def graph_form(graph: GraphModule, given: Sequence[Any]) -> Hashable | None:
         operations.append((node.op, target, repr(arguments)))
     autocasts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     around = (torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), *autocasts)
-    return (tuple(operations), tuple(map(_input_form, given)), around)
+    return (tuple(operations), tuple(map(_input_form, given)), _sharing(given), around)
 
 
 class _Result(NamedTuple):
@@ -157,6 +157,15 @@ class _Result(NamedTuple):
 
 def _is_fixed(one: Any) -> bool:
     return not isinstance(one, Tensor) or all(type(size) is int for size in (*one.shape, *one.stride()))
+
+
+def _sharing(given: Sequence[Any]) -> tuple[int, ...]:
+    """For each tensor the first one with its storage, by place: views of one tensor that is changed are computed in
+    another way.
+    """
+    first: dict[int, int] = {}
+    tensors = [one for one in given if isinstance(one, Tensor)]
+    return tuple(first.setdefault(one.untyped_storage()._cdata, place) for place, one in enumerate(tensors))
 
 
 def _input_form(one: Any) -> Hashable:
