@@ -15,6 +15,8 @@ from bamboo_core.planning.pool_order import PATIENCE_SECONDS
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
+from bamboo_operator.queues.decision import QueueStanding
+from bamboo_operator.queues.topology import Domain
 from operator_kit import SETTINGS, job
 from pod_controller_kit import Job, Place
 
@@ -22,6 +24,27 @@ pytest_plugins = ["pod_controller_fixtures"]
 POOLS = [{"name": "spot"}, {"name": "dear", "afterSeconds": 300}]
 GATE = {"name": "kueue.x-k8s.io/admission"}
 GATED = {"template": {"spec": {"schedulingGates": [GATE]}}}
+
+
+# in a queue
+
+
+def seats_in(queued: Job, **racks: int) -> None:
+    """So many seats are in each of these racks."""
+    domains = {"workers": tuple(Domain({"rack": rack}, count) for rack, count in racks.items())}
+    queued.queue.standing = QueueStanding(seats=2, sets={"workers": 2}, domains=domains, workload="x")
+
+
+def racks(place: Place) -> dict[str, str]:
+    return {name: pod["spec"]["nodeSelector"]["rack"] for name, pod in place.pods.items()}
+
+
+async def test_pods_are_where_their_queue_has_seats(begin: Callable[..., Job]) -> None:
+    place = Place()
+    queued = begin(place, queue={"name": "q", "topology": True})
+    seats_in(queued, a=1, b=1)
+    await queued.reconciles()
+    assert racks(place) == {"tiny-w0": "a", "tiny-w1": "b"}
 
 
 # held back by a gate

@@ -212,7 +212,8 @@ def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
         "deletionGracePeriodSeconds",
         "creationTimestamp",
     )
-    spec, kept = pod.get("spec") or {}, ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
+    spec = pod.get("spec") or {}
+    kept = ("nodeName", "nodeSelector", "schedulingGates", "terminationGracePeriodSeconds")
     return {
         "metadata": {key: pod["metadata"][key] for key in keep if key in pod["metadata"]},
         "spec": {key: spec[key] for key in kept if key in spec}
