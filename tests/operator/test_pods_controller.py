@@ -47,6 +47,22 @@ async def test_pods_are_where_their_queue_has_seats(begin: Callable[..., Job]) -
     assert racks(place) == {"tiny-w0": "a", "tiny-w1": "b"}
 
 
+async def test_a_pod_that_waits_where_its_seat_was_goes_where_it_is_now(begin: Callable[..., Job]) -> None:
+    """Kueue assigns another node for one that is lost, when the pods of those who come may wait for that one already.
+    One that has a node stays.
+    """
+    place = Place()
+    queued = begin(place, queue={"name": "q", "topology": True})
+    seats_in(queued, a=2)
+    await queued.reconciles()
+    assert racks(place) == {"tiny-w0": "a", "tiny-w1": "a"}
+    place.run("tiny-w0", 0.0)
+    seats_in(queued, b=2)
+    await queued.reconciles()
+    assert racks(place) == {"tiny-w0": "a", "tiny-w2": "b"}
+    assert place.deleted == ["tiny-w1"]
+
+
 # held back by a gate
 
 

@@ -122,6 +122,7 @@ class PodController:
             self._apply_network_policy,
             self._update_disruption_budget,
             self._withdraw_pods,
+            self._follow_seats,
             self._create_pods,
             self._delete_ended_pods,
             self._replace_unjoined,
@@ -370,6 +371,12 @@ class PodController:
             if name in self._requests.joined:
                 self._release(name, f"{name} is given back until the job has its turn (condition HeldBack)")
             await self._deletions.delete(staying[name])
+
+    async def _follow_seats(self) -> None:
+        """A pod that waits for a node where its seat was before is created again where that is now."""
+        waiting = self.pods.without_node()
+        for name in self._queue.moved(waiting):
+            await self._deletions.delete(waiting[name])
 
     async def _create(self, template: WorkerTemplate, pool: NodePool | None) -> None:
         """Creates the next worker's pod. If its name is taken, the next number is tried the next time."""

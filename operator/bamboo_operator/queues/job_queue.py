@@ -12,6 +12,7 @@ from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import Object
+from bamboo_core.names import LABEL_POD_SET
 from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
@@ -56,7 +57,7 @@ from bamboo_operator.queues.decision import (
 from bamboo_operator.queues.flavors import FlavorNodes, in_domain, next_pod_set, nodes_of, placed, pools_on
 from bamboo_operator.queues.seats import fitted, seat_bounds
 from bamboo_operator.queues.seen_workload import PREEMPTED, SeenWorkload, read_workload
-from bamboo_operator.queues.topology import next_domain
+from bamboo_operator.queues.topology import is_elsewhere, next_domain
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +159,15 @@ class JobQueue:
         if not (domains := self.standing.domains.get(pod_set)):
             return made
         return in_domain(made, next_domain(domains, pod_set, staying.values()), self.standing.workload)
+
+    def moved(self, pods: Mapping[str, Object]) -> list[str]:
+        """Those of these pods whose seats are in other domains by now."""
+        found = []
+        for name, pod in pods.items():
+            pod_set = (pod["metadata"].get("labels") or {}).get(LABEL_POD_SET, "")
+            if is_elsewhere(self.standing.domains.get(pod_set, ()), pod):
+                found.append(name)
+        return found
 
     def _asked_pools(self, spec: JobSpec, pod_set: str) -> Sequence[NodePool]:
         """The pools for which that pod set was asked for; spare workers are as those of the first one."""

@@ -51,6 +51,11 @@ def next_domain(domains: Sequence[Domain], pod_set: str, staying: Iterable[Json]
     return domains[max(range(len(domains)), key=lambda number: lacking[number])]
 
 
+def is_elsewhere(domains: Sequence[Domain], pod: Json) -> bool:
+    """Is the pod to be in a domain that is none of these any more, such as a lost node for which there is another?"""
+    return bool(domains) and not any(_is_in(pod, domain) for domain in domains)
+
+
 def _is_in(pod: Json, domain: Domain) -> bool:
     selector = (pod.get("spec") or {}).get("nodeSelector") or {}
     return all(selector.get(key) == value for key, value in domain.labels.items())
