@@ -77,7 +77,8 @@ class Sleeper(nn.Module):
     def _in_a_graph(self, x: Tensor) -> Tensor:
         forward, backward = self.seconds
         weight = rest(self.linear.weight, 0.0, backward / 2)
-        return rest(torch.tanh(nn.functional.linear(x, weight, self.linear.bias)), forward, backward / 2)
+        found: Tensor = rest(torch.tanh(nn.functional.linear(x, weight, self.linear.bias)), forward, backward / 2)
+        return found
 
     def _factor(self) -> float:
         mark, factor = self.slow or (None, 1.0)
