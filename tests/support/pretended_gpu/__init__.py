@@ -7,8 +7,9 @@ torch takes them for CUDA devices. Their memory is the host's, and operations ru
   somebody waits for it. Until then its target has NaN. On a stream beside the one that computes it reads its source
   only then, so that it shows if that was written to, or freed without `record_stream`;
 - a copy from device to device is made as torch makes it, on the stream of the one that has the source;
-- an operation of a stream that does not come after what made its tensors raises RuntimeError, and so does the one after
-  memory was freed that another stream than its own may still use;
+- an operation of a stream that does not come after what made its tensors, or after what the stream that their memory
+  is of had to do when it was allocated, raises RuntimeError, and so does the one after memory was freed that another
+  stream than its own may still use;
 - an event is there when it was waited for, or asked about several times; between two of them lie the seconds between
   what recorded them.
 
@@ -69,8 +70,7 @@ def begin(library: Path) -> None:
     """Have them in this process, which has not imported torch yet: it looks for GPUs while it is imported."""
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(_torch() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    _replace_module()
+    _replace_module(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL))
 
 
 def _torch() -> Path:
@@ -80,9 +80,12 @@ def _torch() -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def _replace_module() -> None:
+def _replace_module(library: ctypes.CDLL) -> None:
     """What `torch.cuda` does with a driver that is not here."""
     import torch
+
+    for counted in (library.pretended_gpu_allocated, library.pretended_gpu_most_allocated):
+        counted.restype = ctypes.c_size_t
 
     def index(device: Any = None) -> int:
         if isinstance(device, int):
@@ -113,7 +116,9 @@ def _replace_module() -> None:
         "empty_cache": lambda: None,
         "get_device_name": lambda device=None: "a pretended GPU",
         "get_device_properties": lambda device=None: types.SimpleNamespace(total_memory=1 << 34),
-        "max_memory_allocated": lambda device=None: 0,
+        "memory_allocated": lambda device=None: library.pretended_gpu_allocated(index(device)),
+        "max_memory_allocated": lambda device=None: library.pretended_gpu_most_allocated(index(device)),
+        "reset_peak_memory_stats": lambda device=None: library.pretended_gpu_forget_most(index(device)),
         "mem_get_info": lambda device=None: (1 << 33, 1 << 34),
     }
     for name, value in instead.items():

@@ -42,7 +42,9 @@ pretended_gpu::Key current_key(c10::DeviceIndex device) {
 template <bool kPinned>
 struct PretendedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    auto* data = memory().allocate(bytes, kPinned, kPinned ? 0 : current_key(current_device_));
+    auto* data = kPinned
+        ? memory().allocate(bytes, true)
+        : memory().allocate(bytes, false, current_device_, current_key(current_device_));
     return {data, data, &give, kPinned ? c10::Device(c10::DeviceType::CPU) : c10::Device(kDevice, current_device_)};
   }
   c10::DeleterFnPtr raw_deleter() const override {
@@ -336,6 +338,12 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) {
 }
 
 }  // namespace
+
+extern "C" {
+size_t pretended_gpu_allocated(int device) { return memory().allocated(device); }
+size_t pretended_gpu_most_allocated(int device) { return memory().most_allocated(device); }
+void pretended_gpu_forget_most(int device) { memory().forget_most(device); }
+}
 
 namespace at {
 REGISTER_CUDA_HOOKS(CUDAHooks)

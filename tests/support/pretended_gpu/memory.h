@@ -58,19 +58,26 @@ struct Block {
   size_t bytes;
   bool freed = false;
   std::set<Key> used_by;  // as was told with record_stream
+  int device = -1;  // of its memory; below 0: of the host's
   Key home = 0;  // the stream it was allocated on, which may have it again when it is freed; 0: of pinned memory
   Clock written, used;  // by stream, its last piece of work that wrote to it, or used it at all
 };
 
 class Memory {
  public:
-  char* allocate(size_t bytes, bool pinned, Key home = 0) {
+  char* allocate(size_t bytes, bool pinned, int device = -1, Key home = 0) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto* start = static_cast<char*>(std::aligned_alloc(64, (bytes / 64 + 1) * 64));
     TORCH_CHECK(start != nullptr, "out of memory");
     std::memset(start, kPoison, bytes);
     auto& block = (pinned ? pinned_ : blocks_)[start] = Block{bytes};
     block.home = home;
+    block.device = device;
+    if (!pinned) {
+      block.written[home] = clocks_[home][home];  // whoever had that memory before may still use it there
+      auto& use = uses_[device];
+      use.most = std::max(use.most, use.now += bytes);
+    }
     return start;
   }
 
@@ -81,6 +88,23 @@ class Memory {
     found->second.freed = true;
     if (!pinned) check_freed(found->second);
     if (!awaited(*found, pinned)) release(blocks, found);
+  }
+
+  // The bytes of a device's memory that are allocated.
+  size_t allocated(int device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return uses_[device].now;
+  }
+
+  // The most that were, since `forget_most`.
+  size_t most_allocated(int device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return uses_[device].most;
+  }
+
+  void forget_most(int device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    uses_[device].most = uses_[device].now;
   }
 
   bool is_pinned(const void* data) {
@@ -244,6 +268,7 @@ class Memory {
   // Freed memory is poisoned, and given back when no copy could write to it any more.
   void release(Blocks& blocks, Blocks::iterator at) {
     std::memset(at->first, kPoison, at->second.bytes);
+    if (at->second.device >= 0) uses_[at->second.device].now -= at->second.bytes;
     bool written = false;
     for (auto& [stream, queue] : pending_) {
       for (auto& copy : queue) {
@@ -256,7 +281,12 @@ class Memory {
     blocks.erase(at);
   }
 
+  struct Use {
+    size_t now = 0, most = 0;
+  };
+
   std::mutex mutex_;
+  std::map<int, Use> uses_;  // by device
   Blocks blocks_, pinned_;
   std::map<Key, std::deque<Pending>> pending_;
   std::map<Key, Clock> clocks_;
