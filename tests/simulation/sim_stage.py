@@ -332,14 +332,17 @@ class StandIn:
         )
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
-    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        forwarding = self.start(step, microbatch, inputs)
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
+        forwarding = self.start(step, microbatch, inputs, on_host)
         while not forwarding.done:
             self.advance(forwarding)
         return self.complete(work, forwarding)
 
     def wait(self) -> None:
         """Computes at once."""
+
+    def settle(self) -> None:
+        """Nothing is moved to host memory."""
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> "Advancing":
         given = int(inputs[0].item()) if inputs is not None else 0

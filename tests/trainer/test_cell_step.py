@@ -41,7 +41,7 @@ def started(
     only: bool = False,
 ) -> CellStep:
     one = CellStep(CELL)
-    one.start(stage, 2, layout, False, 0, Evaluating(batches, prompts, tokens, only=only))
+    one.start(stage, 2, layout, False, 0, None, Evaluating(batches, prompts, tokens, only=only))
     return one
 
 
@@ -60,7 +60,7 @@ def test_a_step_begins_at_the_stages_version_with_nothing_done(stage: Stage) -> 
 def test_a_cell_without_a_layout_waits_and_one_that_is_not_in_it_does_nothing(stage: Stage) -> None:
     for one in (started(stage, None), CellStep(Cell(1, 1))):
         if one.layout is None and one.step < 0:
-            one.start(stage, 2, LAYOUT, False, 0, Evaluating())
+            one.start(stage, 2, LAYOUT, False, 0, None, Evaluating())
         assert (one.program, one.work, one.next) == ([], None, None)
 
 
@@ -80,7 +80,7 @@ def test_who_takes_a_stage_over_goes_on_with_the_tokens_that_a_batch_of_prompts_
     """Whether the frame was there before the step, or comes later; one of fewer tokens takes nothing away."""
     early, late = CellStep(CELL), started(stage, batches=1, prompts=2, tokens=2)
     early.accept(tokens(1, 2), None)
-    early.start(stage, 2, LAYOUT, False, 0, Evaluating(1, 2, 2))
+    early.start(stage, 2, LAYOUT, False, 0, None, Evaluating(1, 2, 2))
     all_of = [Generate(m, token) for token in range(3) for m in range(2)]
     assert late.program == [Evaluate(0), *all_of, *ALL]
     late.accept(tokens(1, 2), stage)
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused_or_dropped_when_its_step_begins(stage: Sta
     early.accept(misfit, None)
     early.accept(activation(1), None)
     assert len(early.inbox) == 2
-    early.start(stage, 2, LAYOUT, False, 0, Evaluating())
+    early.start(stage, 2, LAYOUT, False, 0, None, Evaluating())
     assert [address.microbatch for address in early.inbox] == [1]
 
 

@@ -13,6 +13,8 @@ from torch._dynamo.utils import counters
 import plain_models
 from bamboo_trainer.compilation import compiled_layers
 from bamboo_trainer.compilation.compiled_layers import CompiledLayers
+from bamboo_trainer.memory.host_copies import AtOnce
+from bamboo_trainer.memory.saved_contexts import ContextCopies, SavedContext
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task, add_loss, contribute, track_buffers
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -128,7 +130,7 @@ def test_equal_layers_are_compiled_once_and_share_no_values() -> None:
 
 
 def test_a_repetition_has_the_same_bits_whatever_was_run_before(tmp_path: Path) -> None:
-    """By another holder, layer by layer, with contexts on the host, as a shadow and after another microbatch."""
+    """By another holder, layer by layer, as a shadow and after another microbatch."""
     task = small_gpt(tmp_path, dropout=0.1)
     one, two = chain(task, SPLITS[2], COMPILED), chain(task, SPLITS[2], COMPILED)
     first = microbatch(one, [begin(s) for s in one], 5, 1)
@@ -140,12 +142,43 @@ def test_a_repetition_has_the_same_bits_whatever_was_run_before(tmp_path: Path) 
         assert b is not None
         assert all(map(torch.equal, a, b))
     assert first[0] is not None
-    forwarding = two[1].start(5, 1, first[0], on_host=True)
+    forwarding = two[1].start(5, 1, first[0])
     while not forwarding.done:
         with torch.no_grad():
             two[1].advance(forwarding)
     works[1].read(works[1].figures())
     assert torch.equal(forwarding.parts[0], torch.tensor(works[1].losses[1]))
+
+
+class Contexts(ContextCopies):
+    """On a CPU, where they stay: what could leave is noted."""
+
+    def __init__(self) -> None:
+        self._device, self._leaving, self._coming = torch.device("cpu"), [], []
+        self.leaving = 0
+
+    def leave(self, context: SavedContext) -> None:
+        self.leaving += sum(storage.may_leave for storage in context.here.values())
+
+
+def test_what_compiled_layers_save_may_wait_in_host_memory(tmp_path: Path) -> None:
+    """With the same code, and in a backward in two parts."""
+    task, copies, contexts = small_gpt(tmp_path, dModel=64, dropout=0.1), AtOnce(), Contexts()
+    copies.contexts = contexts
+    first = build_stage(task, 0, SPLITS[2], COMPILED)
+    stage = build_stage(task, 1, SPLITS[2], COMPILED, copies=copies)
+    given, found, ready = first.rehearse(5, 1, None), list[Tensor](), made()
+    stage.rehearse(5, 1, given)
+    for on_host in (False, True):
+        work = begin(stage, 1)
+        stage.forward(work, 5, 1, given, on_host=on_host)
+        assert (contexts.leaving > 0) == on_host
+        found += stage.backward(work, 5, 1, None, postpone=on_host)
+        stage.weight_gradients(work, 5, 1)
+        found.append(work.gradients.nodes(0)[0][1])
+    assert made() == ready
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
 
 
 class Marked(nn.Module):

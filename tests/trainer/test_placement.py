@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host, use
+from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, to_host, use
 from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 
@@ -45,48 +45,6 @@ def test_a_state_is_taken_over_by_a_parked_stage() -> None:
     other.values.park(True)
     other.values.restore(*one.values.snapshot())
     assert one.values.digest() == other.values.digest()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_context_in_host_memory_gives_the_same_gradients(tmp_path, device: str, precision: str) -> None:
-    task = small_gpt(tmp_path, dropout=0.2)
-    config = CONFIG.__class__(seed=3, precision=precision, max_gradient_norm=None, microbatches=2, micro_batch_size=2)
-    stage = build_stage(task, 1, [(0, 2), (2, len(task.layers))], config, device)
-    first = build_stage(task, 0, [(0, 2), (2, len(task.layers))], config, device)
-    inputs = first.forward(begin(first), 0, 1, None)
-    works = []
-    for on_host in (False, True):
-        work = begin(stage)
-        forwarding = stage.start(0, 1, inputs, on_host)
-        while not forwarding.done:
-            stage.advance(forwarding)
-        stage.complete(work, forwarding)
-        works.append((work, stage.backward(work, 0, 1, None)))
-    (one, gradients), (other, others) = works
-    assert torch.equal(one.gradients.target, other.gradients.target)
-    assert one.gradients.target.any()
-    assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
-    assert one.figures() == other.figures()
-
-
-def test_only_what_is_no_parameter_is_copied() -> None:
-    weight = torch.randn(3, 3, requires_grad=True)
-    x = torch.randn(2, 3, requires_grad=True)
-    seen: list[bool] = []
-
-    def stays(tensor: torch.Tensor) -> bool:
-        seen.append(tensor.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr())
-        return seen[-1]
-
-    with contexts_on_host(stays):
-        y = torch.nn.functional.linear(x, weight)
-    with torch.no_grad():
-        x.zero_()  # its copy is what counts
-    y.sum().backward()
-    assert sorted(seen) == [False, True]
-    assert weight.grad is not None
-    assert weight.grad.any()
 
 
 def test_a_copy_is_a_copy() -> None:

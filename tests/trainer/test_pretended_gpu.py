@@ -30,6 +30,7 @@ beside = pytest.mark.skipif(
 )
 FEW = (
     "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True) or steps_are_counted"
+    " or (saved_contexts and not any_instruction)"
 )
 
 
@@ -42,7 +43,7 @@ def library() -> Path:
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("chosen", [FEW, pytest.param("", marks=pytest.mark.slow)])
 def test_what_is_tested_on_a_gpu_holds_on_a_pretended_one(library: Path, chosen: str) -> None:
-    files = [str(HERE), str(HERE.with_name("test_gpu.py"))]
+    files = [str(HERE.with_name(name)) for name in (HERE.name, "test_gpu.py", "test_saved_contexts.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rs", "-k", chosen, "-p", "no:cacheprovider", *files]
     there = pretended_gpu.environment(library)
     done = subprocess.run(command, env=there, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -77,7 +78,7 @@ def _job(model: str, devices: int) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": {"size": "tiny"}},
         "training": {"steps": 5, "globalBatchSize": 16, "microBatchSize": 4, "precision": "bf16"},
-        "topology": {"stages": 2, "schedule": "ZBH1"},
+        "topology": {"stages": 2, "schedule": "ZBH1", "activationsOnDevice": 3},
         "redundancy": {"placement": "Host"},
         "standby": {"workers": 1},
         "worker": {"devices": devices, "resources": {"limits": {"nvidia.com/gpu": devices}}},

@@ -13,7 +13,6 @@ from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import build_stage
-from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -116,20 +115,6 @@ def test_layers_may_pass_tuples_and_are_called_twice() -> None:
     assert calls == [[3, 3], [4, 4]], "two more to compare, without a checkpoint"
     for one, other in zip(*crossed, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one or (), other or (), strict=True))
-
-
-def test_a_context_in_host_memory_has_the_same_bits(tmp_path: Path) -> None:
-    stage = build_stage(small_gpt(tmp_path, dropout=0.2, checkpoint=True), 0, SPLITS[1], BF16)
-    works: list[Work] = []
-    for on_host in (False, True):
-        work = begin(stage)
-        forwarding = stage.start(0, 1, None, on_host)
-        while not forwarding.done:
-            stage.advance(forwarding)
-        stage.complete(work, forwarding)
-        stage.backward(work, 0, 1, None)
-        works.append(work)
-    assert torch.equal(works[0].gradients.target, works[1].gradients.target)
 
 
 def test_casts_outlive_a_backward_that_runs_layers_again(tmp_path: Path) -> None:

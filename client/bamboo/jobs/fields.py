@@ -227,6 +227,10 @@ class TopologyFields(TypedDict, total=False):
     """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
     memory for more activations. Cannot change.
     """
+    activationsOnDevice: int
+    """The most microbatches whose activations a stage keeps on its GPU until their backwards; the others' wait in host
+    memory. By default all. Can change only while the job is suspended.
+    """
     schedule: Literal["Auto", "1F1B", "ZBH1"]
     """The order of forwards and backwards, with the same bits. ZBH1: weight gradients are computed later, which leaves
     about a third of the bubbles; every stage then keeps as many activations as the first one. Auto: with

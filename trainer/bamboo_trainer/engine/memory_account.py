@@ -83,7 +83,9 @@ class Beside(NamedTuple):
 def account(
     states: StageStates, executor: Executor, redundant: RedundantWork, log: MessageLog, beside: Beside
 ) -> Memory:
-    """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward."""
+    """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward, but
+    not while it is in host memory.
+    """
     seen: set[int] = set()
     held = [(index, s.owned, s.stage.values.state_bytes()) for index, s in states.by_stage.items() if s.stage]
     run = {0} if states.whole else {index for index, owned, _ in held if owned}
@@ -107,9 +109,9 @@ def account(
         gradients=new_bytes(executor.gradients(), seen) + new_bytes(final, seen),
         log=new_bytes(log.tensors(), seen),
         activations=new_bytes((t for _, work in works for t in _contexts(work)), seen)
-        + sum((len(work.contexts) + len(work.postponed)) * _context(states, stage).here for stage, work in works),
+        + sum((work.contexts_here + len(work.postponed)) * _context(states, stage).here for stage, work in works),
         redundant=new_bytes((t for shadow in shadows for t in _in_advance(shadow)), seen)
-        + sum(_redundant_contexts(shadow, states, works, on_host=redundant.on_host) for shadow in shadows),
+        + sum(_redundant_contexts(shadow, states, works) for shadow in shadows),
         received=new_bytes((t for frame in frames for t in frame.tensors), seen) + new_bytes(waiting, seen),
         copies=new_bytes(beside.copies, seen),
     )
@@ -123,15 +125,11 @@ def _context(states: StageStates, index: int) -> ContextSize:
     return (stage.context if stage else None) or ContextSize()
 
 
-def _redundant_contexts(
-    shadow: Shadow, states: StageStates, works: Iterable[tuple[int, Work]], *, on_host: bool
-) -> int:
+def _redundant_contexts(shadow: Shadow, states: StageStates, works: Iterable[tuple[int, Work]]) -> int:
     """A forward that is begun counts as done."""
     size = _context(states, shadow.cell.stage)
     adopted = any(work is shadow.work for _, work in works)  # then they are activations
     count = len(shadow.forwardings) + (0 if adopted else len(shadow.work.contexts))
-    if on_host:
-        return count * size.on_host
     return count * size.here + (size.casts if count and not adopted else 0)
 
 

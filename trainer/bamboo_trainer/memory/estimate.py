@@ -21,6 +21,7 @@ from bamboo_core.control.memory import Memory
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
+from bamboo_core.planning.offloading import kept_on_device
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.shards import shard_layers
 from bamboo_core.planning.splits.devices import EAGER, device_roles
@@ -121,7 +122,7 @@ def _walk(
         with within, phase.told():
             inputs = tuple(p.detach().requires_grad_(p.requires_grad) for p in parts)
             own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
-            with _kept(own) as kept:
+            with _saved(own) as kept:
                 with recurrent(), autocast(torch.device("cpu"), spec.training.precision.value):
                     parts = run_layer(layer, index, inputs)
                 if index < last:
@@ -154,7 +155,7 @@ def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
     return layer
 
 
-class _Kept:
+class _Saved:
     """What autograd keeps: storages, each once. own: of parameters and buffers, which do not count."""
 
     def __init__(self, own: set[int]) -> None:
@@ -179,8 +180,8 @@ class _Kept:
 
 
 @contextmanager
-def _kept(own: set[int]) -> Iterator[_Kept]:
-    kept = _Kept(own)
+def _saved(own: set[int]) -> Iterator[_Saved]:
+    kept = _Saved(own)
 
     def pack(tensor: Tensor) -> Tensor:
         kept.add(tensor, lambda t: t.untyped_storage()._cdata in own)
@@ -271,12 +272,12 @@ def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec
     def total(of: Callable[[LayerSize], int], *which: int) -> int:
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
 
-    def contexts(s: int) -> int:
+    def contexts(s: int, *, in_advance: bool = False) -> int:
         order = StageOrder.of(spec.topology)
-        flying = (order.taken_over() if s in roles.taken_over else order).in_flight(s, depth, microbatches)
-        first, end = stages[s]
-        between = sum(size.outputs for size in sizes[first : end - 1])  # layers of the stage
-        return flying * (sizes[first].inputs + between + total(lambda size: size.kept, s))
+        order = order.taken_over() if s in roles.taken_over else order
+        flying = order.in_flight(s, depth, microbatches)
+        here = flying if in_advance else kept_on_device(spec, order, s, depth, microbatches)
+        return flying * sizes[stages[s][0]].inputs + here * _kept(sizes, stages[s])
 
     def logged(s: int) -> int:
         first, end = stages[s]
@@ -291,9 +292,27 @@ def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec
         gradients=gradient_bytes(spec, *(total(lambda size: size.gradients, *part) for part in (owned, kept))),
         log=sum(map(logged, owned)),
         activations=sum(map(contexts, owned)),
-        redundant=sum(contexts(s) + total(lambda size: size.gradients, s) for s in eager),
+        redundant=sum(contexts(s, in_advance=True) + total(lambda size: size.gradients, s) for s in eager),
         copies=_copies(sizes, stages, spec, (owned, kept)),
     )
+
+
+def _kept(sizes: Sequence[LayerSize], layers: tuple[int, int]) -> int:
+    """The bytes that a stage of these layers keeps of a microbatch for its backward, beside its inputs."""
+    first, end = layers
+    between = sum(size.outputs for size in sizes[first : end - 1])
+    return between + sum(size.kept for size in sizes[first:end])
+
+
+def waiting_on_host(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec) -> int:
+    """The bytes of activations that wait in host memory for the device of the stage that has most of them there."""
+    order, depth = StageOrder.of(spec.topology), len(stages)
+    microbatches = most_microbatches(spec.training, spec.topology.pipelines)
+    away = [
+        order.in_flight(s, depth, microbatches) - kept_on_device(spec, order, s, depth, microbatches)
+        for s in range(depth)
+    ]
+    return max(count * _kept(sizes, layers) for count, layers in zip(away, stages, strict=True))
 
 
 def _copies(

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from bamboo_trainer.memory.marks import EventMarks, EventWatch, PassedMark, QueueMark
 from bamboo_trainer.memory.placement import wait_for
+from bamboo_trainer.memory.saved_contexts import ContextCopies
 from bamboo_trainer.transport.base import ordinary
 
 PINNED_BYTES: Final = 4 << 30  # beyond it copies go to ordinary memory, and the engine waits for them
@@ -46,7 +47,12 @@ class Copy(Protocol):
 
 
 class HostCopies(Protocol):
-    """Used by the engine's thread only, but for `buffer`."""
+    """Used by the engine's thread only, but for `buffer`. contexts: moves what autograd has saved; None: it is in host
+    memory in any case.
+    """
+
+    @property
+    def contexts(self) -> ContextCopies | None: ...
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         """Starts to copy tensors to host memory. bulk: what is not urgent, and so large that what is may not be behind
@@ -88,6 +94,8 @@ class _There:
 
 class AtOnce:
     """The copies for tensors in host memory, which need none; all others are waited for."""
+
+    contexts: ContextCopies | None = None
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
@@ -174,6 +182,7 @@ class CudaCopies:
         self._handed_over = handed_over or HandedOver()
         self._inward, self._urgent, self._bulk = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]
         self._across: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}  # there and here, by device
+        self.contexts: ContextCopies | None = ContextCopies(device)
         self._watch = EventWatch("host-copies", told)
         self._marks = EventMarks(device, told)
         self._lock = threading.Lock()  # over the room: tensors are freed by any thread
@@ -273,6 +282,7 @@ class CopiesOfDevices:
     def __init__(self, by_device: Mapping[torch.device, HostCopies]) -> None:
         self._by_device = dict(by_device)
         self._first = next(iter(self._by_device.values()))
+        self.contexts = self._first.contexts
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         tensors = tuple(tensors)

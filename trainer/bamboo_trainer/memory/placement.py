@@ -2,12 +2,11 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 DEVICE_VARIABLE = "BAMBOO_DEVICE"
 _CPU = torch.device("cpu")
@@ -132,16 +131,3 @@ def to_host(tensor: Tensor) -> Tensor:
     """A copy in host memory; of a GPU's tensor in pinned memory, in the order of the GPU's stream."""
     copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor, non_blocking=tensor.is_cuda)
-
-
-def contexts_on_host(stays: Callable[[Tensor], bool]) -> saved_tensors_hooks:
-    """Inside, what a backward will need goes to host memory, and comes back for it; `stays`: not for parameters."""
-
-    def pack(tensor: Tensor) -> tuple[torch.device | None, Tensor]:
-        return (None, tensor) if stays(tensor) else (tensor.device, to_host(tensor.detach()))
-
-    def unpack(packed: tuple[torch.device | None, Tensor]) -> Tensor:
-        device, tensor = packed
-        return tensor if device is None else tensor.to(device, non_blocking=True)
-
-    return saved_tensors_hooks(pack, unpack)

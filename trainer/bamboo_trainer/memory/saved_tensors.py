@@ -16,7 +16,6 @@ class ContextSize:
     """Bytes of one microbatch of a stage, without its inputs and outputs, and without parameters."""
 
     here: int = 0
-    on_host: int = 0  # if it is copied to host memory as it is made
     casts: int = 0  # of parameters, one for all microbatches
 
 
@@ -25,7 +24,6 @@ class SavedTensor(NamedTuple):
 
     address: int  # of its storage
     storage: int  # bytes
-    size: int  # bytes of the tensor alone
     cast: bool  # of a parameter, to another type
 
 
@@ -39,7 +37,7 @@ def saved_for_backward(holds: Holds) -> Iterator[list[SavedTensor]]:
     def pack(tensor: Tensor) -> Tensor:
         if not holds(tensor):
             storage = tensor.untyped_storage()
-            saved.append(SavedTensor(storage.data_ptr(), storage.nbytes(), tensor.nbytes, is_cast(tensor, holds)))
+            saved.append(SavedTensor(storage.data_ptr(), storage.nbytes(), is_cast(tensor, holds)))
         return tensor.detach()  # an output that its own graph holds would never be freed
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -54,7 +52,7 @@ def context_size(saved: Iterable[SavedTensor], boundary: Iterable[Tensor], kept_
     outside = {tensor.untyped_storage().data_ptr() for tensor in boundary}
     casts = {s.address: s.storage for s in saved if s.cast and kept_casts}
     here = {s.address: s.storage for s in saved if s.address not in casts.keys() | outside}
-    return ContextSize(sum(here.values()), sum(s.size for s in saved), sum(casts.values()))
+    return ContextSize(sum(here.values()), sum(casts.values()))
 
 
 def new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:

@@ -4,17 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bamboo_trainer.compilation.compiled_layers import CompiledLayers
 from bamboo_trainer.compilation.forms import input_forms
 from bamboo_trainer.memory.host_copies import Bring
-from bamboo_trainer.memory.placement import contexts_on_host
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
-from bamboo_trainer.memory.saved_tensors import is_cast
+from bamboo_trainer.memory.saved_contexts import ContextCopies, SavedContext
 from bamboo_trainer.stage.gradients.buckets import Cut
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
@@ -26,7 +25,6 @@ from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, 
 from bamboo_trainer.training import TrainingConfig
 
 Metrics = dict[str, Sum]
-_AS_IT_IS: Final = nullcontext()
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +38,7 @@ class Forwarding:
     layer: int  # the next one
     end: int
     targets: Parts | None = None  # if they were read with the inputs
-    on_host: bool = False  # what the backward will need waits in host memory
+    context: SavedContext | None = None  # what the backward will need, if it waits in host memory
     capture: Capture = field(default_factory=Capture)  # what the layers have left beside their outputs
     weight: float | None = None  # of the loss, if it is a sum
     metrics: Metrics = field(default_factory=dict)
@@ -61,8 +59,9 @@ class Forwarding:
 
 class ForwardRunner:
     """It runs forwards of the layers of a stage, which are given to it by number.
-    load: the inputs and targets of a step's microbatch. bring: to the device. The bits of a forward depend on nothing
-    but the parameters, the seed, step, microbatch and inputs.
+    load: the inputs and targets of a step's microbatch. bring: to the device. contexts: moves contexts to host memory;
+    None: they are there. The bits of a forward depend on nothing but the parameters, the seed, step, microbatch and
+    inputs.
     """
 
     def __init__(
@@ -74,10 +73,11 @@ class ForwardRunner:
         device: torch.device,
         load: Callable[[int, int], tuple[Parts, Parts]],
         bring: Bring,
+        contexts: ContextCopies | None,
     ) -> None:
-        self._task, self._config, self._load, self._bring = task, config, load, bring
+        self._task, self._config, self._load, self._bring, self._contexts = task, config, load, bring, contexts
         self._phases = phases_of(task)
-        self._layers, self._parameters, self._device = layers, parameters, device
+        self._layers, self._device = layers, device
         self._first, self._end = min(layers), max(layers) + 1
         self._last = self._end == len(task.layers)
         self._checkpointed = checkpointed_layers(task)
@@ -121,7 +121,11 @@ class ForwardRunner:
             pairs = zip(self._bring(parts), needed, strict=True)
             leaves = tuple([part.detach().requires_grad_(need) for part, need in pairs])
         capture = Capture(phase=phase_at(self._phases, step).name)
-        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, on_host, capture)
+        context = None
+        if on_host and self._contexts is not None:
+            context = SavedContext()
+            self._contexts.settle()
+        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, context, capture)
 
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
@@ -129,11 +133,13 @@ class ForwardRunner:
 
     def run(self, forwarding: Forwarding, end: int) -> None:
         """Run the layers up to that one; after the last one of the model, the loss."""
-        if forwarding.on_host or not torch.is_grad_enabled():
-            with torch.enable_grad(), contexts_on_host(self._stays) if forwarding.on_host else _AS_IT_IS:
+        with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
+            if self._contexts is None or forwarding.context is None:
                 self._run(forwarding, end)
-        else:
-            self._run(forwarding, end)
+                return
+            with self._contexts.saving(forwarding.context):
+                self._run(forwarding, end)
+                self._contexts.leave(forwarding.context)
 
     def _run(self, f: Forwarding, end: int) -> None:
         seeds = self._seeds.get((f.step, f.microbatch)) or self._seeds_of(f.step, f.microbatch)
@@ -150,11 +156,14 @@ class ForwardRunner:
                     call = recomputing(partial(self.call, index, seed, capture=f.capture))
                 f.parts = run_layer(self._layers[index], index, f.parts, call, ends_stage=index + 1 == f.end)
                 f.layer += 1
+                if self._contexts is not None and f.context is not None:
+                    self._contexts.leave(f.context)
         if f.done:
             f.capture.close()
             if self._last:
                 targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
-                f.measure(phase_at(self._phases, f.step).task, self._bring(targets))
+                f.targets = self._bring(targets)
+                f.measure(phase_at(self._phases, f.step).task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
         """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""
@@ -172,10 +181,6 @@ class ForwardRunner:
 
     def _layer(self, index: int, given: Any) -> Any:
         return self._compiled.call(index, given) if self._compiled else call_layer(self._layers[index], given)
-
-    def _stays(self, tensor: Tensor) -> bool:
-        """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""
-        return self._parameters.holds(tensor) or is_cast(tensor, self._parameters.holds)
 
 
 def with_needs(outputs: Parts, needed: Sequence[bool]) -> Parts:

@@ -64,7 +64,9 @@ class Stage:
         self._entry: QueueMark | None = None
         self._weight_unit = loss_unit(task, config)
         load = partial(self._reader.batch, values.index)
-        self._forwards = ForwardRunner(task, config, layers, parameters, device, load, self.bring)
+        self._forwards = ForwardRunner(
+            task, config, layers, parameters, device, load, self.bring, self._copies.contexts
+        )
         self.compile_seconds = self._forwards.compile_seconds
         self._backwards = BackwardRunner(
             layers, parameters, self.bring, config.microbatches, splits=not self._forwards.repeats
@@ -80,18 +82,21 @@ class Stage:
         begins with one bucket, and `backward_rest` goes on with the others.
         """
         self._forwards.expect(self.values.version, microbatches)
+        if self._copies.contexts is not None:
+            self._copies.contexts.settle(arrivals=True)
         final = self.values.final
         total = GradientSum(final.gradient_size, self.values.device, bounds, microbatches, final.dtype, final.buckets)
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
-    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data.
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
+        """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data. on_host: as of
+        `start`, but for a first forward, which is looked at.
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
         if self.context is None and self.values.version == self.values.phase.first:
             self.look(step, microbatch, inputs)
-        return self._forward(work, step, microbatch, inputs)
+        return self._forward(work, step, microbatch, inputs, on_host=on_host)
 
     def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         """Before the first forward of all, and of each phase: is what the task does deterministic? Raises
@@ -102,10 +107,10 @@ class Stage:
         given, place = None if inputs is None else split_needs(inputs)[0], (self.values.index, step, microbatch)
         self._first_look.before(self._reader, place, given, self.values.device, self._forwards.call)
 
-    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
         place = (step, microbatch, inputs, microbatch == work.bucketwise)
         if self.context:
-            return self.complete(work, self._run(*place))
+            return self.complete(work, self._run(*place, on_host=on_host))
         found, self._contexts[self.phase] = self._first_look.during(partial(self._run, *place))
         return self.complete(work, found)
 
@@ -119,14 +124,19 @@ class Stage:
         """The size of what a backward needs in that phase; None before a forward was run in it."""
         return self._contexts.get(self.phase)
 
-    def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
-        forwarding = self._forwards.start(step, microbatch, inputs)
+    def _run(
+        self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool, on_host: bool = False
+    ) -> Forwarding:
+        forwarding = self._forwards.start(step, microbatch, inputs, on_host)
         forwarding.cuts = [] if bucketwise else None
         self._forwards.run(forwarding, self.values.end)
         return forwarding
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
-        """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
+        """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`.
+
+        on_host: what its backward will need waits in host memory, as far as nothing else keeps it on the device.
+        """
         return self._forwards.start(step, microbatch, inputs, on_host)
 
     def advance(self, forwarding: Forwarding) -> None:
@@ -195,6 +205,17 @@ class Stage:
     def named_layer(self, layer: int) -> str:
         """In a sentence."""
         return named_layer(self.values.layers[layer], layer)
+
+    def settle(self) -> None:
+        """Let what is computed next wait for what is on its way to host memory, whose memory is free then."""
+        if self._copies.contexts is not None:
+            self._copies.contexts.settle()
+
+    def bring_back(self, work: Work, microbatch: int) -> None:
+        """Have what that microbatch's backward needs be on the way back from host memory, if it is there."""
+        context = work.on_host.get(microbatch)
+        if context is not None and self._copies.contexts is not None:
+            self._copies.contexts.bring(context)
 
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_core.history.records import Continuation
+from bamboo_trainer.memory.saved_contexts import SavedContext
 from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
@@ -57,6 +58,7 @@ class Work:
 
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
+    on_host: dict[int, SavedContext] = field(default_factory=dict)  # of microbatches whose backwards need what is there
     bucketwise: int | None = None  # the last microbatch, if its backward is to be run bucket by bucket
     cuts: dict[int, list[Cut]] = field(default_factory=dict)  # microbatch -> where its backward is parted
     parts: Iterator[BackwardPart] | None = None  # of the backward that is run so, those that are left
@@ -82,6 +84,9 @@ class Work:
         """
         m, added = forwarding.microbatch, forwarding.capture.losses
         self.contexts[m] = (forwarding.leaves, forwarding.parts)
+        self.on_host.pop(m, None)
+        if forwarding.context is not None:
+            self.on_host[m] = forwarding.context
         if forwarding.cuts:
             self.cuts[m] = forwarding.cuts
         if added:
@@ -100,13 +105,18 @@ class Work:
         if forwarding.weight is not None:
             self.weights[m] = forwarding.weight
 
+    @property
+    def contexts_here(self) -> int:
+        """How many microbatches' contexts are where the stage computes."""
+        return len(self.contexts) - sum(context.is_away for context in self.on_host.values())
+
     def watch(self) -> None:
         """From now on, for who compares what it comes to."""
         self.watched = True
 
     def forget(self, microbatch: int) -> None:
         """Its forward was run to be compared only: no backward follows, unless it is run again."""
-        for kept in (self.contexts, self.cuts, self.added, self.answers, self.sent_back):
+        for kept in (self.contexts, self.on_host, self.cuts, self.added, self.answers, self.sent_back):
             kept.pop(microbatch, None)
 
     def _watch(self, microbatch: int, answers: Parts) -> None:
@@ -149,6 +159,7 @@ class Work:
         gradients: as `Stage.backward` takes them. microbatches: of the step, whose mean a loss is. Raises ValueError.
         """
         leaves, outputs = self.contexts.pop(microbatch)
+        self.on_host.pop(microbatch, None)
         added = self.added.pop(microbatch, [])
         if gradients is None:
             return leaves, self._ends(microbatch, outputs, added, microbatches, scale)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
+from bamboo_core.planning.offloading import kept_on_device
 from bamboo_core.planning.profile import ModelFigures, ModelProfile
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.shards import shard_layers
@@ -52,17 +53,19 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
         parts = (figures.layers[slice(*ranges[s])] for s in stages)
         return sum(getattr(layer, name) for layers in parts for layer in layers for name in names)
 
-    def in_flight(s: int) -> int:
-        first = figures.layers[ranges[s][0] - 1].boundary if s else 0
+    def in_flight(s: int, *, in_advance: bool = False) -> int:
         order = StageOrder.of(spec.topology)
-        flying = (order.taken_over() if s in roles.taken_over else order).in_flight(s, depth, microbatches)
-        return flying * (first + each([s], "activations", "boundary"))
+        order = order.taken_over() if s in roles.taken_over else order
+        flying = order.in_flight(s, depth, microbatches)
+        here = flying if in_advance else kept_on_device(spec, order, s, depth, microbatches)
+        first, last = figures.layers[ranges[s][0] - 1].boundary if s else 0, figures.layers[ranges[s][1] - 1].boundary
+        return flying * (first + last) + here * (each([s], "activations", "boundary") - last)
 
     replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
     gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
     ahead = spec.redundancy.mode in EAGER
     eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
-    redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
+    redundant = sum(in_flight(s, in_advance=True) for s in eager) + each(eager, "gradients")
     remembered = _of_shards(figures, spec) if depth == 1 else None
     if remembered is None:
         remembered = each(owned, "optimizer")

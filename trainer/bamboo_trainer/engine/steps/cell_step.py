@@ -7,6 +7,7 @@ from typing import Self
 
 from torch import Tensor
 
+from bamboo_core.planning.offloading import waits_on_host
 from bamboo_core.planning.plan import Cell, Layout, Portion, WorkerId
 from bamboo_core.planning.portions import Range, ranges
 from bamboo_core.planning.schedule import (
@@ -121,7 +122,8 @@ class CellStep:
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
     share its microbatches. is_portion: it is but one of those, and its owner may be another worker. outer_backwards:
-    the places of that before which most microbatches are in flight, and of the last one.
+    the places of that before which most microbatches are in flight, and of the last one. on_host: as `waits_on_host`
+    gives it.
     """
 
     cell: Cell
@@ -146,6 +148,7 @@ class CellStep:
     portions: tuple[Portion, ...] = ()
     is_portion: bool = False
     outer_backwards: tuple[int, ...] = ()
+    on_host: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of_portion(cls, cell: Cell, layout: Layout, portion: Range, stage: Stage) -> Self:
@@ -164,16 +167,18 @@ class CellStep:
         layout: Layout | None,
         tied_to: Sequence[int],
         lookahead: int,
+        on_device: int | None,
         evaluating: Evaluating,
     ) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it.
 
-        tied_to: the other stages that share parameters with this one. lookahead: see `StageOrder`.
+        tied_to: the other stages that share parameters with this one. lookahead: see `StageOrder`. on_device: see
+        `waits_on_host`.
         """
         self.step, self.layout, self.done = stage.values.version, layout, 0
         self.final = self.figures = self.ahead = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
-        self.program, self.evaluations, self.outer_backwards = [], 0, ()
+        self.program, self.evaluations, self.outer_backwards, self.on_host = [], 0, (), {}
         resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
@@ -183,7 +188,7 @@ class CellStep:
             training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
             step = last_program() if evaluating.only else training
             self.program, self.evaluations = [*before, *step], len(before)
-            self.outer_backwards = _outer_backwards(step)
+            self.outer_backwards, self.on_host = _outer_backwards(step), waits_on_host(step, on_device)
         self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]
         self.work = None
         if layout and active:
@@ -312,6 +317,10 @@ class CellStep:
     def take(self, address: Address) -> Frame:
         self.consumed.add(address)
         return self.inbox.pop(address)
+
+    def come_back(self, microbatch: int) -> list[int]:
+        """The microbatches whose activations are to come back from host memory when the backward of that one begins."""
+        return [m for m, before in self.on_host.items() if before == microbatch]
 
     @property
     def next(self) -> Instruction | None:

@@ -98,7 +98,7 @@ class Instructions:
         given = cell_step.take_input()
         if self._sums.active and not cell_step.is_portion:
             self._sums.took(cell_step.cell, cell_step.step, m, given)
-        forwarding = stage.start(cell_step.step, m, given)
+        forwarding = stage.start(cell_step.step, m, given, m in cell_step.on_host)
         while not forwarding.done:
             with self._devices.measuring(stage, timer.now, partial(timer.ran_layer, s, forwarding.layer)):
                 stage.advance(forwarding)
@@ -129,7 +129,7 @@ class Instructions:
             given = cell_step.take_input()
             if self._sums.active and not cell_step.is_portion:
                 self._sums.took(cell_step.cell, cell_step.step, m, given)
-            outputs = stage.forward(work, cell_step.step, m, given)
+            outputs = stage.forward(work, cell_step.step, m, given, on_host=m in cell_step.on_host)
         self._send_on(cell_step, m, outputs)
 
     def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:
@@ -171,6 +171,8 @@ class Instructions:
     def _backward(self, cell_step: CellStep, instruction: Backward) -> None:
         stage, work = self._parts(cell_step)
         (d, s), m = cell_step.cell, instruction.microbatch
+        for later in cell_step.come_back(m):
+            stage.bring_back(work, later)
         if cell_step.ahead and cell_step.is_ahead(instruction):
             cell_step.drop_inputs()
             inputs = cell_step.ahead.gradients.pop(m)

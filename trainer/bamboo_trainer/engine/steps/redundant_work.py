@@ -66,7 +66,7 @@ class RedundantWork:
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._clock, self._timer = observer, clock, timer
-        self._sums, self._copies, self._lookahead, self.on_host = sums, copies, lookahead, on_host
+        self._sums, self._copies, self._lookahead, self._on_host = sums, copies, lookahead, on_host
         self._devices = devices
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
@@ -340,9 +340,11 @@ class RedundantWork:
         given = self._devices.begin(stage, with_inputs=True) if stage.runs_ahead else None
         if microbatch not in shadow.forwardings:
             inputs = self._inputs(cell, shadow.step, microbatch)
-            shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs, self.on_host)
+            shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs, self._on_host)
         forwarding = shadow.forwardings[microbatch]
         layer = forwarding.layer
+        if self._on_host:
+            stage.settle()
         with self._devices.measuring(stage, self._timer.now, partial(self._timer.ran_layer, cell.stage, layer)):
             stage.advance(forwarding)
         if forwarding.done:

@@ -1,0 +1,323 @@
+"""What autograd has saved waits in host memory: on a GPU, or by test_pretended_gpu.py on pretended ones."""
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_engine import manifest
+from torch import Tensor, nn
+
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.job.spec import PipelineSchedule
+from bamboo_core.planning.offloading import most_on_device, waits_on_host
+from bamboo_core.planning.plan import Cell
+from bamboo_core.planning.schedule import Backward, BackwardInput, BackwardWeight, Forward, StageOrder
+from bamboo_trainer.memory import saved_contexts
+from bamboo_trainer.memory.host_copies import host_copies
+from bamboo_trainer.memory.saved_contexts import ContextCopies, SavedContext
+from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo_trainer.task import Task
+from stage_kit import CONFIG, begin, small_gpt
+from training_job import Fault, Job
+
+IS_PRETENDED = "PRETENDED_GPU" in os.environ
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+GPU = torch.device("cuda", 0)
+SIZE = 64
+STEPS = 3
+
+
+class Chain(nn.Module):
+    """Layers that save views of one tensor, inputs twice, a result that was written to in place, and parameters."""
+
+    def __init__(self, count: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(SIZE, 3 * SIZE) for _ in range(count))
+        self.to(GPU)
+
+    def steps(self, x: Tensor) -> list[Callable[[Tensor], Tensor]]:
+        def step(layer: nn.Module, given: Tensor) -> Tensor:
+            q, k, v = layer(given).chunk(3, dim=1)
+            scores = (q @ k.t()).softmax(dim=1)
+            mixed = scores @ v
+            return torch.relu_(mixed * given) + given * given
+
+        return [lambda given, layer=layer: step(layer, given) for layer in self.layers]
+
+
+def forward(copies: ContextCopies, chain: Chain, x: Tensor) -> tuple[SavedContext, Tensor]:
+    context = SavedContext()
+    copies.settle()
+    with copies.saving(context):
+        for step in chain.steps(x):
+            x = step(x)
+            copies.leave(context)
+    return context, x.sum()
+
+
+def inputs(number: int) -> Tensor:
+    torch.manual_seed(number)
+    return torch.randn(SIZE, SIZE).to(GPU).requires_grad_()
+
+
+def gradients(chain: Chain, *leaves: Tensor) -> list[list[float]]:
+    found = [one.grad.cpu().flatten().tolist() for one in (*leaves, *chain.parameters()) if one.grad is not None]
+    return found
+
+
+def plainly(count: int = 4) -> list[list[float]]:
+    chain, leaves = Chain(), [inputs(number) for number in range(count)]
+    losses = []
+    for leaf in leaves:
+        x = leaf
+        for step in chain.steps(x):
+            x = step(x)
+        losses.append(x.sum())
+    for loss in losses:
+        loss.backward()
+    return gradients(chain, *leaves)
+
+
+def moved(module: types.ModuleType) -> list[list[float]]:
+    """The same, with contexts in host memory: that of the first is asked for at once, others are brought before."""
+    copies, chain, leaves = module.ContextCopies(GPU), Chain(), [inputs(number) for number in range(4)]
+    made = []
+    for leaf in leaves:
+        made.append(forward(copies, chain, leaf))
+        busy = torch.ones(SIZE, SIZE, device=GPU) * 3.0  # memory that was left is used for something else
+        del busy
+        if len(made) == 1:
+            made[0][1].backward()
+    for (context, _), (_, loss) in zip([*made[2:], made[1]], made[1:], strict=True):
+        copies.bring(context)
+        loss.backward()
+    return gradients(chain, *leaves)
+
+
+ORDER = (  # what puts the copies in order
+    "self._outward.wait_stream(torch.cuda.current_stream(self._device))",
+    "batch.made.record(self._outward)",
+    "self._inward.wait_stream(torch.cuda.current_stream(self._device))",
+    "left.wait(self._device)",
+    "batch.made.record(self._inward)",
+    "torch.cuda.current_stream(device).wait_event(self.made)",
+)
+
+
+@pytest.mark.skipif(not IS_PRETENDED, reason="a GPU shows it only now and then")
+@pytest.mark.parametrize("line", ["", *ORDER])
+def test_each_event_and_wait_is_needed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(saved_contexts.__file__).read_text()
+    assert not line or source.count(line) == 1
+    made = types.ModuleType("contexts_without_a_line")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    exec(compile(source.replace(line, "pass") if line else source, made.__name__, "exec"), made.__dict__)
+    expected, found = plainly(), list[list[float]]()
+    with suppress(RuntimeError):
+        found = moved(made)
+        torch.ones(1, device=GPU).add_(1.0)  # a mistake is told by the next piece of work
+    assert (found == expected) == (line == "")
+    with suppress(RuntimeError):
+        torch.ones(1, device=GPU).add_(1.0)
+
+
+def test_every_event_and_wait_is_among_those_that_are_taken_out() -> None:
+    source = Path(saved_contexts.__file__).read_text().splitlines()
+    marks = (".record(", "left.wait(", ".wait_event(", ".wait_stream(", ".record_stream(")
+    assert {line.split("  #")[0].strip() for line in source if any(mark in line for mark in marks)} == set(ORDER)
+
+
+def test_only_what_nothing_else_keeps_is_moved_once_with_its_strides() -> None:
+    copies, context, saved = ContextCopies(GPU), SavedContext(), list[tuple[Any, ...]]()
+    weight, given = torch.randn(SIZE, SIZE).to(GPU).requires_grad_(), inputs(0)
+
+    class Noting(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, *tensors: Tensor) -> Tensor:  # type: ignore[override]
+            context.save_for_backward(*tensors)
+            return tensors[0].sum()
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+            saved.append(tuple((t.stride(), t.storage_offset(), t.cpu().tolist()) for t in context.saved_tensors))
+            return (None,) * len(context.saved_tensors)
+
+    with copies.saving(context):
+        whole = (given @ weight) * 2.0
+        parts = (whole, whole.t()[3:], whole[:, ::2], whole, given, weight)
+        expected = tuple((t.stride(), t.storage_offset(), t.detach().cpu().tolist()) for t in parts)
+        out = Noting.apply(*parts)
+        copies.leave(context)
+        assert context.away() == [], "somebody has all of them"
+        del whole, parts
+        copies.leave(context)
+        copies.leave(context)
+    (storage,) = context.away()
+    assert storage.copy is not None
+    assert (storage.copy.numel(), len(storage.forms), storage.copy.is_pinned()) == (SIZE * SIZE, 4, True)
+    out.backward(retain_graph=True)
+    assert context.away() == []
+    out.backward()
+    assert saved == [expected] * 2, "it comes back once, for both"
+
+
+def test_what_is_written_to_after_it_was_saved_is_refused_as_without() -> None:
+    copies, context = ContextCopies(GPU), SavedContext()
+    with copies.saving(context):
+        out = inputs(0).exp()
+        total = out.sum()
+        with torch.no_grad():
+            out.add_(1.0)
+        del out
+        copies.leave(context)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+@pytest.mark.skipif(not IS_PRETENDED, reason="torch's allocator keeps what is free")
+def test_what_was_left_or_dropped_holds_no_memory() -> None:
+    copies, chain, leaf = ContextCopies(GPU), Chain(), inputs(0)
+    before = torch.cuda.memory_allocated(GPU)
+    for brought in (False, True):
+        context, loss = forward(copies, chain, leaf)
+        held = torch.cuda.memory_allocated(GPU)
+        copies.settle()
+        assert torch.cuda.memory_allocated(GPU) - before < (held - before) / 3, "inputs of the layers, and the sum"
+        if brought:
+            copies.bring(context)
+        del loss
+        copies.settle(arrivals=True)
+        assert torch.cuda.memory_allocated(GPU) == before, "as after a step that is broken off"
+
+
+def stage_of(task: Task, precision: str) -> Stage:
+    config = replace(CONFIG, precision=precision, max_gradient_norm=None)
+    layers = len(task.layers)
+    return build_stage(task, 0, [(0, layers - 1), (layers - 1, layers)], config, GPU, None, host_copies(GPU, int))
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stage_comes_to_the_same_gradients(tmp_path: Path, precision: str, checkpoint: bool) -> None:
+    stage = stage_of(small_gpt(tmp_path, dropout=0.2, checkpoint=checkpoint), precision)
+    outputs = stage.rehearse(0, 0, None)
+    found, sent = [], tuple(torch.ones_like(part) for part in outputs)
+    for on_host, postpone in ((False, False), (True, False), (True, True)):
+        work = begin(stage, 0, 1)
+        for m in (0, 1):
+            stage.forward(work, 0, m, None, on_host=on_host)
+        assert work.contexts_here == (0 if on_host else 2)
+        stage.bring_back(work, 0)
+        assert work.contexts_here == (1 if on_host else 2)
+        for m in (0, 1):
+            stage.backward(work, 0, m, sent, postpone=postpone)
+        stage.weight_gradients(work, 0, 1)
+        assert (work.on_host, work.contexts) == ({}, {})
+        found.append(work.gradients.nodes(0)[0][1].cpu())
+    assert found[0].any()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def document(stages: int, pipelines: int = 1, on_device: int | None = 3, **topology: Any) -> dict[str, Any]:
+    made = manifest(stages, pipelines, mode="EagerForward", standby=1, steps=STEPS)
+    made["spec"]["training"].update(globalBatchSize=16 * pipelines, microBatchSize=2)
+    made["spec"]["topology"] |= {"lookahead": 1, "activationsOnDevice": on_device, **topology}
+    return made
+
+
+@pytest.mark.skipif(not IS_PRETENDED, reason="torch's allocator keeps what is free")
+@pytest.mark.parametrize(("number", "schedule", "kept"), [(0, "1F1B", (7, 4, 3)), (1, "ZBH1", (7, 6, 5))])
+def test_the_memory_of_a_device_falls_as_the_schedule_says(
+    tmp_path: Path, number: int, schedule: str, kept: tuple[int, ...]
+) -> None:
+    """Of a stage of four: of as many microbatches less it keeps what autograd has saved."""
+    task, order = small_gpt(tmp_path, blocks=6), StageOrder(PipelineSchedule(schedule))
+    stages = [(0, 4), (4, 7), (7, 8)]
+    made = [build_stage(task, s, stages, CONFIG, GPU, None, host_copies(GPU, int)) for s in (0, number)]
+    outputs = made[0].rehearse(0, 0, None)
+    stage, given = made[-1], (None, outputs)[number]
+    sent, most, sums = stage.rehearse(0, 0, given), list[int](), list[Tensor]()
+    program = order.program(number, 4, range(12))
+    for on_device, count in zip((None, 4, 3), kept, strict=True):
+        assert most_on_device(program, on_device) == count
+        away, work = waits_on_host(program, on_device), begin(stage, *range(12))
+        torch.cuda.reset_peak_memory_stats(GPU)
+        before = torch.cuda.memory_allocated(GPU)
+        for one in program:
+            match one:
+                case Forward(m):
+                    stage.forward(work, 0, m, given, on_host=m in away)
+                case Backward(m):
+                    for later in (other for other, at in away.items() if at == m):
+                        stage.bring_back(work, later)
+                    stage.backward(work, 0, m, sent, postpone=isinstance(one, BackwardInput))
+                case BackwardWeight(m):
+                    stage.weight_gradients(work, 0, m)
+        most.append(torch.cuda.max_memory_allocated(GPU) - before)
+        sums.append(work.gradients.nodes(0)[0][1].cpu())
+    assert stage.context is not None
+    for count, peak, total in zip(kept, most, sums, strict=True):
+        assert most[0] - peak == pytest.approx((kept[0] - count) * stage.context.here, rel=0.1)
+        assert torch.equal(total, sums[0])
+
+
+def test_an_engine_moves_what_the_schedule_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8 microbatches the first two stages of four keep the next ones."""
+    came, bring = list[int](), ContextCopies.bring
+
+    def noted(copies: ContextCopies, context: SavedContext) -> None:
+        came.append(len(context.away()))
+        bring(copies, context)
+
+    monkeypatch.setattr(ContextCopies, "bring", noted)
+    Job(document(4), devices=("cuda:0", "cuda:1")).run()
+    assert len(came) == STEPS * 2 * 6
+    assert all(came)
+
+
+Grid = tuple[int, int, int, str]  # stages, pipelines, devices of a worker, schedule
+GRIDS: list[Grid] = [(4, 1, 1, "1F1B"), (4, 1, 1, "ZBH1"), (2, 2, 1, "1F1B"), (2, 1, 2, "ZBH1")]
+
+
+@pytest.mark.parametrize(("grid", "placement"), [(GRIDS[1], "Host"), (GRIDS[3], "Device")])
+def test_a_loss_changes_no_bit(grid: Grid, placement: str) -> None:
+    _survives(grid, placement, "EagerForward", every=16)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["LazyForward", "EagerForward", "EagerBackward"])
+@pytest.mark.parametrize("placement", ["Device", "Host"])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_loss_at_any_instruction_changes_no_bit(grid: Grid, placement: str, mode: str) -> None:
+    _survives(grid, placement, mode, every=1)
+
+
+def _survives(grid: Grid, placement: str, mode: str, every: int) -> None:
+    stages, pipelines, per_worker, schedule = grid
+    job = document(stages, pipelines, schedule=schedule)
+    job["spec"]["redundancy"] |= {"placement": placement, "mode": mode}
+    plain = document(stages, pipelines, None, schedule=schedule)
+    devices = tuple(f"cuda:{number}" for number in range(min(4, torch.cuda.device_count())))
+    usual = Job(plain, devices=devices, per_worker=per_worker).run()
+    calm = Job(job, devices=devices, per_worker=per_worker).run()
+    assert calm.outcome is Outcome.COMPLETE
+    assert add_digests(calm.digests) == add_digests(usual.digests)
+    at = [f for f in dict.fromkeys(calm.executed) if f.step == 1 and f.cell == Cell(0, 0) and not f.after]
+    for fault in at[::every]:
+        disturbed = Job(
+            job, (Fault(fault.name, fault.cell, fault.step, fault.microbatch),), devices=devices, per_worker=per_worker
+        ).run()
+        assert not disturbed.faults, f"{fault} did not strike"
+        assert disturbed.state.progress.losses == usual.state.progress.losses
+        assert disturbed.digests == calm.digests

@@ -1,0 +1,209 @@
+"""What autograd has saved of a forward, moved to host memory until its backward, and back.
+
+It is moved by storages, each once, however many saved tensors lie in it, and only if nothing else keeps it: parameters
+and their casts, inputs and outputs stay, as moving them would free nothing. So nobody can write to what has been moved,
+and the tensors that come back have the same bits, strides and places in their storages.
+
+The copies have two streams of their own, one each way. A stream that computes waits for a copy before memory that the
+copy uses is given back, and `record_stream` is not used: it would keep memory until the device is seen to be done with
+it, and as the host runs ahead a device would come to keep all that it should not.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Final, NamedTuple
+from weakref import ReferenceType, WeakValueDictionary, finalize, ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+LEAST_BYTES: Final = 1024  # of a storage that is moved
+
+
+@dataclass(slots=True, eq=False)
+class _ContextBatch:
+    """Copies that were started together. made: behind them. held: memory of the device that they use, until what is
+    computed there waits for them.
+    """
+
+    made: torch.cuda.Event
+    held: list[Tensor]
+
+    def wait(self, device: torch.device) -> None:
+        if self.held:
+            torch.cuda.current_stream(device).wait_event(self.made)
+            self.held.clear()
+
+
+class _PlaceInStorage(NamedTuple):
+    """A tensor in a storage. changes: how often torch had seen it written to when autograd saved it."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    changes: int
+
+    def within(self, whole: Tensor) -> Tensor:
+        there = whole if whole.dtype is self.dtype else whole.view(self.dtype)
+        return there.as_strided(self.size, self.stride, self.offset)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _SavedStorage:
+    """tensors: those that autograd has saved of it, while they are on the device. copy: all of it, while it is in host
+    memory. batch: with which it was moved last, until that is waited for. has_left: it was moved at all.
+    """
+
+    forms: list[_PlaceInStorage] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    copy: Tensor | None = None
+    batch: _ContextBatch | None = None
+    has_left: bool = False
+
+    def add(self, tensor: Tensor) -> "_SavedPlace":
+        place = _PlaceInStorage(
+            tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor._version
+        )
+        self.forms.append(place)
+        self.tensors.append(tensor)
+        return _SavedPlace(self, len(self.forms) - 1)
+
+    @property
+    def may_leave(self) -> bool:
+        """Does nothing but autograd keep it, as it was?"""
+        storage = self.tensors[0].untyped_storage()
+        size, users = storage.nbytes(), torch._C._storage_Use_Count(storage._cdata)
+        if size < LEAST_BYTES or size % self.tensors[0].itemsize or users > len(self.tensors) + 1:
+            return False
+        return all(map(self.is_unchanged, range(len(self.tensors))))
+
+    def is_unchanged(self, place: int) -> bool:
+        return self.has_left or self.tensors[place]._version == self.forms[place].changes
+
+    def whole(self) -> Tensor:
+        first = self.tensors[0]
+        return first.as_strided((first.untyped_storage().nbytes() // first.itemsize,), (1,), 0)
+
+
+class _SavedPlace(NamedTuple):
+    """What autograd keeps instead of a tensor."""
+
+    storage: _SavedStorage
+    place: int
+
+
+class SavedContext:
+    """What autograd has saved of one forward. The graph alone keeps it."""
+
+    def __init__(self) -> None:
+        self.here: WeakValueDictionary[int, _SavedStorage] = WeakValueDictionary()  # by number of the device's storage
+        self.moved: list[ReferenceType[_SavedStorage]] = []
+
+    def away(self) -> list[_SavedStorage]:
+        """What is in host memory, in the order in which it came there."""
+        moved = [storage() for storage in self.moved]
+        return [storage for storage in moved if storage is not None and storage.copy is not None]
+
+    @property
+    def is_away(self) -> bool:
+        """Is some of it in host memory?"""
+        return bool(self.away())
+
+
+class ContextCopies:
+    """It moves the contexts of a device's forwards. Used by the engine's thread, and by autograd's while that waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._outward, self._inward = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._leaving: list[_ContextBatch] = []
+        self._coming: list[_ContextBatch] = []
+        finalize(self, _settle, device, self._leaving, self._coming).atexit = False
+
+    def saving(self, context: SavedContext) -> saved_tensors_hooks:
+        """Inside, what autograd saves is part of the context."""
+        return saved_tensors_hooks(partial(self._pack, context), self._unpack)
+
+    def _pack(self, context: SavedContext, tensor: Tensor) -> Tensor | _SavedPlace:
+        own = tensor.detach()  # an output that its own graph holds would never be freed
+        plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        if not plain or tensor.device != self._device or tensor.is_conj() or tensor.is_neg():
+            return own
+        number = own.untyped_storage()._cdata
+        storage = context.here.get(number)
+        if storage is None:
+            storage = context.here[number] = _SavedStorage()
+        return storage.add(own)
+
+    def _unpack(self, saved: Tensor | _SavedPlace) -> Tensor:
+        """On the device, after what has been started there."""
+        if isinstance(saved, Tensor):
+            return saved
+        storage, place = saved
+        if storage.copy is not None and storage.batch is not None:
+            self._bring(storage.batch, [storage])
+        if storage.batch is not None:
+            storage.batch.wait(self._device)
+            storage.batch = None
+        if not storage.is_unchanged(place):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation"
+            )
+        return storage.tensors[place]
+
+    def leave(self, context: SavedContext) -> None:
+        """Start to move what nothing but autograd keeps by now to host memory."""
+        leaving = [(number, storage) for number, storage in list(context.here.items()) if storage.may_leave]
+        if not leaving:
+            return
+        self._outward.wait_stream(torch.cuda.current_stream(self._device))
+        batch = _ContextBatch(torch.cuda.Event(), [])  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._outward):
+            for number, storage in leaving:
+                del context.here[number]
+                context.moved.append(ref(storage))
+                whole = storage.whole()
+                storage.copy = torch.empty_like(whole, device="cpu", pin_memory=True).copy_(whole, non_blocking=True)
+                storage.tensors, storage.batch, storage.has_left = [], batch, True
+                batch.held.append(whole)
+            batch.made.record(self._outward)
+        self._leaving.append(batch)
+
+    def settle(self, *, arrivals: bool = False) -> None:
+        """Let what is computed from now on wait for what is on its way out, so that its memory on the device is free.
+        arrivals: and for what is on its way back, as some of it may have been dropped.
+        """
+        _settle(self._device, self._leaving, *([self._coming] if arrivals else []))
+
+    def bring(self, context: SavedContext) -> None:
+        """Start to bring back what is in host memory, what was saved last first."""
+        for left, storages in groupby(reversed(context.away()), key=lambda storage: storage.batch):
+            assert left is not None
+            self._bring(left, storages)
+
+    def _bring(self, left: _ContextBatch, storages: Iterable[_SavedStorage]) -> None:
+        """Start to bring back these, which have left together."""
+        self._coming[:] = [batch for batch in self._coming if batch.held]
+        left.wait(self._device)  # it has had the time of a backward
+        pairs = [(s, s.copy, torch.empty_like(s.copy, device=self._device)) for s in storages if s.copy is not None]
+        self._inward.wait_stream(torch.cuda.current_stream(self._device))  # which may still use that memory
+        batch = _ContextBatch(torch.cuda.Event(), [])  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._inward):
+            for storage, copy, whole in pairs:
+                whole.copy_(copy, non_blocking=True)
+                storage.tensors = [form.within(whole) for form in storage.forms]
+                storage.copy, storage.batch = None, batch
+                batch.held.append(whole)
+            batch.made.record(self._inward)
+        self._coming.append(batch)
+
+
+def _settle(device: torch.device, *moving: list[_ContextBatch]) -> None:
+    for batches in moving:
+        for batch in batches:
+            batch.wait(device)
+        batches.clear()
