@@ -1,5 +1,6 @@
 """What autograd has saved waits in host memory: on a GPU, or by test_pretended_gpu.py on pretended ones."""
 
+import gc
 import os
 import sys
 import types
@@ -126,6 +127,7 @@ def test_each_event_and_wait_is_needed(line: str, monkeypatch: pytest.MonkeyPatc
         found = moved(made)
         torch.ones(1, device=GPU).add_(1.0)  # a mistake is told by the next piece of work
     assert (found == expected) == (line == "")
+    gc.collect()  # what was left without the line is freed, and its mistakes are told, here and not in other tests
     with suppress(RuntimeError):
         torch.ones(1, device=GPU).add_(1.0)
 
