@@ -38,6 +38,7 @@ def test_without_two_gpus_nothing_is_timed(script: Any, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "There are no two GPUs here, so there is no direct way to time.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which(pretended_gpu.COMPILER) is None, reason="no compiler")
 @pytest.mark.timeout(300)
 def test_on_pretended_gpus_each_way_brings_the_tensor() -> None:

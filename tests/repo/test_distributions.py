@@ -52,6 +52,7 @@ def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> P
     return programs
 
 
+@pytest.mark.slow
 def test_every_wheel_has_its_license_and_types(wheels: list[Path]) -> None:
     for wheel in wheels:
         names = zipfile.ZipFile(wheel).namelist()

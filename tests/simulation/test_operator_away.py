@@ -392,7 +392,7 @@ def test_a_suspended_job_keeps_its_state_whenever_its_operator_ends(kill_at: flo
     assert Suspended(job_of(seed), suspend, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", [-3.0, 0.05, 1.0, 2.5, 8.0])
+@pytest.mark.parametrize("kill_at", some([-3.0, 1.0]))
 def test_a_job_whose_budget_is_spent_is_suspended_and_goes_on_with_a_larger_one(kill_at: float) -> None:
     priced = job_of(13, pools=({"name": "spot", "pricePerHour": "3600"},))
     assert OutOfMoney(priced, small_budget, kill_at).run().problem is None
@@ -413,7 +413,9 @@ def test_it_does_so_if_the_next_operator_ends_as_well(kill_at: float) -> None:
     assert SuspendedTwiceAway(job_of(3), suspend, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("after", [0.0, 0.02, 0.1, 0.6, 2.0])
+@pytest.mark.parametrize(
+    "after", [0.02, 0.6, *(pytest.param(more, marks=pytest.mark.slow) for more in (0.0, 0.1, 2.0))]
+)
 def test_it_does_so_if_the_next_operator_has_not_heard_its_workers_yet(after: float) -> None:
     assert SuspendedWhileTakenOver(job_of(4), suspend, after).run().problem is None
 

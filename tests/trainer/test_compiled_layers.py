@@ -161,6 +161,7 @@ class Contexts(ContextCopies):
         self.leaving += sum(storage.may_leave for storage in context.here.values())
 
 
+@pytest.mark.slow
 def test_what_compiled_layers_save_may_wait_in_host_memory(tmp_path: Path) -> None:
     """With the same code, and in a backward in two parts."""
     task, copies, contexts = small_gpt(tmp_path, dModel=64, dropout=0.1), AtOnce(), Contexts()

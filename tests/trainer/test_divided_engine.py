@@ -47,15 +47,16 @@ def test_the_number_of_devices_does_not_change_the_bits(stages: int, pipelines: 
     assert owners == {cell: expanded(plan).at(cell).owner for cell in expanded(plan).cells()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "pipelines", "mode", "every"),
     [
         (2, 1, "LazyForward", False),
-        pytest.param(2, 1, "LazyForward", True, marks=pytest.mark.slow),
-        pytest.param(3, 1, "EagerForward", True, marks=pytest.mark.slow),
-        pytest.param(2, 2, "LazyForward", True, marks=pytest.mark.slow),
-        pytest.param(1, 3, "LazyForward", True, marks=pytest.mark.slow),
-        pytest.param(2, 1, "EagerBackward", True, marks=pytest.mark.slow),
+        (2, 1, "LazyForward", True),
+        (3, 1, "EagerForward", True),
+        (2, 2, "LazyForward", True),
+        (1, 3, "LazyForward", True),
+        (2, 1, "EagerBackward", True),
     ],
 )
 def test_a_kill_at_an_instruction_leaves_the_bits(stages: int, pipelines: int, mode: str, every: bool) -> None:

@@ -129,7 +129,6 @@ def test_texts_change_nothing_of_the_training() -> None:
 @pytest.mark.parametrize(
     ("grid", "mode", "step", "names", "every_th"),
     [
-        ((3, 1), "LazyForward", 2, {"Generate", "ReportReady"}, 3),
         pytest.param((3, 1), "LazyForward", 2, {"Generate", "ReportReady"}, 1, marks=pytest.mark.slow),
         pytest.param((2, 2), "EagerForward", STEPS, {"Generate"}, 1, marks=pytest.mark.slow),
         ((1, 2), "LazyForward", 4, {"Generate"}, 2),

@@ -30,7 +30,7 @@ beside = pytest.mark.skipif(
 )
 FEW = (
     "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True) or steps_are_counted"
-    " or (saved_contexts and not any_instruction and not grid1)"
+    " or (saved_contexts and not any_instruction and not a_loss)"
 )
 
 
