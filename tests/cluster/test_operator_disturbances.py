@@ -214,6 +214,7 @@ def test_a_task_that_was_changed_in_a_running_job_is_not_taken_for_its_own(
     assert (status["preemptions"], status["restarts"]) == (1, 1), "a container that is killed has failed"
 
 
+@pytest.mark.slow
 def test_an_operator_that_stood_still_takes_nobody_for_lost(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:

@@ -95,6 +95,7 @@ def test_the_first_ends_when_it_is_evicted_though_no_kubelet_tells_it(
     until_ready(operator, (503, "waiting for the lease held by second"))
 
 
+@pytest.mark.slow
 def test_of_two_replicas_both_are_ready_and_the_one_that_works_has_the_label(
     installed: Cluster, namespace: str, operator: Operator, second: Operator
 ) -> None:

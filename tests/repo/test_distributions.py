@@ -60,6 +60,7 @@ def test_every_wheel_has_its_license_and_types(wheels: list[Path]) -> None:
         assert any(name.endswith("/py.typed") for name in names), wheel
 
 
+@pytest.mark.slow
 def test_the_installed_command_and_the_five_lines_work(installed: Path, tmp_path: Path) -> None:
     asked = f"import {', '.join(PACKAGES)}; print(all('fresh' in one.__file__ for one in ({', '.join(PACKAGES)})))"
     assert call(installed / "python", "-c", asked, cwd=tmp_path) == "True\n", "not those of this checkout"

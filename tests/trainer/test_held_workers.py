@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from manifest_kit import bamboojob, training
 
 # Layers that rest instead of computing, so that five workers are no more to two processors than one.
@@ -44,6 +46,7 @@ def build(config):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_adds_nothing_is_given_back_and_the_bits_are_the_same(tmp_path: Path) -> None:
     """Of twelve microbatches five pipelines have three at most, as four have."""
     (tmp_path / "resting.py").write_text(TASK)
