@@ -288,11 +288,12 @@ class _Operator:
             tenants=options.tenants is not None,
             page_url=options.pages.url,
         )
-        jobs = self._jobs = JobController(shared, self._options.shards if self._shards else 1)
+        shards = options.shards if self._shards else 1
+        jobs = self._jobs = JobController(shared, shards)
         sharing: TenantController | None = None
         if options.tenants is not None:
             record = self._tenant_record(options.lease, jobs)
-            sharing = TenantController(self._tenants, jobs, record, self._options.shards if self._shards else 1)
+            sharing = TenantController(self._tenants, jobs, record, shards)
             self._begin(record.run())
             self._begin(sharing.run())
         if options.node_record:

@@ -94,9 +94,8 @@ class CuttingBackend:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
-        self._made: dict[
-            Hashable, tuple[Callable[..., Any], list[str]]
-        ] = {}  # and why backwards stay whole, if they do
+        # By form, the code and, if a backward stays whole, why.
+        self._made: dict[Hashable, tuple[Callable[..., Any], list[str]]] = {}
 
     def of_layer(self, stays_whole: Callable[[str], None]) -> Callable[..., Any]:
         """The backend for one layer. stays_whole: is told why its backward cannot be cut, before anything is computed
