@@ -129,9 +129,13 @@ class Journey:
 
 
 def _fits(seen: Seen, mark: Mark, number: int, facts: Mapping[str, object]) -> bool:
-    """Does that call say nothing else than what is known?"""
+    """Does that call say nothing else than what is known, and was it made where the mark has it taken out?
+
+    What is handed over may have come too late to wait: then it goes on in the call that brought it, not meant here.
+    """
     said = {**seen.said, mark.where: seen.process}
-    return seen.mark == number and all(facts.get(name, value) == value for name, value in said.items())
+    known = seen.mark == number and all(facts.get(name, value) == value for name, value in said.items())
+    return known and (not mark.taken_by or any(call.function.name == mark.taken_by for call in seen.call.stack()))
 
 
 class _Chain:
