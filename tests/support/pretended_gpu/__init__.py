@@ -98,6 +98,10 @@ def _replace_module(library: ctypes.CDLL) -> None:
         with stream:
             yield
 
+    class Event:  # a class, as annotations need it, and torch knows no events but its own
+        def __new__(cls, enable_timing: bool = False) -> Any:
+            return torch.Event(device="cuda", enable_timing=enable_timing)
+
     instead: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -108,7 +112,7 @@ def _replace_module(library: ctypes.CDLL) -> None:
         "set_device": lambda device: torch.accelerator.set_device_index(index(device)),
         "device": lambda device: torch.accelerator.device_index(index(device)),
         "Stream": lambda device=None: torch.Stream(device=torch.device("cuda", index(device))),
-        "Event": lambda enable_timing=False: torch.Event(device="cuda", enable_timing=enable_timing),
+        "Event": Event,
         "stream": on_stream,
         "current_stream": lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index(device))),
         "manual_seed": lambda seed: None,  # operations draw from the CPU's generator

@@ -23,11 +23,12 @@
 
 namespace {
 
+using pretended_gpu::kDevices;
+using pretended_gpu::kStreams;
 using pretended_gpu::key;
 using pretended_gpu::memory;
 
 constexpr auto kDevice = c10::DeviceType::CUDA;
-constexpr c10::DeviceIndex kDevices = 4;
 constexpr int kQueries = 2;  // that an event answers with "not yet"
 constexpr auto kDelay = std::chrono::microseconds(500);
 
@@ -99,7 +100,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool = false) const override { return getNewStream(device); }
   c10::Stream getNewStream(c10::Device device, int = 0) const override {
     static std::atomic<int64_t> streams{0};
-    return c10::Stream(c10::Stream::UNSAFE, device, ++streams);
+    return c10::Stream(c10::Stream::UNSAFE, device, 1 + kStreams * device.index() + streams++ % kStreams);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     auto before = getStream(stream.device());

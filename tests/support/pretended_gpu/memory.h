@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -32,11 +33,36 @@ inline Key key(const c10::Stream& stream) {
   return stream.id() == 0 ? -1 - stream.device_index() : stream.id();
 }
 
+constexpr int kDevices = 4;
+constexpr Key kStreams = 64;  // of a device, handed out in turn, as torch does with 32
+constexpr Key kKeys = kDevices * (kStreams + 1) + 1;
+
 // By stream, how many pieces of its work are done before.
-using Clock = std::map<Key, uint64_t>;
+class Clock {
+ public:
+  uint64_t& operator[](Key key) { return ticks_[place(key)]; }
+  uint64_t operator[](Key key) const { return ticks_[place(key)]; }
+  std::array<uint64_t, kKeys>& all() { return ticks_; }
+  const std::array<uint64_t, kKeys>& all() const { return ticks_; }
+
+  // Is it, for all of these streams, at least as late?
+  bool comes_after(const Clock& other) const {
+    bool after = true;
+    for (size_t i = 0; i < ticks_.size(); ++i) after &= ticks_[i] >= other.ticks_[i];
+    return after;
+  }
+
+  static Key stream_at(size_t place) { return static_cast<Key>(place) - kDevices; }
+
+ private:
+  static size_t place(Key key) { return static_cast<size_t>(key + kDevices); }
+
+  std::array<uint64_t, kKeys> ticks_{};
+};
 
 inline void merge(Clock& clock, const Clock& other) {
-  for (auto [stream, ticks] : other) clock[stream] = std::max(clock[stream], ticks);
+  auto& ticks = clock.all();
+  for (size_t i = 0; i < ticks.size(); ++i) ticks[i] = std::max(ticks[i], other.all()[i]);
 }
 
 inline Clock& host_clock() {
@@ -56,7 +82,6 @@ struct Pending {
 
 struct Block {
   size_t bytes;
-  bool freed = false;
   std::set<Key> used_by;  // as was told with record_stream
   int device = -1;  // of its memory; below 0: of the host's
   Key home = 0;  // the stream it was allocated on, which may have it again when it is freed; 0: of pinned memory
@@ -85,9 +110,12 @@ class Memory {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& blocks = pinned ? pinned_ : blocks_;
     auto found = blocks.find(start);
-    found->second.freed = true;
     if (!pinned) check_freed(found->second);
-    if (!awaited(*found, pinned)) release(blocks, found);
+    if (awaited(*found, pinned)) {
+      (pinned ? freed_pinned_ : freed_).insert(start);
+    } else {
+      release(blocks, found);
+    }
   }
 
   // The bytes of a device's memory that are allocated.
@@ -200,9 +228,8 @@ class Memory {
       for (auto* data : *all) {
         auto* block = block_of(data);
         if (block == nullptr) continue;
-        for (auto [other, tick] : block->written) {
-          TORCH_CHECK(clock[other] >= tick, "a stream does not wait for what it uses, which another one makes");
-        }
+        TORCH_CHECK(
+            clock.comes_after(block->written), "a stream does not wait for what it uses, which another one makes");
         block->used[stream] = now;
       }
     }
@@ -214,9 +241,10 @@ class Memory {
   // Memory that is freed goes back to its stream, which may use it for something else at once.
   void check_freed(const Block& block) {
     auto& home = clocks_[block.home];
-    for (auto [stream, tick] : block.used) {
+    for (size_t i = 0; i < block.used.all().size(); ++i) {
+      auto stream = Clock::stream_at(i);
       auto known = std::max(home[stream], host_clock()[stream]);
-      if (stream != block.home && !block.used_by.count(stream) && known < tick) {
+      if (known < block.used[stream] && stream != block.home && !block.used_by.count(stream)) {
         mistake_ = "memory is freed that another stream than its own may use, without record_stream";
       }
     }
@@ -242,11 +270,18 @@ class Memory {
       make(queue.front());
       queue.pop_front();
     }
-    for (auto* blocks : {&blocks_, &pinned_}) {
-      for (auto at = blocks->begin(); at != blocks->end();) {
-        auto next = std::next(at);
-        if (at->second.freed && !awaited(*at, blocks == &pinned_)) release(*blocks, at);
-        at = next;
+    release_unawaited(blocks_, freed_, false);
+    release_unawaited(pinned_, freed_pinned_, true);
+  }
+
+  void release_unawaited(Blocks& blocks, std::set<char*>& freed, bool pinned) {
+    for (auto at = freed.begin(); at != freed.end();) {
+      auto found = blocks.find(*at);
+      if (awaited(*found, pinned)) {
+        ++at;
+      } else {
+        release(blocks, found);
+        at = freed.erase(at);
       }
     }
   }
@@ -288,6 +323,7 @@ class Memory {
   std::mutex mutex_;
   std::map<int, Use> uses_;  // by device
   Blocks blocks_, pinned_;
+  std::set<char*> freed_, freed_pinned_;  // which copies still need
   std::map<Key, std::deque<Pending>> pending_;
   std::map<Key, Clock> clocks_;
   std::string mistake_;  // to be told by the next piece of work
