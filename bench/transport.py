@@ -2,10 +2,12 @@
 
     python bench/transport.py                     # 1 to 300 MB; NIXL over UCX's TCP, and over what UCX chooses
     python bench/transport.py --only "TCP, 4 flows" --megabytes 100
+    python bench/transport.py --only "NIXL, GPUs by the host" --only "NIXL, GPUs directly"     # with GPUs
 
 The real transport at both ends, each in a process of its own. Frames are sent one after the other, and in one stream of
 which the writer always has the next. CPU is that of both processes; idle is what both take in two seconds in which
-nothing is sent, while the links stand.
+nothing is sent, while the links stand. Ways between GPUs are from the memory of one to that of another, if there are
+two, and what the log keeps is left out of them.
 """
 
 import logging
@@ -24,7 +26,10 @@ import typer
 
 from _common import chosen_of, machine, median, say, show, write_json
 from bamboo_core.job.placement_spec import TransportType
+from bamboo_core.job.spec import TopologySpec
+from bamboo_core.names import LARGE_BODY
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.memory.host_copies import host_copies
 from bamboo_trainer.transport.base import Arrived, Event
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
@@ -43,6 +48,8 @@ class Way:
     transport: TransportType
     flows: int = 1
     tls: str = ""  # UCX's transports, as in UCX_TLS
+    gpus: bool = False
+    direct: bool = False  # GPUDirect, where there is any
 
 
 WAYS = {
@@ -50,13 +57,15 @@ WAYS = {
     "TCP, 4 flows": Way(TransportType.TCP, flows=4),
     "NIXL over TCP": Way(TransportType.NIXL, tls="tcp"),
     "NIXL": Way(TransportType.NIXL, tls="all"),
+    "NIXL, GPUs by the host": Way(TransportType.NIXL, gpus=True),
+    "NIXL, GPUs directly": Way(TransportType.NIXL, gpus=True, direct=True),
 }
 
 
 class End:
     """One worker's transport. It answers each frame with tensors by one that has none."""
 
-    def __init__(self, name: str, way: Way, answers: bool) -> None:
+    def __init__(self, name: str, way: Way, device: torch.device, answers: bool) -> None:
         if way.tls:
             os.environ["UCX_TLS"] = way.tls
         torch.set_num_threads(1)
@@ -64,19 +73,47 @@ class End:
         self.heard = threading.Semaphore(0)
         self._answers = answers
         self.transport = TcpTransport(name, SECRET, self._deliver)
-        self.transport.trust(SECRET, None, body_channel(way.transport, name, way.flows))
+        self._copies = host_copies(device, lambda: None)
+        topology = TopologySpec(stages=2, transport=way.transport, flows_per_link=way.flows, gpu_direct=way.direct)
+        self.transport.trust(SECRET, None, body_channel(topology, name, device), self._copies.buffer)
+        self._device, self._lock = device, threading.Lock()
+        if way.direct and not self.transport.reads_devices(FrameKind.ACTIVATION, LARGE_BODY):
+            raise SystemExit("there is no GPUDirect here; a worker's log says why")
 
     def _deliver(self, event: Event) -> None:
         if not isinstance(event, Arrived):
             raise SystemExit(f"a link broke: {event}")
+        self._bring(event.frame)
         if self._answers:
             answer = Frame(address=Address(FrameKind.READY, 0, 0, event.frame.address.step), epoch=1)
             self.transport.send(event.sender, answer)
         self.heard.release()
 
+    def _bring(self, frame: Frame) -> None:
+        """To the device, and until it is there; lanes have threads of their own."""
+        with self._lock:
+            if frame.made is not None:
+                self._copies.arrived(frame.tensors, frame.made)
+            self._copies.bring(frame.tensors)
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()
+
+    def send(self, address: Address, body: torch.Tensor) -> None:
+        tensors: tuple[torch.Tensor, ...] = (body,)
+        made: torch.cuda.Event | None = None
+        if self.transport.reads_devices(address.kind, body.nbytes):
+            tensors, made = self._copies.leave(tensors)
+        else:
+            tensors = self._copies.start(tensors).wait()
+        self.transport.send("b", Frame(address=address, epoch=1, tensors=tensors, made=made))
+
+
+def device_of(way: Way, number: int) -> torch.device:
+    return torch.device("cuda", number % torch.cuda.device_count()) if way.gpus else torch.device("cpu")
+
 
 def receiver(pipe: Connection, way: Way) -> None:
-    end = End("b", way, answers=True)
+    end = End("b", way, device_of(way, 1), answers=True)
     pipe.send(end.transport.port)
     end.transport.peers({"a": ("127.0.0.1", pipe.recv())})
     pipe.send("ready")
@@ -89,7 +126,9 @@ class Sender:
     """This side, and the other one's CPU."""
 
     def __init__(self, pipe: Connection, way: Way) -> None:
-        self._pipe, self._end, self._step = pipe, End("a", way, answers=False), 0
+        self.device = device_of(way, 0)
+        self._pipe, self._end, self._step = pipe, End("a", way, self.device, answers=False), 0
+        self._kind = FrameKind.ACTIVATION if way.gpus else FrameKind.SYNC
         pipe.send(self._end.transport.port)
         self._end.transport.peers({"b": ("127.0.0.1", pipe.recv())})
         pipe.recv()
@@ -99,8 +138,7 @@ class Sender:
         began = time.monotonic()
         for _ in range(count):
             self._step += 1
-            address = Address(FrameKind.SYNC, 0, 0, self._step)
-            self._end.transport.send("b", Frame(address=address, epoch=1, tensors=(body,)))
+            self._end.send(Address(self._kind, 0, 0, self._step), body)
         for _ in range(count):
             if not self._end.heard.acquire(timeout=SECONDS):
                 raise SystemExit(f"no answer for {SECONDS} s")
@@ -125,7 +163,7 @@ def measure(pipe: Connection, way: Way, megabytes: Sequence[int], repeat: int) -
     sender = Sender(ours, way)
     found = []
     for size in megabytes:
-        body = torch.zeros(size * MEGABYTE // 4)
+        body = torch.zeros(size * MEGABYTE // 4, device=sender.device)
         sender.send(body, 2)  # connections, agents and buffers are made
         single = median([sender.send(body, 1) for _ in range(repeat)])
         count = max(2, STREAM_MEGABYTES // size)
@@ -165,8 +203,11 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
     multiprocessing.set_start_method("spawn")
+    if not torch.cuda.is_available() and any(WAYS[name].gpus for name in only or () if name in WAYS):
+        raise SystemExit("--only: there is no GPU here")
+    here = [name for name, way in WAYS.items() if torch.cuda.is_available() or not way.gpus]
     rows, document = [], dict[str, Any]()
-    for name in chosen_of(only, list(WAYS)):
+    for name in chosen_of(only, here):
         say(name)
         figures, idle = run(WAYS[name], megabytes or [1, 10, 30, 100, 300], repeat)
         document[name] = {"sizes": figures, "idle_cpu": idle}

@@ -10,8 +10,10 @@ import os
 import struct
 from dataclasses import dataclass
 
-from bamboo_trainer.transport.one_sided.contract import SLOT_BYTES, Bytes
-from bamboo_trainer.transport.one_sided.ring import Ring
+import torch
+
+from bamboo_trainer.transport.one_sided.contract import SLOT_BYTES, Slot
+from bamboo_trainer.transport.one_sided.ring import ring_on
 
 PIECES = 4  # of which a whole slot's write is made, one each time that somebody asks whether it is there
 PIECE = SLOT_BYTES // PIECES
@@ -40,15 +42,15 @@ class _Write:
 
 
 class ProcessSource:
-    def __init__(self, landing: bytes) -> None:
+    def __init__(self, landing: bytes, device: torch.device) -> None:
         try:
             self._process, self._there = PLACE.unpack(landing)
         except struct.error as error:
             raise ConnectionError(f"landing: {error}") from error
-        self._ring, self._closed = Ring(), False
+        self._ring, self._closed = ring_on(device), False
         self._writes = list[_Write]()
 
-    def slot(self, number: int) -> Bytes:
+    def slot(self, number: int) -> Slot:
         return self._ring.slot(number)
 
     def write(self, slot: int, size: int) -> int:
@@ -74,11 +76,11 @@ class ProcessSource:
 
 
 class ProcessTarget:
-    def __init__(self) -> None:
-        self._ring, self._closed = Ring(), False
+    def __init__(self, device: torch.device) -> None:
+        self._ring, self._closed = ring_on(device), False
         _libc().prctl(PR_SET_PTRACER, ANYBODY, 0, 0, 0)
 
-    def slot(self, number: int) -> Bytes:
+    def slot(self, number: int) -> Slot:
         return self._ring.slot(number)
 
     def landing(self) -> bytes:
@@ -94,10 +96,13 @@ class ProcessTarget:
 
 
 class ProcessWrites:
-    """See OneSided."""
+    """See OneSided. device: a pretended GPU's memory is written as the host's is."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = torch.device(device)
 
     def source(self, link: str, landing: bytes) -> ProcessSource:
-        return ProcessSource(landing)
+        return ProcessSource(landing, self.device)
 
     def target(self, link: str) -> ProcessTarget:
-        return ProcessTarget()
+        return ProcessTarget(self.device)

@@ -119,19 +119,19 @@ class NotedFlows(FlowChannel):
         self.senders[link.lane] = super().sender(link, rate)
         return self.senders[link.lane]
 
-    def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> FlowReceiver:
-        made = super().receiver(link, sock, reader)
-        self.receivers[wire.Lane(link.rpartition("-")[2])] = made
-        return made
+    def receiver(self, sender: str, lane: wire.Lane, sock: socket.socket, reader: SocketReader) -> FlowReceiver:
+        self.receivers[lane] = super().receiver(sender, lane, sock, reader)
+        return self.receivers[lane]
 
 
 class Net:
     """TCP transports by name, all closed in the end, of which no thread and no socket may remain.
 
-    way: by which large bodies are written, if they are.
+    way: by which large bodies are written, if they are; direct: those between GPUs.
     """
 
-    def __init__(self, flows: int = 1, way: OneSided | None = None) -> None:
+    def __init__(self, flows: int = 1, way: OneSided | None = None, direct: OneSided | None = None) -> None:
+        self._direct = direct
         self.ends: list[TcpTransport] = []
         self.names: dict[TcpTransport, str] = {}
         self.flows: dict[TcpTransport, NotedFlows] = {}
@@ -164,7 +164,7 @@ class Net:
     def trust(self, end: TcpTransport, secret: str = SECRET, state_rate: float | None = None) -> None:
         """As a job's worker is told."""
         self.flows[end] = NotedFlows(self._flows)
-        channel = OneSidedChannel(self.names[end], self._way) if self._way else self.flows[end]
+        channel = OneSidedChannel(self.names[end], self._way, self._direct) if self._way else self.flows[end]
         end.trust(secret, state_rate, channel)
 
     def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:

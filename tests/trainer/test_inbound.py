@@ -120,14 +120,14 @@ def test_bad_frames_close_the_link(net: Net, name: str, caplog: pytest.LogCaptur
     assert b_in.wait(LinkDown) == b_in.events == [LinkDown("a")]
     assert [record.levelname for record in caplog.records if "closed" in record.message] == ["WARNING"]
     with dial(b) as sock:  # and it serves on
-        sock.sendall(b"".join(wire.encode_frame(make_frame(torch.ones(2)))))
+        sock.sendall(b"".join(wire.encode_frame(make_frame(torch.ones(2))).buffers))
         b_in.wait(Arrived)
     assert b_in.of(LinkUp) == [LinkUp("a")]
 
 
 def test_a_frame_cut_short_is_not_delivered(net: Net) -> None:
     _, _, b, b_in = net.pair()
-    raw = b"".join(wire.encode_frame(make_frame(torch.ones(1000))))
+    raw = b"".join(wire.encode_frame(make_frame(torch.ones(1000))).buffers)
     with dial(b) as sock:
         sock.sendall(raw[:-1])
     assert b_in.wait(LinkDown) == b_in.events

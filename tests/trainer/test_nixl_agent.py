@@ -5,10 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_trainer.transport.nixl.agent import Landing, MemoryKind, NixlError, parse_landing
+from bamboo_trainer.transport.nixl.agent import MOST_GPUS, Landing, MemoryKind, NixlError, parse_landing
 
 LANDINGS = st.builds(
-    Landing, st.binary(max_size=8), st.integers(-(1 << 63), (1 << 64) - 1), st.sampled_from(MemoryKind)
+    Landing,
+    st.binary(max_size=8),
+    st.integers(-(1 << 63), (1 << 64) - 1),
+    st.sampled_from(MemoryKind),
+    st.integers(-(1 << 63), (1 << 64) - 1),
 )
 
 
@@ -28,6 +32,13 @@ def test_no_landing_crashes_the_parser(raw: bytes) -> None:
 
 
 def test_a_ring_in_memory_that_this_end_does_not_know_is_refused() -> None:
-    raw = msgspec.msgpack.encode({"metadata": b"m", "address": 4096, "memory": "VRAM"})
-    with pytest.raises(NixlError, match="Invalid enum value 'VRAM'"):
+    raw = msgspec.msgpack.encode({"metadata": b"m", "address": 4096, "memory": "FILE"})
+    with pytest.raises(NixlError, match="Invalid enum value 'FILE'"):
         parse_landing(raw)
+
+
+@pytest.mark.parametrize("number", [-1, MOST_GPUS])
+def test_a_ring_of_a_gpu_that_no_machine_has_is_refused(number: int) -> None:
+    landing = Landing(metadata=b"m", address=4096, memory=MemoryKind.GPU, number=number)
+    with pytest.raises(NixlError, match="no memory"):
+        parse_landing(msgspec.msgpack.encode(landing))

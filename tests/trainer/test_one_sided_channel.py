@@ -269,7 +269,7 @@ def test_no_end_is_asked_for_anything_between_bodies(net: Net, way: OneSided, mo
 def test_a_sender_that_says_something_else_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, b, b_in = net.pair()
     frame = make_frame(torch.ones(LARGE))
-    head = wire.encode_frame(frame, may_stripe=True)[0]
+    head = wire.encode_frame(frame, may_stripe=True).head
     with dial(b) as sock:
         sock.sendall(head)
         protocol.receive_landing(sock)
@@ -302,7 +302,7 @@ def test_a_receiver_that_says_something_else_is_a_link_down(net: Net, said: str)
 def test_the_end_of_a_link_is_heard_while_its_receiver_waits(net: Net) -> None:
     """For a body of which nothing has come yet."""
     _, _, b, b_in = net.pair()
-    head = wire.encode_frame(make_frame(torch.ones(LARGE)), may_stripe=True)[0]
+    head = wire.encode_frame(make_frame(torch.ones(LARGE)), may_stripe=True).head
     with dial(b) as sock:
         sock.sendall(head)
         protocol.receive_landing(sock)

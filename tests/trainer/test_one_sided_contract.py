@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 import one_sided_peer
 from bamboo_trainer.transport.nixl.agent import Landing, MemoryKind, Nixl
@@ -27,7 +28,7 @@ from bamboo_trainer.transport.one_sided.contract import (
     WriteSource,
     WriteTarget,
 )
-from bamboo_trainer.transport.one_sided.ring import Ring
+from bamboo_trainer.transport.one_sided.ring import HostRing
 from one_sided_peer import DONE, LOST, UNDER_WAY, WRITTEN, go_on
 from one_sided_ways import WAYS, way_of
 from process_writes import PLACE, ProcessSource
@@ -260,7 +261,7 @@ def test_what_nixl_still_writes_is_kept_until_it_has_ended(way: Nixl, peer: Peer
 def test_no_ring_has_addresses_of_an_earlier_one() -> None:
     seen = set[int]()
     for _ in range(20):
-        ring = Ring()
+        ring = HostRing()
         addresses = set(range(ring.address, ring.address + RING_BYTES, SLOT_BYTES))
         assert not addresses & seen
         seen |= addresses
@@ -268,13 +269,13 @@ def test_no_ring_has_addresses_of_an_earlier_one() -> None:
 
 
 def test_a_withdrawn_ring_gives_its_memory_back_and_takes_no_write() -> None:
-    before, ring = resident(), Ring()
+    before, ring = resident(), HostRing()
     for number in range(SLOTS):
         ring.slot(number)[:] = FIRST
     assert resident() - before > RING_BYTES // 2
     ring.withdraw()
     assert resident() - before < RING_BYTES // 2
-    source = ProcessSource(PLACE.pack(os.getpid(), ring.address))
+    source = ProcessSource(PLACE.pack(os.getpid(), ring.address), torch.device("cpu"))
     assert outcome(source, 0) == LOST
     source.close()
 

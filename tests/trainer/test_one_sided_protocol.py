@@ -2,29 +2,30 @@
 
 import socket
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.one_sided import protocol
+from bamboo_trainer.transport.one_sided.slot_copies import SlotCopies
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 16))
 def test_chunks_carry_all_bytes_in_order(buffers: list[bytes], size: int) -> None:
     """Gathered into slots at one end and scattered from them at the other."""
-    sent = list(protocol.chunks(buffers, size))
-    taken = [bytearray(len(buffer)) for buffer in buffers]
-    wanted = list(protocol.chunks([memoryview(buffer) for buffer in taken], size))
+    bodies = [torch.tensor(list(buffer), dtype=torch.uint8) for buffer in buffers]
+    taken, copies = [torch.zeros_like(body) for body in bodies], SlotCopies()
+    sent, wanted = list(protocol.chunks(bodies, size)), list(protocol.chunks(taken, size))
     sizes = [sum(map(len, chunk)) for chunk in sent]
     assert all(each == size for each in sizes[:-1])
     assert all(sizes)
     for chunk, place in zip(sent, wanted, strict=True):
-        slot = np.zeros(size, np.uint8)
-        assert protocol.gather(chunk, slot) == sum(map(len, place))
-        protocol.scatter(slot, place)
-    assert taken == [bytearray(buffer) for buffer in buffers]
+        slot = torch.zeros(size, dtype=torch.uint8)
+        assert copies.gather(chunk, slot) == sum(map(len, place))
+        assert copies.scatter(slot, place) is None
+    assert all(map(torch.equal, taken, bodies))
 
 
 @pytest.mark.parametrize("size", [1, 300])

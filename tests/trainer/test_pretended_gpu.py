@@ -29,8 +29,8 @@ beside = pytest.mark.skipif(
     "PRETENDED_GPU" in os.environ or shutil.which(pretended_gpu.COMPILER) is None, reason="no compiler, or in one"
 )
 FEW = (
-    "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True) or steps_are_counted"
-    " or (saved_contexts and not any_instruction and not a_loss)"
+    "pretended_gpu or gpu_direct or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True)"
+    " or steps_are_counted or (saved_contexts and not any_instruction and not a_loss)"
 )
 
 
@@ -43,7 +43,9 @@ def library() -> Path:
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("chosen", [FEW, pytest.param("", marks=pytest.mark.slow)])
 def test_what_is_tested_on_a_gpu_holds_on_a_pretended_one(library: Path, chosen: str) -> None:
-    files = [str(HERE.with_name(name)) for name in (HERE.name, "test_gpu.py", "test_saved_contexts.py")]
+    files = [
+        str(HERE.with_name(name)) for name in (HERE.name, "test_gpu.py", "test_gpu_direct.py", "test_saved_contexts.py")
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rs", "-k", chosen, "-p", "no:cacheprovider", *files]
     there = pretended_gpu.environment(library)
     done = subprocess.run(command, env=there, capture_output=True, text=True, timeout=SECONDS, check=False)

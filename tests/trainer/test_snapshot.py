@@ -112,7 +112,7 @@ class Rotary(nn.Linear):
 def test_a_complex_table_is_part_of_the_state():
     stage = build_stage(small_task(layers=(Rotary,)), 0, [(0, 1)], CONFIG)
     parts, meta = stage.values.snapshot()
-    raw, *body = wire.encode_frame(make_frame(*parts, kind=FrameKind.STATE))
+    raw, *body = wire.encode_frame(make_frame(*parts, kind=FrameKind.STATE)).buffers
     header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
     specs, _ = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
     assert [spec.dtype for spec in specs] == [torch.float32, torch.float32, torch.complex64]

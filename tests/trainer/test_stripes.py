@@ -194,7 +194,7 @@ class Group:
         self.other.close()
 
 
-HEAD, BODY = (bytes(buffer) for buffer in wire.encode_frame(make_frame(LARGE), may_stripe=True))
+HEAD, BODY = (bytes(buffer) for buffer in wire.encode_frame(make_frame(LARGE), may_stripe=True).buffers)
 COUNT = len(BODY) // CHUNK
 
 

@@ -13,7 +13,7 @@ from transport_kit import Net, dial, eventually, make_frame, our_threads, refuse
 pytest_plugins = ["transport_pair_fixtures"]
 
 
-VALID = b"".join(wire.encode_frame(make_frame(torch.ones(2, 3), torch.tensor(True), payload={"a": 1})))
+VALID = b"".join(wire.encode_frame(make_frame(torch.ones(2, 3), torch.tensor(True), payload={"a": 1})).buffers)
 
 
 @settings(deadline=None)

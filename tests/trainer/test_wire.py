@@ -50,7 +50,7 @@ def test_a_frame_may_be_larger_than_any_stage() -> None:
     names = [f"state:layers.{i}.mlp.experts.{i % 64}.down_proj.weight:exp_avg_sq" for i in range(20_000)]
     raw, *body = wire.encode_frame(
         make_frame(torch.empty(size, dtype=torch.uint8), kind=FrameKind.STATE, payload=names)
-    )
+    ).buffers
     header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
     specs, meta = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
     assert (header.body_length, sum(map(len, body)), specs[0].shape, meta) == (size, size, (size,), names)
@@ -98,7 +98,7 @@ def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) 
     kind = {wire.Lane.BOUNDARY: FrameKind.ACTIVATION, wire.Lane.BULK: FrameKind.SYNC, wire.Lane.STATE: FrameKind.STATE}[
         lane
     ]
-    raw = [b"".join(wire.encode_frame(make_frame(microbatch=m, kind=kind))) for m in range(3)]
+    raw = [b"".join(wire.encode_frame(make_frame(microbatch=m, kind=kind)).buffers) for m in range(3)]
     with dial(b, lane) as older:
         older.sendall(raw[0])
         b_in.wait(Arrived)

@@ -70,7 +70,7 @@ def _first_values(spec: JobSpec, task: Task) -> list[str]:
 
 
 def _check(spec: JobSpec) -> dict[str, Any]:
-    body_channel(spec.topology.transport, "check", spec.topology.flows_per_link)
+    body_channel(spec.topology, "check", torch.device("cpu"))
     require_toolchain(spec.training, gpu=torch.cuda.is_available())
     task, spec = settled_task(spec)
     initial = _first_values(spec, task)

@@ -250,6 +250,10 @@ class TopologyFields(TypedDict, total=False):
     """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name (docs/install.md), over
     RDMA, EFA or shared memory. Can change only while the job is suspended.
     """
+    gpuDirect: bool
+    """With transport NIXL: whether the network reads and writes GPUs' memory, where a worker finds that it can. Else,
+    and where it cannot, boundary tensors go through host memory. Can change only while the job is suspended.
+    """
 
 
 class ElasticFields(TypedDict, total=False):

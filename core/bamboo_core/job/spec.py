@@ -197,6 +197,10 @@ class TopologySpec:
     """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name (docs/install.md), over
     RDMA, EFA or shared memory. Can change only while the job is suspended.
     """
+    gpu_direct: Annotated[bool, Mark.WHILE_SUSPENDED] = True
+    """With transport NIXL: whether the network reads and writes GPUs' memory, where a worker finds that it can. Else,
+    and where it cannot, boundary tensors go through host memory. Can change only while the job is suspended.
+    """
     chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
 
     @property

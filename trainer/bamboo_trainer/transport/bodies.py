@@ -9,6 +9,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.sockets import SocketReader
@@ -42,7 +45,7 @@ class BodySender(Protocol):
         """
         ...
 
-    def send(self, sock: socket.socket, head: wire.Buffer, body: Sequence[wire.Buffer]) -> None:
+    def send(self, sock: socket.socket, frame: wire.Encoded) -> None:
         """A large frame: its head on the connection, its body as this sends bodies. OSError once the link ended."""
         ...
 
@@ -62,8 +65,14 @@ class BodySender(Protocol):
 class BodyReceiver(Protocol):
     """Belongs to one connection of a link. Used by its reader's thread, but for `join` and `end`."""
 
-    def receive_into(self, views: Sequence[memoryview]) -> None:
-        """Fill them, one after the other. Raises OSError, WireError."""
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """A tensor without values where a body's is best received; None if that is anywhere in host memory."""
+        ...
+
+    def receive_into(self, tensors: Sequence[Tensor]) -> torch.cuda.Event | None:
+        """Fill contiguous tensors, one after the other. What is put into a GPU's memory is there after the event that
+        is returned. Raises OSError, WireError.
+        """
         ...
 
     def join(self, sock: socket.socket) -> bool:
@@ -87,10 +96,14 @@ class BodyChannel(Protocol):
 
     takes_bodies: bool
 
+    def reads_devices(self, lane: wire.Lane) -> bool:
+        """Are large bodies of that lane sent from where they are, be it in a GPU's memory?"""
+        ...
+
     def sender(self, link: SendingLink, rate: float | None) -> BodySender:
         """rate: bytes a second at most."""
         ...
 
-    def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> BodyReceiver:
-        """link: a name for people."""
-        ...
+    def receiver(
+        self, sender: WorkerId, lane: wire.Lane, sock: socket.socket, reader: SocketReader
+    ) -> BodyReceiver: ...

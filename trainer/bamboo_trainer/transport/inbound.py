@@ -10,6 +10,9 @@ import threading
 import time
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from bamboo_core.complaints import said_by
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames.frame import Frame
@@ -106,7 +109,7 @@ class Inbound:
                 return "not in the plan"
             self._sock.settimeout(None)
             reader = sockets.SocketReader(self._sock)
-            receiver = self._channel.receiver(f"{hello.worker}-{hello.lane}", self._sock, reader)
+            receiver = self._channel.receiver(hello.worker, hello.lane, self._sock, reader)
             with self._lock:
                 self._body_receiver = receiver  # before the sender may have others join
             self._sock.sendall(wire.ACCEPTED)
@@ -137,12 +140,25 @@ class Inbound:
             raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
         specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
         try:
-            tensors = tuple([self._buffer(spec.shape, spec.dtype) for spec in specs])
+            tensors = tuple([self._room(receiver if header.striped else None, spec) for spec in specs])
         except RuntimeError as error:  # how torch says that memory is out
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
+        made: torch.cuda.Event | None = None
         if header.striped:
-            receiver.receive_into([byte_view(tensor) for tensor in tensors])
+            made = receiver.receive_into(tensors)
         else:
             for tensor in tensors:
                 reader.receive_into(byte_view(tensor))
-        return Frame(address=header.address, epoch=header.epoch, origin=header.origin, tensors=tensors, payload=payload)
+        return Frame(
+            address=header.address,
+            epoch=header.epoch,
+            origin=header.origin,
+            tensors=tensors,
+            payload=payload,
+            made=made,
+        )
+
+    def _room(self, receiver: BodyReceiver | None, spec: wire.TensorSpec) -> Tensor:
+        """A tensor for what comes. receiver: if that takes it in. Raises RuntimeError."""
+        room = receiver.room(spec.shape, spec.dtype) if receiver else None
+        return self._buffer(spec.shape, spec.dtype) if room is None else room

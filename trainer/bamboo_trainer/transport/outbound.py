@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
@@ -28,9 +28,7 @@ PIECE = 256 << 10  # bytes between two looks at the rate
 Report = Callable[["Outbound"], None]
 
 
-class _Queued(NamedTuple):
-    buffers: list[wire.Buffer]
-    striped: bool
+Queued = wire.Encoded | list[wire.Buffer]  # a frame whose body leaves it, or the rest of another one
 
 
 class Outbound:
@@ -55,7 +53,7 @@ class Outbound:
         self._channel, self._rate = channel, rate
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[Queued] = deque()
         self._sock: socket.socket | None = None
         # Of the current connection:
         self._nonce = b""  # with which the acceptor began it
@@ -69,15 +67,15 @@ class Outbound:
         self._attempts = 0  # a name with several addresses: each in turn
         self.thread = threading.Thread(target=self._run, name=f"bamboo-tx-{self.peer}-{self.lane}", daemon=True)
 
-    def send(self, buffers: list[wire.Buffer], *, striped: bool = False) -> None:
-        """Queue a frame, or send it if that is quicker. striped: see `wire.encode_frame`."""
+    def send(self, frame: wire.Encoded) -> None:
+        """Queue a frame, or send it if that is quicker."""
         with self._lock:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
                 return
-            rest = buffers if striped else self._send_at_once(buffers)
+            rest = frame if frame.striped else self._send_at_once(frame.buffers)
             if rest:
-                self._queue.append(_Queued(rest, striped))
+                self._queue.append(rest)
                 self._changed.notify_all()
 
     def _send_at_once(self, buffers: list[wire.Buffer]) -> list[wire.Buffer]:
@@ -229,18 +227,18 @@ class Outbound:
                 return False
             if self._lost:
                 raise ConnectionResetError("closed by the peer")
-            buffers, striped = self._queue.popleft()
+            frame = self._queue.popleft()
+            buffers = [] if isinstance(frame, wire.Encoded) else frame
             size = sum(map(len, buffers))
-            while self._queue and not (striped or self._queue[0].striped) and size < wire.COALESCE:
-                more = self._queue.popleft().buffers
+            while buffers and self._queue and size < wire.COALESCE and isinstance(more := self._queue[0], list):
+                self._queue.popleft()
                 buffers += more
                 size += sum(map(len, more))
             self._sending = True
-        if striped:
-            sender.send(sock, buffers[0], buffers[1:])
-        else:
-            for buffer in wire.coalesce(buffers):
-                self._send_buffer(sock, buffer)
+        if isinstance(frame, wire.Encoded):
+            sender.send(sock, frame)
+        for buffer in wire.coalesce(buffers):
+            self._send_buffer(sock, buffer)
         return True
 
     def _send_buffer(self, sock: socket.socket, buffer: wire.Buffer) -> None:

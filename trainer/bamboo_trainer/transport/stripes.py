@@ -22,6 +22,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import torch
+from torch import Tensor
+
+from bamboo_core.planning.plan import WorkerId
+from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.bodies import SendingLink
 
@@ -114,10 +119,15 @@ class FlowChannel:
     def __init__(self, flows: int = 1) -> None:
         self._flows, self.takes_bodies = flows, flows > 1
 
+    def reads_devices(self, lane: wire.Lane) -> bool:
+        return False
+
     def sender(self, link: SendingLink, rate: float | None) -> "FlowSender":
         return FlowSender(link, self._flows - 1)
 
-    def receiver(self, link: str, sock: socket.socket, reader: sockets.SocketReader) -> "FlowReceiver":
+    def receiver(
+        self, sender: WorkerId, lane: wire.Lane, sock: socket.socket, reader: sockets.SocketReader
+    ) -> "FlowReceiver":
         return FlowReceiver(sock, reader)
 
 
@@ -144,9 +154,10 @@ class FlowSender:
         """The receiver never speaks: what can be read is the end."""
         sock.recv(1)
 
-    def send(self, sock: socket.socket, head: wire.Buffer, body: Sequence[wire.Buffer]) -> None:
+    def send(self, sock: socket.socket, frame: wire.Encoded) -> None:
         """See `BodySender`."""
         self._open_missing(sock)  # before the head, with which the receiver looks who has joined
+        head, *body = frame.buffers
         sock.sendall(head)
         send_body(self._bodies, body, [sock, *self.sockets], self._link.pace)
         self._bodies += 1
@@ -217,11 +228,14 @@ class FlowReceiver:
         """The further flows."""
         return tuple(flow.sock for flow in self._joined or ())
 
-    def receive_into(self, views: Sequence[memoryview]) -> None:
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Anywhere in host memory."""
+
+    def receive_into(self, tensors: Sequence[Tensor]) -> None:
         """See `BodyReceiver`."""
         with self._lock:
             flows = [self._first, *(self._joined or ())]
-        receive_body(ArrivingBody(self._bodies, views), flows)
+        receive_body(ArrivingBody(self._bodies, list(map(byte_view, tensors))), flows)
         self._bodies += 1
 
     def join(self, sock: socket.socket) -> bool:

@@ -77,8 +77,7 @@ class TcpTransport:
         """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
         key = (peer, wire.lane_of(frame.address.kind))
         channel, rate = self._channel, self._state_rate if key[1] is wire.Lane.STATE else None
-        buffers = wire.encode_frame(frame, may_stripe=channel.takes_bodies)
-        size = sum(map(len, buffers))
+        encoded = wire.encode_frame(frame, may_stripe=channel.takes_bodies)
         with self._lock:
             if self._closed or peer not in self._peers:
                 logger.debug("frame to %s dropped: not in the plan", peer)
@@ -90,10 +89,14 @@ class TcpTransport:
                 link = Outbound(route, self._secret, address, *reports, channel, rate)
                 self._outbound[key] = link
                 self._start(link.thread)
-            self.sent[frame.address.kind] += size
+            self.sent[frame.address.kind] += encoded.size
             if frame.payload is not None and frame.again:
-                self.resent[frame.address.kind] += size
-        link.send(buffers, striped=wire.is_striped(buffers))
+                self.resent[frame.address.kind] += encoded.size
+        link.send(encoded)
+
+    def reads_devices(self, kind: FrameKind, size: int) -> bool:
+        """See Transport."""
+        return size >= wire.STRIPED_FROM and self._channel.reads_devices(wire.lane_of(kind))
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
         """See Transport."""

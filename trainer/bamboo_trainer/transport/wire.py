@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple
@@ -103,21 +103,42 @@ _HELLO_DECODER: Final = msgspec.msgpack.Decoder(LinkHello)
 _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
-def encode_frame(frame: Frame, *, may_stripe: bool = False) -> list[Buffer]:
-    """The frame as buffers to send in order; they share its tensors' storage. ValueError if it cannot go.
+class Encoded(NamedTuple):
+    """A frame as it is sent; it shares the storage of the frame's tensors.
 
-    may_stripe: a large body is to be spread over several connections. Its buffers are then sent by `stripes`.
+    head: header and meta. parts: contiguous tensors, whose bytes follow. striped: these leave the frame, and travel as
+    `bodies` says. made: after which they are made, if some are in a GPU's memory, which only striped ones may be.
     """
-    views, specs, body_length = [], [], 0
+
+    head: bytes
+    parts: tuple[torch.Tensor, ...]
+    striped: bool = False
+    made: torch.cuda.Event | None = None
+
+    @property
+    def size(self) -> int:
+        """The size in bytes."""
+        return len(self.head) + sum([part.nbytes for part in self.parts])
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """The whole frame, to be sent in order."""
+        return [self.head, *map(byte_view, self.parts)]
+
+
+def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
+    """The frame as it is sent. ValueError if it cannot go. may_stripe: a large body is to leave the frame."""
+    parts, specs, body_length = [], [], 0
     for tensor in frame.tensors:
-        ready = tensor.is_cpu and not tensor.requires_grad and tensor.is_contiguous()
+        stays = tensor.is_cpu or frame.made is not None
+        ready = stays and not tensor.requires_grad and tensor.is_contiguous()
         here = tensor if ready else tensor.detach().cpu().contiguous()
         name, size = _NAMES.get(here.dtype), here.nbytes
         if name is None or here.dim() > MAX_DIMENSIONS:
             raise ValueError(f"{frame.address}: {unsendable(here, _NAMES)}")
         specs.append((name, tuple(here.shape)))
         if size:
-            views.append(byte_view(here))
+            parts.append(here)
             body_length += size
     meta = _plain_meta(tuple(specs)) if frame.payload is None else msgspec.msgpack.encode(_Meta(specs, frame.payload))
     if len(meta) > MAX_META or body_length > MAX_BODY:
@@ -128,18 +149,13 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> list[Buffer]:
         header = HEADER.pack(MAGIC, VERSION, kind, striped, frame.epoch, frame.origin, *place, len(meta), body_length)
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
-    return [header + meta, *views]
+    return Encoded(header + meta, tuple(parts), striped, frame.made)
 
 
 @lru_cache(maxsize=PLAIN_METAS)
 def _plain_meta(specs: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
     """The meta of a frame without a payload, as most are: of the same few forms of tensors, step by step."""
     return msgspec.msgpack.encode(_Meta(list(specs), None))
-
-
-def is_striped(buffers: Sequence[Buffer]) -> bool:
-    """Are these of a frame whose body is to be spread?"""
-    return bool(buffers[0][_STRIPED_AT])
 
 
 def parse_header(raw: bytes | bytearray) -> Header:

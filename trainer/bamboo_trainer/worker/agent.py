@@ -279,8 +279,7 @@ class WorkerAgent:
         if welcome.history:
             self.history = self._keep_history(job, welcome.history)
         self.profiler = self._profile(job, devices[0], welcome.history)
-        topology = job.spec.topology
-        channel = body_channel(topology.transport, self.worker, topology.flows_per_link)
+        channel = body_channel(job.spec.topology, self.worker, devices[0])
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
         rate = job.spec.redundancy.transfer_mbps * 1e6
         self.transport.trust(welcome.secret, rate, channel, together(by_device).buffer)

@@ -14,15 +14,18 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+import torch
 
 from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.nixl.library import library
-from bamboo_trainer.transport.one_sided.contract import RING_BYTES, SLOT_BYTES, Bytes
-from bamboo_trainer.transport.one_sided.ring import Ring
+from bamboo_trainer.transport.one_sided.contract import RING_BYTES, SLOT_BYTES, Slot
+from bamboo_trainer.transport.one_sided.ring import ring_on
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "UCX"
+CPU = torch.device("cpu")
+MOST_GPUS = 1 << 10
 
 
 class NixlError(ConnectionError):
@@ -33,6 +36,7 @@ class MemoryKind(StrEnum):
     """Where a ring is, in NIXL's words."""
 
     HOST = "DRAM"
+    GPU = "VRAM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class Landing:
     metadata: bytes  # NIXL's own, opaque
     address: int  # of the ring, in the receiver's memory
     memory: MemoryKind = MemoryKind.HOST
+    number: int = 0  # of the receiver's GPU that has it
 
 
 _DECODER = msgspec.msgpack.Decoder(Landing)
@@ -53,7 +58,7 @@ def parse_landing(raw: bytes) -> Landing:
         landing = _DECODER.decode(raw)
     except msgspec.MsgspecError as error:
         raise NixlError(f"landing: {error}") from error
-    if not 0 < landing.address < 1 << 63 or not landing.metadata:
+    if not 0 < landing.address < 1 << 63 or not landing.metadata or not 0 <= landing.number < MOST_GPUS:
         raise NixlError("landing: no memory")
     return landing
 
@@ -61,40 +66,46 @@ def parse_landing(raw: bytes) -> Landing:
 class _Agent:
     """With its ring, registered, and the transfers that it has begun. Raises NixlError wherever NIXL fails."""
 
-    def __init__(self, link: str) -> None:
+    def __init__(self, link: str, device: torch.device) -> None:
         nixl = library()
         settings = nixl.nixl_agent_config(enable_prog_thread=False, backends=[BACKEND])
         self._agent = _call("start", nixl.nixl_agent, f"{link}-{secrets.token_hex(8)}", settings)
         if BACKEND not in self._agent.backends:
             raise NixlError(f"NIXL has no backend {BACKEND} here")
         self._remote, self._transfers, self._posted = "", dict[int, Any](), 0
-        self._ring = Ring()
-        memory = [(self._ring.address, RING_BYTES, 0, "")]
+        self._memory = MemoryKind.HOST if device.type == "cpu" else MemoryKind.GPU
+        self._number = device.index or 0
+        self._ring = ring_on(device)
+        memory = [(self._ring.address, RING_BYTES, self._number, "")]
         try:
-            self._registered = _call("register memory", self._agent.register_memory, memory, MemoryKind.HOST.value)
+            self._registered = _call("register memory", self._agent.register_memory, memory, self._memory.value)
         except NixlError:
             self._ring.withdraw()
             raise
 
-    def slot(self, number: int) -> Bytes:
+    def slot(self, number: int) -> Slot:
         return self._ring.slot(number)
 
     def place(self) -> Landing:
         """Where others reach its ring."""
-        return Landing(_call("describe itself", self._agent.get_agent_metadata), self._ring.address)
+        metadata = _call("describe itself", self._agent.get_agent_metadata)
+        return Landing(metadata, self._ring.address, self._memory, self._number)
 
     def reach(self, landing: Landing) -> None:
         self._remote = _call("reach the peer", self._agent.add_remote_agent, landing.metadata)
 
     def write(self, landing: Landing, start: int, size: int) -> int:
         """A name for the transfer of so many bytes from there on in the ring."""
-        here = self._agent.get_xfer_descs([(self._ring.address + start, size, 0)], MemoryKind.HOST.value)
-        there = self._agent.get_xfer_descs([(landing.address + start, size, 0)], landing.memory.value)
+        here = self._descriptors(self._ring.address + start, size, self._number, self._memory)
+        there = self._descriptors(landing.address + start, size, landing.number, landing.memory)
         made = _call("prepare a transfer", self._agent.initialize_xfer, "WRITE", here, there, self._remote)
         self._posted += 1
         self._transfers[self._posted] = made
         _call("begin a transfer", self._agent.transfer, made)
         return self._posted
+
+    def _descriptors(self, address: int, size: int, number: int, memory: MemoryKind) -> Any:
+        return self._agent.get_xfer_descs([(address, size, number)], memory.value)
 
     def written(self, transfer: int) -> bool:
         state = _call("go on with a transfer", self._agent.check_xfer_state, self._transfers[transfer])
@@ -170,16 +181,16 @@ class UnfinishedWrites:
 class NixlSource:
     """See WriteSource."""
 
-    def __init__(self, link: str, landing: Landing, unfinished: UnfinishedWrites) -> None:
+    def __init__(self, link: str, landing: Landing, unfinished: UnfinishedWrites, device: torch.device) -> None:
         self._landing, self._unfinished = landing, unfinished
-        self._agent, self._closed = _Agent(link), False
+        self._agent, self._closed = _Agent(link, device), False
         try:
             self._agent.reach(landing)
         except NixlError:
             self._agent.close()
             raise
 
-    def slot(self, number: int) -> Bytes:
+    def slot(self, number: int) -> Slot:
         """See WriteSource."""
         return self._agent.slot(number)
 
@@ -199,7 +210,16 @@ class NixlSource:
 
 
 class NixlTarget(_Agent):
-    """See WriteTarget."""
+    """See WriteTarget. flush: makes what the network has written to a GPU visible there."""
+
+    def __init__(self, link: str, device: torch.device, flush: Callable[[], None]) -> None:
+        super().__init__(link, device)
+        self._flush = flush
+
+    def slot(self, number: int) -> Slot:
+        """See WriteTarget."""
+        self._flush()
+        return super().slot(number)
 
     def landing(self) -> bytes:
         """See WriteTarget."""
@@ -207,22 +227,22 @@ class NixlTarget(_Agent):
 
 
 class Nixl:
-    """See OneSided. Raises TransportUnavailable where no agent can be made."""
+    """See OneSided. Raises TransportUnavailable where no agent can be made. flush: see NixlTarget."""
 
-    def __init__(self) -> None:
-        self.unfinished = UnfinishedWrites()
+    def __init__(self, device: torch.device = CPU, flush: Callable[[], None] = lambda: None) -> None:
+        self.device, self._flush, self.unfinished = device, flush, UnfinishedWrites()
         try:
-            NixlTarget("trial").close()
-        except NixlError as error:
+            self.target("trial").close()
+        except (NixlError, OSError) as error:
             raise TransportUnavailable(f"spec.topology.transport: {error}") from error
 
     def source(self, link: str, landing: bytes) -> NixlSource:
         self.unfinished.look()
-        return NixlSource(link, parse_landing(landing), self.unfinished)
+        return NixlSource(link, parse_landing(landing), self.unfinished, self.device)
 
     def target(self, link: str) -> NixlTarget:
         self.unfinished.look()
-        return NixlTarget(link)
+        return NixlTarget(link, self.device, self._flush)
 
 
 def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:

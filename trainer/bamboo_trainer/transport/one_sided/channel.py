@@ -5,43 +5,63 @@ While a body is under way each end calls its own every so often, first in quick 
 as with a frozen peer, seldom; between bodies neither end does anything.
 """
 
+import logging
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
 
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.bodies import SendingLink
 from bamboo_trainer.transport.one_sided.contract import SLOT_BYTES, SLOTS, OneSided, WriteSource, WriteTarget
-from bamboo_trainer.transport.one_sided.protocol import (
-    FILLED,
-    TAKEN,
-    chunks,
-    encode_landing,
-    gather,
-    receive_landing,
-    scatter,
-)
+from bamboo_trainer.transport.one_sided.protocol import FILLED, TAKEN, chunks, encode_landing, receive_landing
+from bamboo_trainer.transport.one_sided.slot_copies import SlotCopies
 from bamboo_trainer.transport.sockets import SocketReader
+
+logger = logging.getLogger(__name__)
+End = TypeVar("End", WriteSource, WriteTarget)
 
 QUICK_SECONDS, SLOW_SECONDS = 100e-6, 5e-3  # between two looks
 PATIENCE_SECONDS = 0.1  # without movement, after which the looks are seldom
 
 
 class OneSidedChannel:
-    """See BodyChannel."""
+    """See BodyChannel. direct: the way of boundary tensors between GPUs, if not the one of all others."""
 
-    def __init__(self, worker: WorkerId, way: OneSided) -> None:
-        self._me, self._way, self.takes_bodies = worker, way, True
+    def __init__(self, worker: WorkerId, way: OneSided, direct: OneSided | None = None) -> None:
+        self._me, self._way, self._direct, self.takes_bodies = worker, way, direct, True
+
+    def reads_devices(self, lane: wire.Lane) -> bool:
+        return self._ways(lane)[0].device.type != "cpu"
 
     def sender(self, link: SendingLink, rate: float | None) -> "OneSidedSender":
-        return OneSidedSender(self._way, f"{self._me}-to-{link.peer}-{link.lane}", rate)
+        return OneSidedSender(self._ways(link.lane), f"{self._me}-to-{link.peer}-{link.lane}", rate)
 
-    def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> "OneSidedReceiver":
-        return OneSidedReceiver(self._way, f"{self._me}-from-{link}", sock, reader)
+    def receiver(
+        self, sender: WorkerId, lane: wire.Lane, sock: socket.socket, reader: SocketReader
+    ) -> "OneSidedReceiver":
+        return OneSidedReceiver(self._ways(lane), f"{self._me}-from-{sender}-{lane}", sock, reader)
+
+    def _ways(self, lane: wire.Lane) -> Sequence[OneSided]:
+        """The ways of that lane, the best first."""
+        return (self._direct, self._way) if self._direct and lane is wire.Lane.BOUNDARY else (self._way,)
+
+
+def _first_end(link: str, ways: Sequence[OneSided], make: Callable[[OneSided], End]) -> tuple[OneSided, End]:
+    """An end of the first of these ways that can make one. Raises OSError if none can."""
+    for way in ways[:-1]:
+        try:
+            return way, make(way)
+        except OSError as error:  # a GPU may have no room for a ring
+            logger.warning("%s goes without memory of %s: %s", link, way.device, error)
+    return ways[-1], make(ways[-1])
 
 
 class _Looks:
@@ -73,9 +93,10 @@ def _pause(first: _Transfer, looks: _Looks) -> float:
 class OneSidedSender:
     """See BodySender."""
 
-    def __init__(self, way: OneSided, link: str, rate: float | None) -> None:
-        self._way, self._link, self._rate = way, link, rate
+    def __init__(self, ways: Sequence[OneSided], link: str, rate: float | None) -> None:
+        self._ways, self._link, self._rate = ways, link, rate
         self._source: WriteSource | None = None
+        self._copies = SlotCopies()
         self._changed = threading.Condition()
         self._landing: bytes | None = None
         self._ended = False  # the connection
@@ -100,11 +121,11 @@ class OneSidedSender:
                 self._ended = True
                 self._changed.notify_all()
 
-    def send(self, sock: socket.socket, head: wire.Buffer, body: Sequence[wire.Buffer]) -> None:
+    def send(self, sock: socket.socket, frame: wire.Encoded) -> None:
         """See BodySender. Returns when all of the body is in the receiver's memory."""
-        sock.sendall(head)
+        sock.sendall(frame.head)
         source = self._reached()
-        rest, flying, looks = chunks(body, SLOT_BYTES), deque[_Transfer](), _Looks()
+        rest, flying, looks = chunks(frame.parts, SLOT_BYTES), deque[_Transfer](), _Looks()
         chunk = next(rest, None)
         self._due = max(self._due, time.monotonic())
         while chunk is not None or flying:
@@ -116,7 +137,7 @@ class OneSidedSender:
                 sock.sendall(FILLED)
                 moved = True
             if chunk is not None and self._begun - taken < SLOTS:
-                flying.append(self._begin(source, chunk))
+                flying.append(self._begin(source, chunk, frame.made))
                 chunk, moved = next(rest, None), True
             if moved:
                 looks.moved()
@@ -144,12 +165,12 @@ class OneSidedSender:
         self._seen()
         if self._source is None:
             assert landing is not None
-            self._source = self._way.source(self._link, landing)
+            _, self._source = _first_end(self._link, self._ways, lambda way: way.source(self._link, landing))
         return self._source
 
-    def _begin(self, source: WriteSource, chunk: Sequence[memoryview]) -> _Transfer:
+    def _begin(self, source: WriteSource, chunk: Sequence[Tensor], made: torch.cuda.Event | None) -> _Transfer:
         slot = self._begun % SLOTS
-        size = gather(chunk, source.slot(slot))
+        size = self._copies.gather(chunk, source.slot(slot), made)
         self._begun += 1
         if self._rate is not None:
             self._due += size / self._rate
@@ -175,23 +196,29 @@ class OneSidedSender:
 class OneSidedReceiver:
     """See BodyReceiver."""
 
-    def __init__(self, way: OneSided, link: str, sock: socket.socket, reader: SocketReader) -> None:
-        self._way, self._link, self._sock, self._reader = way, link, sock, reader
-        self._target: WriteTarget | None = None
+    def __init__(self, ways: Sequence[OneSided], link: str, sock: socket.socket, reader: SocketReader) -> None:
+        self._ways, self._link, self._sock, self._reader = ways, link, sock, reader
+        self._made: tuple[OneSided, WriteTarget] | None = None
+        self._copies = SlotCopies()
         self._taken = 0  # chunks
 
-    def receive_into(self, views: Sequence[memoryview]) -> None:
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """See BodyReceiver. It is where the ring is, if there is room."""
+        device = self._reach()[0].device
+        return None if device.type == "cpu" else self._copies.empty(shape, dtype, device)
+
+    def receive_into(self, tensors: Sequence[Tensor]) -> torch.cuda.Event | None:
         """See BodyReceiver."""
-        if self._target is None:
-            self._target = self._way.target(self._link)
-            self._sock.sendall(encode_landing(self._target.landing()))
-        for chunk in chunks(views, SLOT_BYTES):
-            self._await(self._target)
+        made: torch.cuda.Event | None = None
+        _, target = self._reach()
+        for chunk in chunks(tensors, SLOT_BYTES):
+            self._await(target)
             if (said := self._reader.receive(1)) != FILLED:
                 raise wire.WireError(f"not what a sender of bodies says: {bytes(said)!r}")
-            scatter(self._target.slot(self._taken % SLOTS), chunk)
+            made = self._copies.scatter(target.slot(self._taken % SLOTS), chunk) or made
             self._taken += 1
             self._sock.sendall(TAKEN)
+        return made
 
     def join(self, sock: socket.socket) -> bool:
         """No further connection carries anything."""
@@ -202,8 +229,15 @@ class OneSidedReceiver:
 
     def close(self) -> None:
         """See BodyReceiver."""
-        if self._target is not None:
-            self._target.close()
+        if self._made:
+            self._made[1].close()
+
+    def _reach(self) -> tuple[OneSided, WriteTarget]:
+        """The target and its way; the sender is told where it is when it is made."""
+        if self._made is None:
+            self._made = _first_end(self._link, self._ways, lambda way: way.target(self._link))
+            self._sock.sendall(encode_landing(self._made[1].landing()))
+        return self._made
 
     def _await(self, target: WriteTarget) -> None:
         """Take in what is written, until the sender says something or the connection ends."""

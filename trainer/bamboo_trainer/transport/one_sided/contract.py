@@ -15,8 +15,8 @@ take part. Both belong to one connection of a link: that is the epoch of all tha
   connection has new ends with new rings under new names. A late write meets the withdrawn ring of its own epoch, never
   memory that is read under a newer one.
 - **A failure boundary** is between any two workers that can be lost separately. No memory of a GPU is mapped across it
-  (no cuda_ipc). Rings are in host memory, each mapped by its own process alone. Only an implementation knows what its
-  landings hold, so one with rings in a GPU's memory (GPUDirect) changes nothing here but how a slot is filled.
+  (no cuda_ipc). Rings are in host memory or in a GPU's, each mapped by its own process alone and by what it has a
+  network card do. Each end chooses for itself; only an implementation knows what its landings hold.
 
 torch's own one-sided transport (`torch.distributed._transport`, pytorch/pytorch#195643, not merged as this is written)
 says the same: a timeout or a cancelled wait stops the waiting and not the transfer, buffers stay until it has ended,
@@ -28,21 +28,21 @@ where this one may not wait for a peer. And those of its backends where both end
 
 from typing import Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 SLOTS: Final = 4
 SLOT_BYTES: Final = 4 << 20
 RING_BYTES: Final = SLOTS * SLOT_BYTES
 
-Bytes = NDArray[np.uint8]
+Slot = Tensor  # uint8 [SLOT_BYTES], in host memory or a GPU's
 
 
 class WriteSource(Protocol):
     """The sending end. Used by one thread. Raises ConnectionError once it has lost the target."""
 
-    def slot(self, number: int) -> Bytes:
-        """A part of its ring, to be filled before `write`. Not to be touched after `close`."""
+    def slot(self, number: int) -> Slot:
+        """A part of its ring, to be filled before `write`, by a GPU as well. Not to be touched after `close`."""
         ...
 
     def write(self, slot: int, size: int) -> int:
@@ -64,8 +64,10 @@ class WriteSource(Protocol):
 class WriteTarget(Protocol):
     """The receiving end. Used by one thread. Raises ConnectionError where its implementation fails."""
 
-    def slot(self, number: int) -> Bytes:
-        """A part of its ring, to be read once it is said to be filled. Not to be touched after `close`."""
+    def slot(self, number: int) -> Slot:
+        """A part of its ring, to be read once it is said to be filled: it is as the source had it for whatever reads it
+        from now on, on a GPU as well. Not to be touched after `close`.
+        """
         ...
 
     def landing(self) -> bytes:
@@ -82,7 +84,10 @@ class WriteTarget(Protocol):
 
 
 class OneSided(Protocol):
-    """An implementation. link: a name for people."""
+    """An implementation, with rings in the memory of one device. link: a name for people."""
+
+    @property
+    def device(self) -> torch.device: ...
 
     def source(self, link: str, landing: bytes) -> WriteSource:
         """An end that writes to that landing. ConnectionError if it cannot be reached, or is none."""

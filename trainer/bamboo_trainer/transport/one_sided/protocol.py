@@ -9,10 +9,10 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 
-import numpy as np
+from torch import Tensor
 
+from bamboo_trainer.frames.tensors import flat_bytes
 from bamboo_trainer.transport import sockets, wire
-from bamboo_trainer.transport.one_sided.contract import Bytes
 
 FILLED = b"\x46"
 TAKEN = b"\x54"
@@ -32,12 +32,12 @@ def receive_landing(sock: socket.socket) -> bytes:
     return bytes(sockets.receive(sock, length))
 
 
-def chunks(views: Sequence[wire.Buffer], size: int) -> Iterator[list[memoryview]]:
-    """The bytes of all of them in order, `size` at a time."""
-    chunk: list[memoryview] = []
+def chunks(parts: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """The bytes of these contiguous tensors in order, `size` at a time, as uint8 of one dimension."""
+    chunk: list[Tensor] = []
     room = size
-    for buffer in views:
-        view = memoryview(buffer)
+    for part in parts:
+        view = flat_bytes(part)
         while len(view):
             chunk.append(view[:room])
             view = view[room:]
@@ -47,20 +47,3 @@ def chunks(views: Sequence[wire.Buffer], size: int) -> Iterator[list[memoryview]
                 chunk, room = [], size
     if chunk:
         yield chunk
-
-
-def gather(chunk: Sequence[memoryview], slot: Bytes) -> int:
-    """Copy a chunk into a slot, without Python's lock; how many bytes."""
-    end = 0
-    for piece in chunk:
-        start, end = end, end + len(piece)
-        np.copyto(slot[start:end], np.frombuffer(piece, np.uint8))
-    return end
-
-
-def scatter(slot: Bytes, chunk: Sequence[memoryview]) -> None:
-    """Copy a slot's first bytes into a chunk, without Python's lock."""
-    end = 0
-    for piece in chunk:
-        start, end = end, end + len(piece)
-        np.copyto(np.frombuffer(piece, np.uint8), slot[start:end])
