@@ -36,8 +36,15 @@ def test_pods_are_told_apart_by_whether_they_live_and_have_a_node(cluster: Clust
     assert len(pods.all()) == 4
     assert set(pods.living()) == {running, waiting, gated}
     assert set(pods.placed()) == {running}
-    assert set(pods.without_node()) == {waiting, gated}
-    assert set(pods.unscheduled()) == {waiting}
+    assert set(pods.without_node(())) == {waiting, gated}
+    assert set(pods.unscheduled(())) == {waiting}
+
+
+def test_who_has_joined_waits_for_no_node_though_no_watch_has_told_of_it(cluster: ClusterCache) -> None:
+    joined, waiting = add(cluster, 0), add(cluster, 1)
+    pods = JobPods(JobIdentity(KEY, META.uid), cluster)
+    assert set(pods.without_node({joined})) == {waiting}
+    assert set(pods.unscheduled({joined})) == {waiting}
 
 
 def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterCache) -> None:

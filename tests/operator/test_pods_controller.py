@@ -17,6 +17,7 @@ from bamboo_operator.pods.controller import LEAVE_SECONDS
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
 from bamboo_operator.queues.decision import QueueStanding
 from bamboo_operator.queues.topology import Domain
+from bamboo_operator.tenants.demand import Grant, HeldBack
 from operator_kit import SETTINGS, job
 from pod_controller_kit import Job, Place
 
@@ -61,6 +62,69 @@ async def test_a_pod_that_waits_where_its_seat_was_goes_where_it_is_now(begin: C
     await queued.reconciles()
     assert racks(place) == {"tiny-w0": "a", "tiny-w2": "b"}
     assert place.deleted == ["tiny-w1"]
+
+
+# while the watch is interrupted
+
+
+async def test_who_trains_is_not_taken_for_one_that_finds_no_node(begin: Callable[..., Job]) -> None:
+    """The pod is as it was when the watch was interrupted: without a node."""
+    place = Place()
+    training = begin(place, nodePools=POOLS)
+    await training.reconciles()
+    for name in place.pods:
+        place.find_no_node(name)
+    assert list(training.problems()) == ["Unschedulable"]
+    training.train()
+    await training.reconciles(5000)
+    assert (place.deleted, training.told().count("FallbackPool"), training.problems()) == ([], 0, {})
+
+
+async def test_who_trains_is_not_withdrawn_as_one_that_waits_for_a_node(begin: Callable[..., Job]) -> None:
+    place = Place()
+    training = begin(place)
+    await training.reconciles()
+    training.train()
+    training.share.grant = Grant(bound=1, pods=1, held_back=HeldBack("TenantBound", "its tenant is bound to 1"))
+    await training.reconciles()
+    assert place.deleted == []
+
+
+async def test_who_trains_stays_where_its_seat_was(begin: Callable[..., Job]) -> None:
+    place = Place()
+    queued = begin(place, queue={"name": "q", "topology": True})
+    seats_in(queued, a=2)
+    await queued.reconciles()
+    queued.train()
+    seats_in(queued, b=2)
+    await queued.reconciles()
+    assert place.deleted == []
+
+
+def runs_and_is_silent(place: Place) -> None:
+    for name in place.pods:
+        place.run(name, 700)
+
+
+def waits_for_a_node(place: Place) -> None:
+    """Its pods are as they were made."""
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"), [(waits_for_a_node, "FallbackPool"), (runs_and_is_silent, "WorkerSilent")]
+)
+async def test_a_pod_whose_deletion_nobody_has_told_of_is_deleted_and_told_of_once(
+    begin: Callable[..., Job], happens: Callable[[Place], None], reason: str
+) -> None:
+    place = Place()
+    started = begin(place, nodePools=POOLS)
+    await started.reconciles()
+    happens(place)
+    place.kubelets = place.shown = False
+    await started.reconciles(610)
+    await started.reconciles(10)
+    assert place.deleted == ["tiny-w0", "tiny-w1"]
+    assert started.told().count(reason) == 2
 
 
 # held back by a gate

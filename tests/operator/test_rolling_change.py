@@ -9,6 +9,7 @@ import pytest
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
+from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell
@@ -103,6 +104,21 @@ async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
         obey(running)
         ready.append(len(running.runner.state.workers))
     return ready
+
+
+async def test_who_is_let_go_has_its_time_though_no_watch_has_told_of_its_node(begin: Callable[..., Job]) -> None:
+    place, spec = Place(), {"topology": {"stages": 3}, "standby": {"workers": 1}}
+    running = begin(place, worker=FIRST, training=LONG, **spec)
+    await running.reconciles()
+    running.train()
+    obey(running)
+    running.edit(job(worker=SECOND, **spec))
+    await running.reconciles(2.0)
+    running.hear("tiny-w4", protocol.WorkerReady())
+    await running.reconciles(2.0)
+    await running.reconciles(2.0)
+    leaving = [worker for worker, state in running.runner.status().workers if state is WorkerState.LEAVING]
+    assert (leaving, place.deleted) == (["tiny-w3"], [])
 
 
 async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[..., Job]) -> None:

@@ -79,7 +79,7 @@ class Watch:
 
 class Server:
     """What there is. room: how many pods a quota lets through. changed: of pods and jobs. called: told of the calls
-    that are to change anything but a status.
+    that are to change anything but a status, by their method and place.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Server:
         rng: random.Random,
         watches: Mapping[str, Watch],
         changed: Changed,
-        called: Callable[[str], None] | None = None,
+        called: Callable[[str, str], None] | None = None,
     ) -> None:
         self._loop, self._rng, self._watches, self._changed, self._called = loop, rng, watches, changed, called
         self._made = self._version = 0
@@ -112,7 +112,7 @@ class Server:
     ) -> Object:
         """Answers a request as a connection to a server does: after a while, and not always."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
-            self._called(f"{method} {place}")
+            self._called(method, place)
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
         fails = self._rng.random() < self.trouble
         if fails and self._rng.random() < 0.6:

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec, wanted_pipelines, wanted_workers
 from bamboo_core.names import LABEL_JOB_NAME
@@ -88,7 +89,7 @@ class OperatorSimulation:
             for show in (self._show_pod, self._show_node, self._show_job, self._show_workload)
         )
         watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs, "workloads": self.workloads}
-        self.server = Server(self.loop, rng, watches, self._changed, self.audit and self.audit.called)
+        self.server = Server(self.loop, rng, watches, self._changed, self._called)
         self.kubelets = Nodes(self.loop, rng, self.server, self.nodes, self._start)
         quota = wanted_workers(parse_manifest(scenario.manifest())) if scenario.queued else None
         self.queue = None if quota is None else SimQueue(self, quota)
@@ -346,6 +347,17 @@ class OperatorSimulation:
             self.controller.workload_changed("DELETED", workload)
 
     # the cluster
+
+    def _called(self, method: str, place: str) -> None:
+        """The operator asks the API server for that change. Who trains is let go first, or has ended."""
+        if self.audit:
+            self.audit.called(f"{method} {place}")
+        runner, (_, kind, name) = self.runner, place.rsplit("/", 2)
+        if runner is None or runner.ending or (method, kind) != ("DELETE", "pods"):
+            return
+        pod = self.pods.objects.get((JOB[0], name))
+        if pod and lives(pod) and dict(runner.status().workers).get(name) is WorkerState.TRAINING:
+            self.fail(f"{name} trains, and its pod is deleted")
 
     def _changed(self, what: str, thing: Object) -> None:
         metadata = thing["metadata"]

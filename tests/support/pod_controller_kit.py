@@ -29,6 +29,7 @@ from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
+from bamboo_operator.pods.starting.startup_problems import UNSCHEDULABLE
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.node_marks import NodeMark
@@ -138,6 +139,12 @@ class Place:
         state = {"name": TRAINER_CONTAINER, "state": {"running": {"startedAt": began}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
         self.pods[name]["status"] = {"phase": "Running", "containerStatuses": [state]}
+        self.cluster.pod_event("MODIFIED", self.pods[name])
+
+    def find_no_node(self, name: str) -> None:
+        """The scheduler finds none for it."""
+        condition = {"type": "PodScheduled", "status": "False", "reason": UNSCHEDULABLE, "message": "0/3 nodes"}
+        self.pods[name]["status"] = {"phase": "Pending", "conditions": [condition]}
         self.cluster.pod_event("MODIFIED", self.pods[name])
 
     def stall(self, name: str, reason: str) -> None:

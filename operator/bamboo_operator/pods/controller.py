@@ -171,7 +171,7 @@ class PodController:
         with.
         """
         if self._waiting_since is not None:
-            released = [at for name in self.pods.unscheduled() if (at := self._releases.at(name)) is not None]
+            released = [at for name in self._unscheduled() if (at := self._releases.at(name)) is not None]
             for since in (self._waiting_since, *released):
                 yield from patience_ends(self._pools, since)
         for listening_since in (self._began, self._recovered):
@@ -194,7 +194,7 @@ class PodController:
         """Why workers do not start; a reason that is new is recorded as an event."""
         backoff = self._backoff if self._backoff.holds(time.monotonic()) else None
         missing = missing_pods(self.adding, backoff, refused=str(self._refusal or ""), pools_full=self._pools_full)
-        found = (*missing, *startup_problems(self.pods.all(), self._startup_events.problems))
+        found = (*missing, *startup_problems(self._not_joined(), self._startup_events.problems))
         if late := join_timeout.join_problem(self._unjoined(self._began), self._settings.coordinator_url):
             found = (*found, late)
         for problem in found:
@@ -240,6 +240,12 @@ class PodController:
         known = self._known()
         return {name: pod for name, pod in self.pods.all().items() if name not in known}
 
+    def _without_node(self) -> dict[str, dict[str, Any]]:
+        return self.pods.without_node(self._known())
+
+    def _unscheduled(self) -> dict[str, dict[str, Any]]:
+        return self.pods.unscheduled(self._known())
+
     def _staying(self) -> dict[str, dict[str, Any]]:
         """The pods that count as the job's: not those of workers that are lost or about to leave."""
         out = {*self._requests.wanted.gone, *leaving(self._requests.status())}
@@ -251,7 +257,7 @@ class PodController:
 
     def counts(self) -> JobPodCounts:
         """What is there, for the job's share."""
-        staying, unscheduled = self._staying(), self.pods.unscheduled()
+        staying, unscheduled = self._staying(), self._unscheduled()
         lacking = [name for name, pod in unscheduled.items() if finds_no_node(pod)]
         pool = worker_pool(unscheduled[lacking[0]]) if lacking else None
         pools = {one.name: one for one in self._spec.node_pools}
@@ -271,11 +277,11 @@ class PodController:
         pods, now = self.pods.all(), time.monotonic()
         self.created = max(self.created, self.pods.next_number())  # the answer to a creation may have been lost
         self._withdraw()
-        self._releases.observe(self.pods.without_node(), now)
-        if not self.pods.unscheduled() and not (self.adding and not self._share.is_bound(len(self._staying()))):
+        self._releases.observe(self._without_node(), now)
+        if not self._unscheduled() and not (self.adding and not self._share.is_bound(len(self._staying()))):
             self._waiting_since = None
         elif self._waiting_since is None:
-            released = {name: self._releases.at(name) for name in self.pods.unscheduled()}
+            released = {name: self._releases.at(name) for name in self._unscheduled()}
             since = (now - age(pods[name]) if at is None else at for name, at in released.items())
             self._waiting_since = min(since, default=now)
         if set(self._requests.joined) - self._joined_before:
@@ -298,7 +304,7 @@ class PodController:
     def _unplaced(self, now: float) -> dict[WorkerId, tuple[str, float]]:
         """The workers for which the scheduler looks for a node: the pool of each, and since when."""
         found = {}
-        for name, pod in self.pods.unscheduled().items():
+        for name, pod in self._unscheduled().items():
             released = self._releases.at(name)
             found[name] = worker_pool(pod) or "", now - age(pod) if released is None else released
         return found
@@ -362,7 +368,7 @@ class PodController:
         staying = self._staying()
         if not (surplus := self._share.surplus(len(staying))):
             return
-        idle = [name for name in self.pods.without_node() if name in staying]
+        idle = [name for name in self._without_node() if name in staying]
         if self._requests.status().phase in ("Pending", "Restoring"):
             idle = list(staying)
         newest = sorted(idle, key=lambda name: worker_number(staying[name]) or 0, reverse=True)
@@ -374,7 +380,7 @@ class PodController:
 
     async def _follow_seats(self) -> None:
         """A pod that waits for a node where its seat was before is created again where that is now."""
-        waiting = self.pods.without_node()
+        waiting = self._without_node()
         for name in self._queue.moved(waiting):
             await self._deletions.delete(waiting[name])
 
@@ -445,11 +451,11 @@ class PodController:
             self._recovered, self._recovering = utc_now(), recovering
             return
         for name, seconds in self._unjoined(self._recovered).items():
-            if seconds > join_timeout.REPLACE_SECONDS:
+            pod = self.pods.all().get(name)
+            if seconds > join_timeout.REPLACE_SECONDS and pod is not None and not self._deletions.asked(pod):
                 message = f"{name} has run for {seconds:.0f} s and has not joined; it is replaced"
                 self._record(Emit("WorkerSilent", message, True))
-                if pod := self.pods.all().get(name):
-                    await self._deletions.delete(pod)
+                await self._deletions.delete(pod)
 
     async def _recheck_pods(self) -> None:
         """Whether the pods exist for whose workers the coordinator waits."""
@@ -466,9 +472,9 @@ class PodController:
         """A pod that finds no node for too long is created again in a later pool."""
         if self._waiting_since is None:
             return
-        for name, pod in self.pods.unscheduled().items():
+        for name, pod in self._unscheduled().items():
             pool, released = worker_pool(pod), self._releases.at(name)
-            if pool is None or name in self._probes | self._rolling.surged:
+            if pool is None or name in self._probes | self._rolling.surged or self._deletions.asked(pod):
                 continue
             since = max(self._waiting_since, released or 0.0)
             pools, counts = self._pools, self.pods.by_pool()
@@ -550,7 +556,7 @@ class PodController:
         return WorkersByPool(
             pools=self._pools,
             placed={name: worker_pool(pod) or "" for name, pod in self.pods.living().items() if name not in gone},
-            without_node={name: worker_pool(pod) or "" for name, pod in self.pods.without_node().items()},
+            without_node={name: worker_pool(pod) or "" for name, pod in self._without_node().items()},
             joined={worker for worker, _ in status.workers},
             standby=by_state[WorkerState.STANDBY],
             leaving=by_state[WorkerState.LEAVING],

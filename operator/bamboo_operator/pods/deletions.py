@@ -1,5 +1,6 @@
 """Deletes a job's pods, each once: the watch may be a while behind. One that is still there later is deleted again."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,12 +19,17 @@ class PodDeletions:
         self._cluster, self._api = cluster, api
         self._asked: dict[str, float] = {}  # by uid: when
 
+    def asked(self, pod: dict[str, Any]) -> bool:
+        """Is its deletion under way, of which the watch need not have told yet?"""
+        at = self._asked.get(pod["metadata"]["uid"], -math.inf)
+        return time.monotonic() - at < DELETED_SECONDS
+
     async def delete(self, pod: dict[str, Any]) -> None:
         """Raises what is in API_ERRORS."""
+        if self.asked(pod):
+            return
         metadata, now = pod["metadata"], time.monotonic()
         self._asked = {uid: at for uid, at in self._asked.items() if now - at < DELETED_SECONDS}
-        if metadata["uid"] in self._asked:
-            return
         if await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"]):
             self._asked[metadata["uid"]] = now
         else:

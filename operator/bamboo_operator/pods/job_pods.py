@@ -1,7 +1,7 @@
 """One job's pods, as far as the operator has heard of them from the watch."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -41,12 +41,15 @@ class JobPods:
         """Living ones that have a node, which is paid for."""
         return {n: p for n, p in self.living().items() if p["spec"].get("nodeName")}
 
-    def without_node(self) -> PodsByName:
-        return {n: p for n, p in self.living().items() if not p["spec"].get("nodeName")}
+    def without_node(self, known: Collection[WorkerId]) -> PodsByName:
+        """Living ones that wait for a node. known: workers that have joined or are gone, whose pods wait for none,
+        though a watch that is interrupted has not told so.
+        """
+        return {n: p for n, p in self.living().items() if not p["spec"].get("nodeName") and n not in known}
 
-    def unscheduled(self) -> PodsByName:
-        """The pods without a node for which the scheduler looks for one."""
-        return {n: p for n, p in self.without_node().items() if not gates_of(p)}
+    def unscheduled(self, known: Collection[WorkerId]) -> PodsByName:
+        """Those for which the scheduler looks for a node."""
+        return {n: p for n, p in self.without_node(known).items() if not gates_of(p)}
 
     def next_number(self) -> int:
         """The first number that no pod has, as far as is known."""

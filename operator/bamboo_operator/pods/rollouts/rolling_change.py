@@ -158,14 +158,14 @@ class RollingChange:
     def _seen(self, sight: Sight) -> RolloutView:
         job, status = sight.job, sight.status
         revision, ready = self._templates.revision(job), self._ready(sight)
-        idle = {w for w, state in status.workers if state is WorkerState.STANDBY}
+        states = dict(status.workers)
         workers = tuple(
             RolloutWorker(
                 name=name,
                 updated=self._templates.is_newest(job, pod),
-                placed=bool(pod["spec"].get("nodeName")),
+                placed=bool(pod["spec"].get("nodeName")) or name in states,  # no watch may have told of its node
                 ready=name in ready,
-                idle=name in idle,
+                idle=states.get(name) is WorkerState.STANDBY,
             )
             for name, pod in sight.living.items()
         )
