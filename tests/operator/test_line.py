@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bamboo_operator.tenants.bounds import shares
 from bamboo_operator.tenants.decision import grants, grants_unread
 from bamboo_operator.tenants.demand import Grant, HeldBack, JobDemand
 from bamboo_operator.tenants.line import NO_LINES, Line, Lines, NodeRequest, NodeUrgency, ask_of, in_order, used_shares
@@ -28,7 +29,8 @@ class World:
         self.jobs[name] = replace(self.jobs[name], **more)  # type: ignore[arg-type]
 
     def look(self, now: float) -> dict[str, Grant]:
-        found, self.lines = grants(self.jobs.values(), self.listed, self.lines, now)
+        jobs = self.jobs.values()
+        found, self.lines = grants(jobs, self.listed, self.lines, now, shares(jobs, self.listed))
         return found
 
     def pods(self, now: float) -> list[int]:
@@ -150,9 +152,10 @@ def test_the_order_is_total_and_stable(jobs: list[JobDemand], listed: TenantList
 def test_in_a_line_one_job_has_pods_that_wait_and_no_running_job_loses_a_node(
     jobs: list[JobDemand], listed: TenantList
 ) -> None:
-    _, lines = grants(jobs, listed, NO_LINES, 0.0)
-    found, lines = grants(jobs, listed, lines, 1000.0)
-    again, same = grants(jobs, listed, lines, 1000.0)
+    held = shares(jobs, listed)
+    _, lines = grants(jobs, listed, NO_LINES, 0.0, held)
+    found, lines = grants(jobs, listed, lines, 1000.0, held)
+    again, same = grants(jobs, listed, lines, 1000.0, held)
     assert (again, same) == (found, lines)
     for nodes, line in lines.items():
         there = [one for one in jobs if one.nodes == nodes]

@@ -2,24 +2,18 @@
 
 from collections.abc import Iterable, Mapping
 
-from bamboo_operator.tenants.bounds import Share, shares
+from bamboo_operator.tenants.bounds import Share
 from bamboo_operator.tenants.demand import UNBOUND, Grant, HeldBack, JobDemand
 from bamboo_operator.tenants.line import Lines, Place, next_lines
 from bamboo_operator.tenants.tenant_list import MANY, TenantList
 
 
 def grants(
-    jobs: Iterable[JobDemand],
-    tenants: TenantList,
-    before: Lines,
-    now: float,
-    held: Mapping[str, Share] | None = None,
+    jobs: Iterable[JobDemand], tenants: TenantList, before: Lines, now: float, held: Mapping[str, Share]
 ) -> tuple[dict[str, Grant], Lines]:
     """Each job's, by its name, and the lines in which they wait. before: the lines of the last decision. now: seconds,
-    of any clock. held: what bounds leave each job, None if these jobs are all that there are.
+    of any clock. held: what bounds leave each job.
     """
-    jobs = list(jobs)
-    held = shares(jobs, tenants) if held is None else held
     lines, places = next_lines(jobs, {name: share.pods for name, share in held.items()}, tenants, before, now)
     return {name: _grant(share, places.get(name)) for name, share in held.items()}, lines
 
