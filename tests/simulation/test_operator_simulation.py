@@ -18,6 +18,7 @@ ANY = "--seeds 0:2 --keep-going"
 GRIDS = "--seeds 0:1 --keep-going --grids"
 QUEUES = "--seeds 165:167 --keep-going --queues"
 AUDIT = "--seeds 5010:5012 --keep-going --audit"
+SILENT = "--seeds 112:113 --keep-going --audit"
 WRONG_ONCE = "--seeds 0:1 --keep-going --regression all"
 TOLD = "--seed 18 --verbose"
 
@@ -34,7 +35,7 @@ def said() -> Mapping[str, str]:
     """What these runs have printed. They are made by one process, which needs longer to begin than for any of them,
     with the seed of hashes that it would start itself again for.
     """
-    wanted = (ANY, GRIDS, QUEUES, AUDIT, WRONG_ONCE, TOLD)
+    wanted = (ANY, GRIDS, QUEUES, AUDIT, SILENT, WRONG_ONCE, TOLD)
     printed = simulate(*" --then ".join(wanted).split(), PYTHONHASHSEED="0")
     _, *each = re.split(r"^\$ (.*)\n", printed, flags=re.MULTILINE)
     return dict(zip(each[::2], each[1::2], strict=True))
@@ -67,6 +68,11 @@ def test_the_operator_gets_over_it_while_others_want_the_quota_of_the_jobs_queue
 def test_a_reconciliation_that_is_not_due_has_nothing_to_do(said: Mapping[str, str]) -> None:
     """One is made every 2 s all the same. Some of these seeds fail if deadlines, or changes, are not told."""
     check(said[AUDIT], 2)
+
+
+def test_who_trains_is_left_alone_while_no_watch_tells_of_its_node(said: Mapping[str, str]) -> None:
+    """They are interrupted for 66 s, and workers that have waited for a node for 20 s are moved to another pool."""
+    check(said[SILENT], 1)
 
 
 def test_what_went_wrong_once_goes_well(said: Mapping[str, str]) -> None:
