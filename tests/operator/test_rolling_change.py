@@ -121,6 +121,22 @@ async def test_who_is_let_go_has_its_time_though_no_watch_has_told_of_its_node(b
     assert (leaving, place.deleted) == (["tiny-w3"], [])
 
 
+async def test_what_another_edit_leaves_behind_goes_before_anybody_who_trains(begin: Callable[..., Job]) -> None:
+    """Its image is missing, so it never comes, and in the place of whoever goes for it a worker is made as before."""
+    place, spec = Place(), {"topology": {"stages": 3}, "standby": {"workers": 1}}
+    running = await training(begin, place, **spec)
+    running.edit(job(worker={"image": "mistaken"}, **spec))
+    await running.reconciles(2.0)
+    assert images(place)["tiny-w4"] == "mistaken"
+    place.stall("tiny-w4", "ImagePullBackOff")
+    running.edit(job(worker=SECOND, **spec))
+    await running.reconciles(2.0)
+    assert (place.deleted, "GivingBack" in running.told()) == (["tiny-w4"], False)
+    assert min(await turns(running, 60)) >= 4
+    assert set(images(place).values()) == {"trainer:2"}
+    assert state_of(running) is RolloutState.COMPLETE
+
+
 async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[..., Job]) -> None:
     place = Place()
     running = await training(begin, place, topology={"stages": 3}, standby={"workers": 1})

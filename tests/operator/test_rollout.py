@@ -76,6 +76,7 @@ SURGE = RolloutStep(Act.SURGE)
         (view(old(0, ready=False), old(1, ready=False), begun=False), RolloutStep(Act.DELETE, "w0")),
         (view(old(0), old(1, ready=False, placed=False)), SURGE),
         (view(old(0), old(1, ready=False, placed=False), new(2)), RolloutStep(Act.DELETE, "w1")),
+        (view(old(0), old(1), old(2, ready=False)), RolloutStep(Act.DELETE, "w2")),  # of an edit before this one
         (view(old(0), old(1), new(2, ready=False), futile="no"), RolloutStep(Act.DELETE, "w2")),
         (view(old(0), old(1), futile="no"), NOTHING),
     ],

@@ -235,7 +235,8 @@ def next_step(record: RolloutRecord, view: RolloutView) -> RolloutStep:
         return NOTHING
     leavers = [w.name for w in sorted(outdated, key=lambda w: not w.idle) if w.ready]
     if len(view.workers) > view.wanted and not view.coming:
-        return _first(Act.RELEASE, leavers)
+        late = [w.name for w in outdated if not w.ready]  # as if another edit came before they were ready
+        return _first(Act.DELETE, late) if late else _first(Act.RELEASE, leavers)
     if not record.old_first:
         return NOTHING if view.coming or not leavers else RolloutStep(Act.SURGE)
     can_take_over = sum(w.ready for w in view.workers) > 1
