@@ -300,6 +300,26 @@ def nothing(place: Place, training: Job) -> None:
     """Its pods wait for nodes."""
 
 
+async def test_a_worker_that_counts_as_lost_and_comes_is_looked_at(begin: Callable[..., Job]) -> None:
+    """Nothing is told of it but to itself; and whoever has joined has not failed to."""
+    place = Place()
+    await begin(place).reconciles()
+    place.run("tiny-w0", 0.0)
+    later = begin(place, resumed=True, known_lost=frozenset({"tiny-w0"}))
+    await later.reconciles()
+    await later.reconciles()
+    assert later.controller.settled
+    later.trigger.clear()
+    later.hear("tiny-w0")
+    assert later.trigger.urgent is None
+    assert later.trigger.changed is not None
+    await later.reconciles(count=1)
+    assert not later.controller.settled
+    later.trigger.clear()
+    later.hear("tiny-w0")
+    assert later.trigger.changed is None, "it has come before"
+
+
 @pytest.mark.parametrize(
     ("happens", "spec", "seconds"),
     [

@@ -220,8 +220,9 @@ class Job:
             known_lost=known_lost,
             marks=marks,
         )
+        self.trigger = ReconcileTrigger()
         self.runner = CoordinatorRunner(
-            running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", ReconcileTrigger()
+            running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", self.trigger
         )  # type: ignore[arg-type]
         self.share = JobShare()
         self.queue = JobQueue(running.job, WorkloadCache(), place, settings, slices=True)  # type: ignore[arg-type]

@@ -306,6 +306,8 @@ class CoordinatorRunner:
     def handle(self, event: Event) -> None:
         """Takes one event in: the coordinator decides, and its commands are carried out."""
         if isinstance(event, WorkerJoined):
+            if event.hello.worker not in self._watch.joined:  # also one that is lost, of which nothing else is told
+                self._trigger.soon()
             self._watch.joined.add(event.hello.worker)
             event = WorkerJoined(self._watch.located(event.hello, self._run.spec.spread.topology_key))
         match event:
