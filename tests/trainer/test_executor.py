@@ -156,6 +156,22 @@ def test_the_last_gradients_of_a_cell_that_moves_are_kept_for_its_next_owner() -
     assert one.inside.executor.handed_over == {}, "nobody lacks them any more"
 
 
+def test_its_next_owner_gets_them_though_the_commit_comes_before_they_are_sent() -> None:
+    """The report of a step goes before its last gradients."""
+    one, plan = OneEngine("w2", PLAN), moved(LAST, "w1")
+    announce(one, 0)
+    feed(one, LAST, range(8))
+    sent: list[tuple[str, FrameKind, int]] = []
+    while FrameKind.READY not in [kind for _, kind, _ in sent]:
+        assert one.engine.turn()
+        sent += one.sent()
+    assert FrameKind.SYNC not in [kind for _, kind, _ in sent]
+    one.engine.obey(plan)
+    one.get(FrameKind.COMMIT, ROOT, payload=committed(epoch=plan.epoch))
+    one.work()
+    assert [peer for peer, kind, _ in one.sent() if kind is FrameKind.SYNC] == ["w1"]
+
+
 def test_whoever_takes_a_committed_step_over_waits_for_its_gradients_unless_the_link_breaks() -> None:
     """Repeating it would be waste; if what the owner before owes may be lost, it is repeated."""
     one, plan = OneEngine("w1", PLAN), moved(LAST, "w1")

@@ -118,6 +118,18 @@ def test_what_was_sent_over_a_link_that_broke_is_sent_again() -> None:
     assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
 
 
+def test_whoever_runs_the_cell_from_now_on_gets_what_it_was_still_to_get() -> None:
+    owner = One(OWNER)
+    owner.announce(0, digest=owner.states[2].digest())
+    owner.replicator.finalize(2, 0, (torch.zeros(owner.states[2].final.size),))
+    assert owner.net.take() == [], "it is sent when nothing else is to be done"
+    kept = owner.replicator.hand_over(CELL, REPLICA, 0)
+    assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
+    assert kept.address == Address(FrameKind.SYNC, *CELL, 0)
+    owner.replicator.hand_over(CELL, REPLICA, 0)
+    assert owner.sent() == [], "it has been sent"
+
+
 def test_gradients_of_another_size_are_refused() -> None:
     replica = One(REPLICA)
     owner = One(OWNER)

@@ -74,8 +74,14 @@ class Replicator:
         if (cell, replica) in self.progress and self._states.has_final(self._states.number(cell), step):
             self.send_final(replica, cell, step)
 
-    def final_gradients(self, cell: Cell, step: int) -> Frame:
-        """Those that are here, for somebody with a part in that cell."""
+    def hand_over(self, cell: Cell, worker: WorkerId, step: int) -> Frame:
+        """The final gradients of that step, for a replica that runs the cell from now on: it gets at once what it was
+        still to get, for it waits for them, and `send_next` is for replicas.
+        """
+        for key in [one for one in self._unsent if one[:2] == (cell, worker)]:
+            del self._unsent[key]
+            if self._states.has_final(self._states.number(cell), key[2]):
+                self.send_final(worker, cell, key[2])
         return self._outbox.frame(*self._final(cell, step))
 
     def send_final(self, worker: WorkerId, cell: Cell, step: int) -> None:
