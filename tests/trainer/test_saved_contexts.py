@@ -4,8 +4,8 @@ import gc
 import os
 import sys
 import types
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,26 +140,39 @@ def test_every_event_and_wait_is_among_those_that_are_taken_out() -> None:
     assert {line.split("  #")[0].strip() for line in source if any(mark in line for mark in marks)} == set(ORDER)
 
 
+Form = tuple[torch.dtype, tuple[int, ...], int, list[Any]]
+
+
+def forms(tensors: Iterable[Tensor]) -> list[Form]:
+    """Types, strides, places in their storages and values."""
+    return [(t.dtype, t.stride(), int(t.storage_offset()), t.detach().cpu().tolist()) for t in tensors]
+
+
+class Noting(torch.autograd.Function):
+    """Saves tensors, and notes in each backward what they are. With `writes` that then writes to the last one."""
+
+    @staticmethod
+    def forward(context: Any, seen: list[list[Form]], writes: bool, *tensors: Tensor) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(*tensors)
+        context.seen, context.writes = seen, writes
+        return tensors[0].sum()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+        context.seen.append(forms(context.saved_tensors))
+        if context.writes:
+            context.saved_tensors[-1].zero_()
+        return (None, None, *[None for _ in context.saved_tensors])
+
+
 def test_only_what_nothing_else_keeps_is_moved_once_with_its_strides() -> None:
-    copies, context, saved = ContextCopies(GPU), SavedContext(), list[tuple[Any, ...]]()
+    copies, context, saved = ContextCopies(GPU), SavedContext(), list[list[Form]]()
     weight, given = torch.randn(SIZE, SIZE).to(GPU).requires_grad_(), inputs(0)
-
-    class Noting(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, *tensors: Tensor) -> Tensor:  # type: ignore[override]
-            context.save_for_backward(*tensors)
-            return tensors[0].sum()
-
-        @staticmethod
-        def backward(context: Any, gradient: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-            saved.append(tuple((t.stride(), t.storage_offset(), t.cpu().tolist()) for t in context.saved_tensors))
-            return (None,) * len(context.saved_tensors)
-
     with copies.saving(context):
         whole = (given @ weight) * 2.0
         parts = (whole, whole.t()[3:], whole[:, ::2], whole, given, weight)
-        expected = tuple((t.stride(), t.storage_offset(), t.detach().cpu().tolist()) for t in parts)
-        out = Noting.apply(*parts)
+        expected = forms(parts)
+        out = Noting.apply(saved, False, *parts)
         copies.leave(context)
         assert context.away() == [], "somebody has all of them"
         del whole, parts
@@ -174,15 +187,62 @@ def test_only_what_nothing_else_keeps_is_moved_once_with_its_strides() -> None:
     assert saved == [expected] * 2, "it comes back once, for both"
 
 
-def test_what_is_written_to_after_it_was_saved_is_refused_as_without() -> None:
-    copies, context = ContextCopies(GPU), SavedContext()
+@pytest.mark.parametrize("odd", [0, 1])
+def test_what_is_saved_as_several_types_comes_back_as_each(odd: int) -> None:
+    """It stays where the storage as a whole is no tensor of one of them."""
+    copies, context, saved = ContextCopies(GPU), SavedContext(), list[list[Form]]()
     with copies.saving(context):
-        out = inputs(0).exp()
-        total = out.sum()
+        whole = torch.randn(SIZE * SIZE + odd).to(GPU).requires_grad_() * 2.0
+        even = whole.detach()[: SIZE * SIZE]
+        parts = (whole, even.view(torch.int64)[3:], even.view(torch.int16), even > 0.0)
+        expected = forms(parts)
+        out = Noting.apply(saved, False, *parts)
+        del whole, even, parts
+        copies.leave(context)
+    assert len(context.away()) == 2 - odd
+    out.backward()
+    assert saved == [expected]
+
+
+def after_exp(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (out := x.exp()).sum(), out
+
+
+def after_a_number(x: Tensor) -> tuple[Tensor, Tensor]:
+    factor = torch.tensor(2.0)
+    return (x * factor).sum(), factor
+
+
+def after_a_conjugate(x: Tensor) -> tuple[Tensor, Tensor]:
+    other = torch.complex(x, x).detach().conj()
+    return (torch.complex(x, x) * other).abs().sum(), other
+
+
+@pytest.mark.parametrize("make", [after_exp, after_a_number, after_a_conjugate])
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_written_to_after_it_was_saved_is_refused_as_without(
+    waits: bool, make: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> None:
+    copies, context = ContextCopies(GPU), SavedContext()
+    with copies.saving(context) if waits else nullcontext():
+        total, saved = make(inputs(0))
         with torch.no_grad():
-            out.add_(1.0)
+            saved.add_(1.0)
+        del saved
+        copies.leave(context)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_a_backward_writes_to_is_refused_to_the_next_as_without(waits: bool) -> None:
+    copies, context = ContextCopies(GPU), SavedContext()
+    with copies.saving(context) if waits else nullcontext():
+        out = inputs(0).exp()
+        total = Noting.apply([], True, out) + out.sum()
         del out
         copies.leave(context)
+    assert len(context.away()) == waits
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 from weakref import ReferenceType, WeakValueDictionary, finalize, ref
 
 import torch
@@ -39,53 +39,63 @@ class _ContextBatch:
 
 
 class _PlaceInStorage(NamedTuple):
-    """A tensor in a storage. changes: how often torch had seen it written to when autograd saved it."""
+    """A tensor in a storage."""
 
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
-    changes: int
 
     def within(self, whole: Tensor) -> Tensor:
         there = whole if whole.dtype is self.dtype else whole.view(self.dtype)
         return there.as_strided(self.size, self.stride, self.offset)
 
 
+class _KeptTensor(NamedTuple):
+    """A tensor on its device. changes: how often torch had seen it written to when it was saved, or brought back."""
+
+    tensor: Tensor
+    changes: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        return cls(tensor, tensor._version)
+
+    @property
+    def is_changed(self) -> bool:
+        return self.tensor._version != self.changes
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _SavedStorage:
     """tensors: those that autograd has saved of it, while they are on the device. copy: all of it, while it is in host
-    memory. batch: with which it was moved last, until that is waited for. has_left: it was moved at all.
+    memory. batch: with which it was moved last, until that is waited for.
     """
 
     forms: list[_PlaceInStorage] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[_KeptTensor] = field(default_factory=list)
     copy: Tensor | None = None
     batch: _ContextBatch | None = None
-    has_left: bool = False
 
     def add(self, tensor: Tensor) -> "_SavedPlace":
-        place = _PlaceInStorage(
-            tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor._version
-        )
+        place = _PlaceInStorage(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
         self.forms.append(place)
-        self.tensors.append(tensor)
+        self.tensors.append(_KeptTensor.of(tensor))
         return _SavedPlace(self, len(self.forms) - 1)
 
     @property
     def may_leave(self) -> bool:
         """Does nothing but autograd keep it, as it was?"""
-        storage = self.tensors[0].untyped_storage()
+        storage = self.tensors[0].tensor.untyped_storage()
         size, users = storage.nbytes(), torch._C._storage_Use_Count(storage._cdata)
-        if size < LEAST_BYTES or size % self.tensors[0].itemsize or users > len(self.tensors) + 1:
+        if size < LEAST_BYTES or users > len(self.tensors) + 1:
             return False
-        return all(map(self.is_unchanged, range(len(self.tensors))))
-
-    def is_unchanged(self, place: int) -> bool:
-        return self.has_left or self.tensors[place]._version == self.forms[place].changes
+        if any(size % form.dtype.itemsize for form in self.forms):  # it cannot be seen as a whole in each of its types
+            return False
+        return not any(kept.is_changed for kept in self.tensors)
 
     def whole(self) -> Tensor:
-        first = self.tensors[0]
+        first = self.tensors[0].tensor
         return first.as_strided((first.untyped_storage().nbytes() // first.itemsize,), (1,), 0)
 
 
@@ -128,31 +138,33 @@ class ContextCopies:
         """Inside, what autograd saves is part of the context."""
         return saved_tensors_hooks(partial(self._pack, context), self._unpack)
 
-    def _pack(self, context: SavedContext, tensor: Tensor) -> Tensor | _SavedPlace:
+    def _pack(self, context: SavedContext, tensor: Tensor) -> _KeptTensor | _SavedPlace:
         own = tensor.detach()  # an output that its own graph holds would never be freed
         plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
         if not plain or tensor.device != self._device or tensor.is_conj() or tensor.is_neg():
-            return own
+            return _KeptTensor.of(own)
         number = own.untyped_storage()._cdata
         storage = context.here.get(number)
         if storage is None:
             storage = context.here[number] = _SavedStorage()
         return storage.add(own)
 
-    def _unpack(self, saved: Tensor | _SavedPlace) -> Tensor:
-        """On the device, after what has been started there."""
-        if isinstance(saved, Tensor):
-            return saved
+    def _unpack(self, saved: _KeptTensor | _SavedPlace) -> Tensor:
+        """On the device, after what has been started there. Raises RuntimeError, as torch, if it was written to."""
+        kept = saved if isinstance(saved, _KeptTensor) else self._here(saved)
+        if kept.is_changed:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation"
+            )
+        return kept.tensor
+
+    def _here(self, saved: _SavedPlace) -> _KeptTensor:
         storage, place = saved
         if storage.copy is not None and storage.batch is not None:
             self._bring(storage.batch, [storage])
         if storage.batch is not None:
             storage.batch.wait(self._device)
             storage.batch = None
-        if not storage.is_unchanged(place):
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation"
-            )
         return storage.tensors[place]
 
     def leave(self, context: SavedContext) -> None:
@@ -168,7 +180,7 @@ class ContextCopies:
                 context.moved.append(ref(storage))
                 whole = storage.whole()
                 storage.copy = torch.empty_like(whole, device="cpu", pin_memory=True).copy_(whole, non_blocking=True)
-                storage.tensors, storage.batch, storage.has_left = [], batch, True
+                storage.tensors, storage.batch = [], batch
                 batch.held.append(whole)
             batch.made.record(self._outward)
         self._leaving.append(batch)
@@ -195,7 +207,7 @@ class ContextCopies:
         with torch.cuda.stream(self._inward):
             for storage, copy, whole in pairs:
                 whole.copy_(copy, non_blocking=True)
-                storage.tensors = [form.within(whole) for form in storage.forms]
+                storage.tensors = [_KeptTensor.of(form.within(whole)) for form in storage.forms]
                 storage.copy, storage.batch = None, batch
                 batch.held.append(whole)
             batch.made.record(self._inward)
