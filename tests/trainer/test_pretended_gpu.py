@@ -94,6 +94,13 @@ def test_a_worker_takes_as_many_pretended_gpus_as_it_has_devices() -> None:
 
 
 @on_one
+def test_a_pretended_gpu_gives_its_streams_in_turn() -> None:
+    first, second = ([torch.cuda.Stream(device).stream_id for _ in range(64)] for device in ("cuda:0", "cuda:1"))
+    assert first[:32] == first[32:]
+    assert len({*first, *second}) == 64
+
+
+@on_one
 @pytest.mark.parametrize("other", ["cpu", "cuda:1"])
 def test_tensors_of_a_pretended_gpu_are_not_used_with_others(other: str) -> None:
     with pytest.raises(RuntimeError, match="same device"):

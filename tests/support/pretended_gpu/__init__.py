@@ -10,6 +10,7 @@ torch takes them for CUDA devices. Their memory is the host's, and operations ru
 - an operation of a stream that does not come after what made its tensors, or after what the stream that their memory
   is of had to do when it was allocated, raises RuntimeError, and so does the one after memory was freed that another
   stream than its own may still use;
+- a device has 32 streams beside its default one, which are given in turn;
 - an event is there when it was waited for, or asked about several times; between two of them lie the seconds between
   what recorded them.
 

@@ -23,12 +23,11 @@
 
 namespace {
 
-using pretended_gpu::kDevices;
-using pretended_gpu::kStreams;
 using pretended_gpu::key;
 using pretended_gpu::memory;
 
 constexpr auto kDevice = c10::DeviceType::CUDA;
+constexpr c10::DeviceIndex kDevices = pretended_gpu::kDevices;
 constexpr int kQueries = 2;  // that an event answers with "not yet"
 constexpr auto kDelay = std::chrono::microseconds(500);
 
@@ -73,7 +72,7 @@ struct EventState {
 
 void host_waits(const EventState& event) {
   memory().finish(event.stream, event.number);
-  pretended_gpu::merge(pretended_gpu::host_clock(), event.clock);
+  pretended_gpu::host_clock().merge(event.clock);
 }
 
 struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
@@ -99,8 +98,10 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool = false) const override { return getNewStream(device); }
   c10::Stream getNewStream(c10::Device device, int = 0) const override {
-    static std::atomic<int64_t> streams{0};
-    return c10::Stream(c10::Stream::UNSAFE, device, 1 + kStreams * device.index() + streams++ % kStreams);
+    static std::atomic<int64_t> given[kDevices];
+    auto index = device.has_index() ? device.index() : current_device_;
+    auto turn = given[index]++ % pretended_gpu::kStreams;
+    return c10::Stream(c10::Stream::UNSAFE, {kDevice, index}, 1 + index * pretended_gpu::kStreams + turn);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     auto before = getStream(stream.device());
@@ -147,7 +148,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     memory().finish(key(stream), memory().newest());
-    pretended_gpu::merge(pretended_gpu::host_clock(), memory().clock(key(stream)));
+    pretended_gpu::host_clock().merge(memory().clock(key(stream)));
   }
   void synchronizeDevice(const c10::DeviceIndex) const override {
     TORCH_CHECK(false, "a device is not waited for as a whole");
@@ -232,7 +233,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   memory().come_after(stream, memory().clock(other));
   memory().work(stream, {source}, {there});
   memory().come_after(other, memory().clock(stream));
-  if (target.is_cpu() && !computes) pretended_gpu::merge(pretended_gpu::host_clock(), memory().clock(stream));
+  if (target.is_cpu() && !computes) pretended_gpu::host_clock().merge(memory().clock(stream));
   at::AutoDispatchBelowADInplaceOrView guard;
   as_host(target).copy_(as_host(self));
   return target;

@@ -25,45 +25,27 @@
 namespace pretended_gpu {
 
 constexpr int kPoison = 0xFF;  // NaN, as a floating-point number
+constexpr int kDevices = 4;
+constexpr int kStreams = 32;  // of a device, beside its default one: torch gives them in turn, again and again
 
-// A stream of any device: its own number, or below 0 the device's default stream.
+// A stream of any device: its own number from 1 on, or below 0 the device's default stream.
 using Key = int64_t;
 
 inline Key key(const c10::Stream& stream) {
   return stream.id() == 0 ? -1 - stream.device_index() : stream.id();
 }
 
-constexpr int kDevices = 4;
-constexpr Key kStreams = 64;  // of a device, handed out in turn, as torch does with 32
-constexpr Key kKeys = kDevices * (kStreams + 1) + 1;
-
 // By stream, how many pieces of its work are done before.
 class Clock {
  public:
-  uint64_t& operator[](Key key) { return ticks_[place(key)]; }
-  uint64_t operator[](Key key) const { return ticks_[place(key)]; }
-  std::array<uint64_t, kKeys>& all() { return ticks_; }
-  const std::array<uint64_t, kKeys>& all() const { return ticks_; }
-
-  // Is it, for all of these streams, at least as late?
-  bool comes_after(const Clock& other) const {
-    bool after = true;
-    for (size_t i = 0; i < ticks_.size(); ++i) after &= ticks_[i] >= other.ticks_[i];
-    return after;
+  uint64_t& operator[](Key stream) { return ticks_[stream + kDevices]; }
+  void merge(const Clock& other) {
+    for (size_t i = 0; i < ticks_.size(); ++i) ticks_[i] = std::max(ticks_[i], other.ticks_[i]);
   }
 
-  static Key stream_at(size_t place) { return static_cast<Key>(place) - kDevices; }
-
  private:
-  static size_t place(Key key) { return static_cast<size_t>(key + kDevices); }
-
-  std::array<uint64_t, kKeys> ticks_{};
+  std::array<uint64_t, kDevices + 1 + kDevices * kStreams> ticks_{};
 };
-
-inline void merge(Clock& clock, const Clock& other) {
-  auto& ticks = clock.all();
-  for (size_t i = 0; i < ticks.size(); ++i) ticks[i] = std::max(ticks[i], other.all()[i]);
-}
 
 inline Clock& host_clock() {
   static thread_local Clock clock;
@@ -85,7 +67,7 @@ struct Block {
   std::set<Key> used_by;  // as was told with record_stream
   int device = -1;  // of its memory; below 0: of the host's
   Key home = 0;  // the stream it was allocated on, which may have it again when it is freed; 0: of pinned memory
-  Clock written, used;  // by stream, its last piece of work that wrote to it, or used it at all
+  std::map<Key, uint64_t> written, used;  // by stream, its last piece of work that wrote to it, or used it at all
 };
 
 class Memory {
@@ -112,7 +94,7 @@ class Memory {
     auto found = blocks.find(start);
     if (!pinned) check_freed(found->second);
     if (awaited(*found, pinned)) {
-      (pinned ? freed_pinned_ : freed_).insert(start);
+      freed_.emplace(&blocks, start);
     } else {
       release(blocks, found);
     }
@@ -167,9 +149,9 @@ class Memory {
   // for the other one's, and is waited for by that.
   void start_across(Key there, Key here, const char* source, char* target, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    merge(clocks_[there], clocks_[here]);
+    clocks_[there].merge(clocks_[here]);
     work_locked(there, {source}, {target});
-    merge(clocks_[here], clocks_[there]);
+    clocks_[here].merge(clocks_[there]);
     if (here < 0) {
       finish_locked(there, number_);
       std::memcpy(target, source, bytes);
@@ -186,7 +168,7 @@ class Memory {
   // What a stream does from now on comes after all that.
   void come_after(Key stream, const Clock& before) {
     std::lock_guard<std::mutex> lock(mutex_);
-    merge(clocks_[stream], before);
+    clocks_[stream].merge(before);
   }
 
   uint64_t newest() {
@@ -222,14 +204,15 @@ class Memory {
       TORCH_CHECK(false, told);
     }
     auto& clock = clocks_[stream];
-    merge(clock, host_clock());
+    clock.merge(host_clock());
     auto now = ++clock[stream];
     for (auto* all : {&read, &written}) {
       for (auto* data : *all) {
         auto* block = block_of(data);
         if (block == nullptr) continue;
-        TORCH_CHECK(
-            clock.comes_after(block->written), "a stream does not wait for what it uses, which another one makes");
+        for (auto [other, tick] : block->written) {
+          TORCH_CHECK(clock[other] >= tick, "a stream does not wait for what it uses, which another one makes");
+        }
         block->used[stream] = now;
       }
     }
@@ -241,10 +224,9 @@ class Memory {
   // Memory that is freed goes back to its stream, which may use it for something else at once.
   void check_freed(const Block& block) {
     auto& home = clocks_[block.home];
-    for (size_t i = 0; i < block.used.all().size(); ++i) {
-      auto stream = Clock::stream_at(i);
+    for (auto [stream, tick] : block.used) {
       auto known = std::max(home[stream], host_clock()[stream]);
-      if (known < block.used[stream] && stream != block.home && !block.used_by.count(stream)) {
+      if (stream != block.home && !block.used_by.count(stream) && known < tick) {
         mistake_ = "memory is freed that another stream than its own may use, without record_stream";
       }
     }
@@ -270,18 +252,14 @@ class Memory {
       make(queue.front());
       queue.pop_front();
     }
-    release_unawaited(blocks_, freed_, false);
-    release_unawaited(pinned_, freed_pinned_, true);
-  }
-
-  void release_unawaited(Blocks& blocks, std::set<char*>& freed, bool pinned) {
-    for (auto at = freed.begin(); at != freed.end();) {
-      auto found = blocks.find(*at);
-      if (awaited(*found, pinned)) {
+    for (auto at = freed_.begin(); at != freed_.end();) {
+      auto [blocks, start] = *at;
+      auto found = blocks->find(start);
+      if (awaited(*found, blocks == &pinned_)) {
         ++at;
       } else {
-        release(blocks, found);
-        at = freed.erase(at);
+        release(*blocks, found);
+        at = freed_.erase(at);
       }
     }
   }
@@ -323,7 +301,7 @@ class Memory {
   std::mutex mutex_;
   std::map<int, Use> uses_;  // by device
   Blocks blocks_, pinned_;
-  std::set<char*> freed_, freed_pinned_;  // which copies still need
+  std::set<std::pair<Blocks*, char*>> freed_;  // but a copy still needs them
   std::map<Key, std::deque<Pending>> pending_;
   std::map<Key, Clock> clocks_;
   std::string mistake_;  // to be told by the next piece of work
