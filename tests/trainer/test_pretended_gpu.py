@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,33 @@ def test_a_pretended_gpu_gives_its_streams_in_turn() -> None:
     first, second = ([torch.cuda.Stream(device).stream_id for _ in range(64)] for device in ("cuda:0", "cuda:1"))
     assert first[:32] == first[32:]
     assert len({*first, *second}) == 64
+
+
+COPYING = """
+import torch
+from bamboo_trainer.memory.host_copies import CudaCopies
+
+device = torch.device("cuda", 0)
+copies = [CudaCopies(device, lambda: None) for _ in range(8)]
+made = [one.start([torch.ones(64, device=device)]) for one in copies for _ in range(20)]
+"""
+
+
+@on_one
+def test_a_process_ends_well_while_copies_are_under_way() -> None:
+    """A thread that waits for an event in torch, and is to go on when Python has ended, aborts the process."""
+    done = subprocess.run([sys.executable, "-c", COPYING], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@on_one
+def test_nobody_waits_for_the_events_of_copies_that_are_gone() -> None:
+    before = set(threading.enumerate())
+    copies = CudaCopies(torch.device("cuda", 0), lambda: None)
+    copies.start([torch.ones(8, device="cuda:0")]).wait()
+    (waiting,) = set(threading.enumerate()) - before
+    del copies
+    waiting.join()
 
 
 @on_one

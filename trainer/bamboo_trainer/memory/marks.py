@@ -5,9 +5,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from weakref import finalize
 
 import torch
+
+END_SECONDS: Final = 5.0  # for what was given to a GPU before the process ends
 
 
 class QueueMark(Protocol):
@@ -49,20 +52,32 @@ class EventMark:
 
 
 class EventWatch:
-    """Tells of events of a GPU when they are passed, in the order in which they are added, by a thread of its own."""
+    """Tells of events of a GPU when they are passed, in the order in which they are added, by a thread of its own.
+
+    That ends with the watch. The end of the process waits for it: a thread that is in torch then would abort.
+    """
 
     def __init__(self, name: str, told: Callable[[], None]) -> None:
-        self._told = told
-        self._events: queue.SimpleQueue[torch.cuda.Event] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
+        ended = threading.Event()
+        thread = threading.Thread(target=_tell, args=(self._events, told, ended), name=name, daemon=True)
+        finalize(thread, ended.wait, END_SECONDS)  # at the end of the process what is registered last is called first
+        finalize(self, self._events.put, None)
+        thread.start()
 
     def add(self, event: torch.cuda.Event) -> None:
         self._events.put(event)
 
-    def _run(self) -> None:
-        while True:
-            self._events.get().synchronize()
-            self._told()
+
+def _tell(
+    events: "queue.SimpleQueue[torch.cuda.Event | None]", told: Callable[[], None], ended: threading.Event
+) -> None:
+    try:
+        while (event := events.get()) is not None:
+            event.synchronize()
+            told()
+    finally:
+        ended.set()
 
 
 class EventMarks:
