@@ -243,6 +243,23 @@ def test_a_store_that_is_away_costs_one_warning_and_no_step(job, monkeypatch):
     ]
 
 
+def test_who_waits_for_what_is_known_does_not_wait_for_what_comes_while_it_is_written(job, monkeypatch):
+    """Else a checkpoint, or the end of the job, would wait for one turn after the other."""
+    monkeypatch.setattr("bamboo_trainer.worker.history.history_keeper.HELD_SECONDS", 4 * PATIENCE)
+    written = HistoryFiles.write
+
+    def write(files, file, records):
+        written(files, file, records)
+        job.train(1)
+        job.keepers["a"].happened(events(job.step))
+
+    monkeypatch.setattr(HistoryFiles, "write", write)
+    job.train_and_write(2)
+    assert job.raw() == first(2)
+    job.written()
+    assert job.raw() == first(3)
+
+
 def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):
     monkeypatch.setattr("bamboo_trainer.worker.history.history_keeper.MOST_RECORDS", 4)
     job.train_and_write(10)

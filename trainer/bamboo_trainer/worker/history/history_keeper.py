@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
@@ -91,6 +92,14 @@ class TurnThread:
             self._turn(last)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Waiter:
+    """until: the time after which it is called in any case."""
+
+    until: float
+    callback: Callable[[], None]
+
+
 class HistoryKeeper:
     """tell: to the coordinator; any thread may say something. turns: makes who calls `_turn`."""
 
@@ -111,7 +120,7 @@ class HistoryKeeper:
         self._announced: set[int] = set()  # origins of which a commit has told the attempt
         self._file = HistoryFile(0, 0, 0)
         self._records: list[Record] = []  # in that file
-        self._waiting: list[tuple[float, Callable[[], None]]] = []
+        self._waiting: list[_Waiter] = []
         self._begun = self._closed = self._troubled = False  # begun: it has been the root
         self._parted = False  # it was the root, and then was not; its readers have not been told of that yet
         self._turns = turns(self._turn)
@@ -169,7 +178,7 @@ class HistoryKeeper:
         """Called once all that is known by now is written, after a while in any case; by any thread."""
         with self._lock:
             if self._term is not None and not self._closed:
-                self._waiting.append((time.monotonic() + HELD_SECONDS, callback))
+                self._waiting.append(_Waiter(until=time.monotonic() + HELD_SECONDS, callback=callback))
                 self._hurry()
                 return
         callback()
@@ -200,28 +209,30 @@ class HistoryKeeper:
 
     def _turn(self, last: bool) -> None:
         """Writes what is due. last: all of it, as nothing comes after."""
+        served: Sequence[_Waiter] = ()
         try:
-            self._flush(last)
+            served = self._flush(last)
         except (StorageError, HistoryError) as error:
             self._trouble(str(error))
         except Exception as error:  # a thread that ends in silence would leave others waiting
             logger.exception("the history was not written")
             self._trouble(f"{type(error).__name__}: {error}")
-        self._release(last)
+        self._release(last, served)
 
-    def _flush(self, last: bool) -> None:
+    def _flush(self, last: bool) -> Sequence[_Waiter]:
+        """Returns those who have waited for what is written now: what comes meanwhile is waited for by others."""
         with self._lock:
-            term, informed = self._term, self._informed
+            term, informed, waiting = self._term, self._informed, tuple(self._waiting)
             parted, self._parted = self._parted, False
         if parted and self._readers is not None:
             self._readers.retire()
         if term is None or not (informed or last):
-            return  # which attempt this is, and what is missing, is known when all others have told
+            return ()  # which attempt this is, and what is missing, is known when all others have told
         if self._ready != term:
             self._prepare(term)
         with self._lock:
             if term[0] not in self._announced and not last and not self._waiting:
-                return  # another root might count this attempt once more
+                return ()  # another root might count this attempt once more
             pending = self._buffer.pending(term[0], informed=informed)
         while pending:
             room = max(1, MOST_RECORDS - len(self._records))
@@ -238,6 +249,7 @@ class HistoryKeeper:
                 self._readers.give(some)
             for source, number in told.items():
                 self._tell(HistoryKept(source=source, number=number))
+        return waiting
 
     def _prepare(self, term: tuple[int, int]) -> None:
         """Learn which attempt this is, and what the root before has written that nobody has heard of."""
@@ -277,15 +289,14 @@ class HistoryKeeper:
         if self._begun:
             self._turns.wake()
 
-    def _release(self, everybody: bool) -> None:
+    def _release(self, everybody: bool, served: Sequence[_Waiter]) -> None:
         """Those who wait for what is written, or have waited for long enough."""
         with self._lock:
-            left = self._term is not None and self._buffer.pending(self._term[0], informed=self._informed)
-            done = self._term is None or everybody or (self._informed and not left)
-            ready = [callback for until, callback in self._waiting if done or until <= time.monotonic()]
-            self._waiting = [] if done else [one for one in self._waiting if one[1] not in ready]
-        for callback in ready:
-            callback()
+            now, everybody = time.monotonic(), everybody or self._term is None
+            ready = [one for one in self._waiting if everybody or one in served or one.until <= now]
+            self._waiting = [one for one in self._waiting if one not in ready]
+        for one in ready:
+            one.callback()
 
     def _trouble(self, message: str) -> None:
         """Said once, until it works again."""
