@@ -44,12 +44,17 @@ class Held:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A time in which signals have no effect. The first that nobody has taken comes again at the end."""
+    """A time in which signals have no effect. The first that nobody has taken comes again at the end. Within such a
+    time, what is held already can be taken, too.
+    """
     keeper = Held()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         for number in STOP_SIGNALS:
             signal.signal(number, keeper)
+        for outer in {id(one): one for one in before.values() if isinstance(one, Held)}.values():
+            keeper.noted.extend(outer.noted)
+            outer.noted.clear()
         yield
     finally:
         for number, handler in before.items():

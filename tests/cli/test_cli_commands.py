@@ -222,6 +222,34 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
     assert processes_with(setting) == []
 
 
+LATE = """
+import signal
+from bamboo.local import session
+
+def late(document, made=session.standalone_page):
+    signal.raise_signal(signal.SIGTERM)
+    return made(document)
+
+session.standalone_page = late
+from bamboo.cli.commands import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("flags", "said"), [([], "small: Complete."), (["--json"], '"outcome": "Complete"')])
+def test_a_signal_after_the_job_s_end_keeps_nobody_from_hearing_of_it(
+    tmp_path: Path, flags: list[str], said: str
+) -> None:
+    """It comes while the page is written, when the weights are there."""
+    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 3"))
+    command = [sys.executable, "-c", LATE, "run", job, "--output", "out", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert said in done.stdout
+    assert (tmp_path / "out" / "weights").exists()
+    assert (tmp_path / "out" / "page.html").exists()
+
+
 def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: Path) -> None:
     """The second time Ctrl-C is pressed twice, and everything ends at once; nothing is left but the store."""
     setting = f"TMPDIR={tmp_path}/tmp"

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bamboo import loop_signals
+from bamboo import loop_signals, stop_signals
 from bamboo.local.closing import Closing
 from bamboo.local.fork_server import ForkServerError
 from bamboo.local.output_folder import OutputInUse, only_run_in
@@ -52,15 +52,15 @@ class ReportOptions:
 def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions, *, verify: bool) -> int:
     """Runs the job, reports on it, and returns the exit code."""
     try:
-        with only_run_in(options.output):
+        with stop_signals.held(), only_run_in(options.output):  # what comes when all is done ends it once that is told
             summary = _run(spec, manifest, options, report)
-        check = None
-        if verify and summary.outcome is Outcome.COMPLETE:
+            if not verify or summary.outcome is not Outcome.COMPLETE:
+                return _conclude(summary, None, json=report.json)
             spec, manifest = undisturbed_job(spec, manifest, summary)
             if not report.json:
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
-            calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
-            check = _run(spec, manifest, calm, report)
+        calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
+        check = _run(spec, manifest, calm, report)
     except (MetricsError, PageError, OutputInUse) as error:
         complain(error)
         return EXIT_USAGE
