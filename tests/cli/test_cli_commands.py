@@ -95,6 +95,8 @@ def processes_with(setting: str) -> list[str]:
         (["run", "JOB", "--load"], 2, "--load: cannot be combined with --on here"),
         (["run", "SUSPENDED"], 2, "spec.suspend: the job is suspended; set it to false"),
         (["run", "ALONE", "--checkpoints", "/proc/no/store"], 2, "nothing else could save this job: cannot write"),
+        (["run", "JOB", "--checkpoints", "ALONE"], 2, "alone.yaml is a file, expected a folder"),
+        (["run", "BELOW"], 2, "spec.checkpoint.storage.uri: /proc/self/status is a file, expected a folder"),
         (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
         (["run", "JOB", "--heartbeat-timeout", "inf"], 2, "expected a number of seconds"),
         (["run", "JOB", "--trace", "/no/such/file"], 2, "--trace /no/such/file: expected a file"),
@@ -108,7 +110,10 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, arguments: list[str
     suspended.write_text(f"{MANIFEST}  suspend: true\n")
     alone = tmp_path / "alone.yaml"
     alone.write_text(f"{MANIFEST}  redundancy: {{mode: None}}\n")
-    names = {"JOB": write(tmp_path), "FULL": str(tmp_path), "SUSPENDED": str(suspended), "ALONE": str(alone)}
+    below = tmp_path / "below.yaml"
+    below.write_text(f"{MANIFEST}  checkpoint: {{storage: {{uri: 'file:///proc/self/status/store'}}}}\n")
+    names = {"JOB": write(tmp_path), "FULL": str(tmp_path)}
+    names |= {"SUSPENDED": str(suspended), "ALONE": str(alone), "BELOW": str(below)}
     result = CliRunner().invoke(app, [names.get(a, a) for a in arguments])
     assert (result.exit_code, "Traceback" in result.output) == (code, False)
     assert said in result.output

@@ -1,6 +1,7 @@
 """A job as it runs on this machine: where its checkpoints are kept, and whether they can be."""
 
 import copy
+import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.spec import InitialSpec, JobSpec, RedundancyMode, whole_workers
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.url import parse_url
 
 _WHO: Final = r"(?:(?:stage|pipeline) +[0-9]{1,4}|worker +[a-z0-9][-.a-z0-9]*)"
 _PROFILE: Final = re.compile(rf"([1-9][0-9]{{0,8}})(?::([1-9][0-9]{{0,8}}))?(?:@ *({_WHO}(?: *, *{_WHO})*))?")
@@ -122,12 +124,14 @@ def store_trouble(spec: JobSpec, *, resume: bool) -> str:
     """Why checkpoints cannot be written, as far as that can be told now; "" if they can.
 
     That they cannot is no mistake, for the store may come back, unless nothing but them could save the job: then
-    InvalidRequest is raised. So it is with resume, of which the user does not want to begin at step 0, if nothing that
-    is there fits the job any more.
+    InvalidRequest is raised. So it is if a file is where a folder should be, and with resume, of which the user does
+    not want to begin at step 0, if nothing that is there fits the job any more.
     """
     url = spec.checkpoint.storage.uri if spec.checkpoint is not None else None
     if url is None:
         return ""
+    if file := _file_in_the_way(url):
+        raise InvalidRequest(f"spec.checkpoint.storage.uri: {file} is a file, expected a folder")
     try:
         store = CheckpointStore(url, StoreLimits(seconds=_LOOK_SECONDS, tries=1))
         if resume:
@@ -139,6 +143,15 @@ def store_trouble(spec: JobSpec, *, resume: bool) -> str:
             raise InvalidRequest(told) from None
         return f"no checkpoint can be kept, or looked for, as long as this lasts: {error}"
     return ""
+
+
+def _file_in_the_way(url: str) -> str:
+    """What is no folder, of the store's folder and those above it; "" if nothing is, or it is no folder's URL."""
+    place = parse_url(url)
+    if place.protocol != "file":
+        return ""
+    folder = Path(place.path)
+    return next((str(one) for one in (folder, *folder.parents) if os.path.exists(one) and not os.path.isdir(one)), "")
 
 
 def _check_resumption(store: CheckpointStore, spec: JobSpec) -> None:
