@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo_core.history.files import HistoryFile, HistoryFiles
-from bamboo_core.history.records import Continuation
+from bamboo_core.history.records import Continuation, to_lines
 from history_kit import evaluated, shown, step
 
 pytest_plugins = ["history_fixtures"]
@@ -39,6 +39,16 @@ def test_a_text_is_one_line_with_its_spaces(kept):
     assert lines[2].endswith('  after step 10, "if a:\\n    b\\u001b[2J"')
     assert lines[3].endswith('  after step 10, "x"')
     assert len(lines) == 4
+
+
+def test_the_output_of_a_run_tells_its_history_wherever_its_checkpoints_are(kept, tmp_path):
+    """With checkpoints elsewhere the output has no more than the file of the run's end."""
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "history.jsonl").write_bytes(to_lines([step(1), step(2)]))
+    assert len(shown(output).splitlines()) == 2
+    (kept / "history.jsonl").write_bytes(to_lines([step(1)]))
+    assert len(shown(kept).splitlines()) > 2, "a run that goes on writes into the folder"
 
 
 def test_what_is_not_there_is_told_with_all_that_could_be() -> None:

@@ -99,7 +99,18 @@ def history(
         except RemoteError as error:
             usage(str(error) if place.is_file() else f"{source}: there is nothing; expected {SOURCES}")
         run(cluster, lambda s: _of_job(s, target, show))
-    raise typer.Exit(show(source))
+    raise typer.Exit(show(_file_in(source) if "://" not in source and place.is_dir() else source))
+
+
+def _file_in(folder: str) -> str:
+    """What a run has written at its end into its output, if that holds nothing else of the history, which is then with
+    the checkpoints; or the folder.
+    """
+    from bamboo.local.history_end import FILE
+    from bamboo_core.history.files import FOLDER
+
+    file = Path(folder, FILE)
+    return str(file) if file.is_file() and not Path(folder, FOLDER).exists() else folder
 
 
 def _logger(text: str) -> "tuple[str, dict[str, str]]":
