@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bamboo.local.views.summary import compare, summarize, to_json, to_text
-from bamboo_core.control.memory import Traffic
+from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import Finish, Outcome
 from operator_kit import checkpoints
 from run_view_kit import STATUS
@@ -39,6 +39,14 @@ def test_the_summary_as_text_and_json() -> None:
     assert document["traffic"]["w2"] == {"total": 5, **Traffic(gradient=5).by_kind()}
     nan = json.loads(to_json(replace(summary, last_loss=float("nan"))))
     assert nan["last_loss"] is None
+
+
+def test_what_no_worker_has_had_is_left_out() -> None:
+    """Of a job that has failed before its first step, or that has one worker, which sends nothing."""
+    status = replace(STATUS, most_memory=("w0", Memory()), traffic=(("w0", Traffic()),))
+    text = to_text(summarize("job", status, Finish(Outcome.FAILED, "TaskFailed", "why"), batch=8, seconds=2.0))
+    assert "most memory" not in text
+    assert "most sent" not in text
 
 
 def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None:

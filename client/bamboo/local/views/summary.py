@@ -173,11 +173,11 @@ def to_text(summary: Summary) -> str:
     lines += _takeovers(summary)
     if summary.kept_in is not None:
         lines.append(f"  {_checkpoint(summary, summary.kept_in)}")
-    if summary.memory:
+    if summary.memory and summary.memory[1].total:
         lines.append(f"  most memory: {_by_kind(*summary.memory)}")
     if summary.traffic:
         worker, sent = max(summary.traffic, key=lambda one: one[1].total)
-        lines.append(f"  most sent in a step: {_by_kind(worker, sent)}")
+        lines += [f"  most sent in a step: {_by_kind(worker, sent)}"] if sent.total else []
     if summary.crashes:
         lines.append(f"  failed workers: {_crashes(summary.crashes)}")
     if summary.digests:
