@@ -114,7 +114,7 @@ def source_of(name: str, text: str) -> ManifestSource:
         raise wrong(f"expected one document, got {len(documents)}" if documents else "the file is empty")
     ((document, node),) = documents
     if not isinstance(document, dict):
-        raise ManifestError(Problem("manifest", f"expected an object, got {show(document)}"))
+        raise wrong(f"expected an object, got {show(document)}")
     lines: dict[str, int] = {}
     _note_lines(node, "", lines, MAX_DEPTH)
     return ManifestSource(name, document, lines, text)

@@ -90,8 +90,7 @@ def read_prices(path: str) -> PriceList:
     try:
         document = load_document(path)
     except ManifestError as error:
-        told = (str(one) if one.path != "manifest" else f"{path}: {one.message}" for one in error.problems)
-        raise PriceError("; ".join(told)) from None
+        raise PriceError("; ".join(map(str, error.problems))) from None
     prices = parse_prices(path, document)
     folder = Path(path).parent
     machines = {
