@@ -294,6 +294,9 @@ def test_a_budget_that_is_too_small_says_how_far_it_gets(files: Path) -> None:
     told = " ".join(done.output.split())
     assert re.search(r"With the cheapest 0\.01 last 0\.\d h, for about \d+ of 2000 steps; with the fastest", told), told
     assert re.search(r"with the fastest about \d+ of 2000 steps are done in time", told), told
+    budgeted(files, {"doneBy": date})
+    told = " ".join(invoke(files, *QUICK).output.split())
+    assert re.search(r"\. With the fastest about \d+ of 2000 steps are done in time", told), told
 
 
 def test_a_date_that_has_passed_is_a_warning_of_a_plan(files: Path) -> None:

@@ -255,7 +255,7 @@ def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> t
         f"no plan keeps the bounds {odds(len(fastest.outcomes))}: the fastest takes up to"
         f" {time_unit((hours,)).say(hours)} for {money_unit((usd,)).say(usd)}, the cheapest costs up to"
         f" {money_unit((least,)).say(least)}{'.' if reach else ''}",
-        *([reach] if reach else []),
+        *([reach[0].upper() + reach[1:]] if reach else []),
     )
 
 

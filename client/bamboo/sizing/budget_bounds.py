@@ -33,13 +33,13 @@ def date_sentence(spec: JobSpec, one: Assessment, now: datetime) -> str:
 
 
 def too_little(spec: JobSpec, bounds: Bounds, fastest: Assessment, cheapest: Assessment) -> Iterator[str]:
-    """The sentences on bounds that no option keeps: how far the job gets with them, at an option's mean rate."""
+    """Parts of a sentence on bounds that no option keeps: how far the job gets with them, at an option's mean rate."""
     if bounds.budget is not None and (pace := _pace(spec, cheapest)) and cheapest.usd > 0:
         per_hour = Decimal(f"{cheapest.usd / cheapest.hours:.6f}")
         found = money_reach(Decimal(str(bounds.budget)), Decimal(0), per_hour or None, pace)
         if found.enough is False and found.hours is not None:
             yield (
-                f"With the cheapest {bounds.budget:g} last {found.hours:.1f} h, for about {found.steps} of"
+                f"with the cheapest {bounds.budget:g} last {found.hours:.1f} h, for about {found.steps} of"
                 f" {spec.training.steps} steps"
             )
     if bounds.deadline is not None and (pace := _pace(spec, fastest)):
