@@ -185,9 +185,8 @@ def test_a_network_reads_a_gpus_memory_only_where_its_writes_can_be_seen_there(
     assert (reason in found) if reason else (found == "")
 
 
-def test_without_such_a_network_boundary_tensors_go_through_host_memory(caplog: pytest.LogCaptureFixture) -> None:
-    if torch.cuda.is_available() and "PRETENDED_GPU" not in os.environ:
-        pytest.skip("there may be one here")
+@on_pretended
+def test_without_a_driver_boundary_tensors_go_through_host_memory(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert direct_way(torch.device("cuda:0")) is None
     assert "boundary tensors go through host memory: " in caplog.text

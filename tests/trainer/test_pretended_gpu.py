@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import types
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import pretended_gpu
 from bamboo_core.control.protocol import PROFILER_WRITTEN, Message, WorkerWarning
 from bamboo_core.job.training_spec import ProfilerSpec
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.frames.tensors import flat_bytes
 from bamboo_trainer.memory import host_copies
 from bamboo_trainer.memory.host_copies import CudaCopies, together
 from bamboo_trainer.memory.placement import choose_devices, wait_for
 from bamboo_trainer.telemetry.step_profiler import StepProfiler, TraceWriter
 from bamboo_trainer.telemetry.trace import Silent
+from bamboo_trainer.transport.one_sided import slot_copies
 
 HERE = Path(__file__)
 SECONDS = 900.0
@@ -181,14 +185,45 @@ def test_a_copy_to_a_pretended_gpu_is_there_for_what_was_told_to_wait_for_it() -
     assert there.eq(1.0).all()
 
 
-def _without(line: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The module of copies without its one line of this text; "": as it is."""
-    source = Path(host_copies.__file__).read_text()
+def _without(line: str, module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module of copies without its one line of this text; "": as it is."""
+    source = _source(module)
     assert not line or source.count(line) == 1
     made = types.ModuleType("copies_without_a_line")
     monkeypatch.setitem(sys.modules, made.__name__, made)
     exec(compile(source.replace(line, "pass") if line else source, made.__name__, "exec"), made.__dict__)
     return made
+
+
+def _source(module: types.ModuleType) -> str:
+    assert module.__file__ is not None
+    return Path(module.__file__).read_text()
+
+
+def _carry(module: types.ModuleType) -> list[list[float]]:
+    """What the first device makes of what the second one has made, carried by a slot of pinned memory by threads of
+    their own, as a network's, while the second one works on.
+    """
+    first, second, found = torch.device("cuda", 0), torch.device("cuda", 1), []
+    sender, receiver = (module.SlotCopies() for _ in range(2))
+    slot = torch.empty(32, dtype=torch.uint8, pin_memory=True)
+
+    def received() -> tuple[torch.Tensor, torch.cuda.Event]:
+        there = receiver.empty((8,), torch.float32, first)
+        return there, receiver.scatter(slot, [flat_bytes(there)])
+
+    with ThreadPoolExecutor(1) as sending, ThreadPoolExecutor(1) as receiving:
+        for number in range(3):
+            made, event = torch.full((8,), float(number), device=second) + 1.0, torch.cuda.Event()
+            event.record(torch.cuda.current_stream(second))
+            sending.submit(sender.gather, [flat_bytes(made)], slot, event).result()
+            del made
+            busy = torch.ones(8, device=second) * 3.0
+            there, after = receiving.submit(received).result()
+            torch.cuda.current_stream(first).wait_event(after)
+            there.record_stream(torch.cuda.current_stream(first))
+            found += [(there * 2.0).tolist(), (busy + busy).tolist()]
+    return found
 
 
 def _pass_on(module: types.ModuleType) -> list[list[float]]:
@@ -226,24 +261,45 @@ ORDER = (  # what puts the copies between two devices, and beside them to the ho
 @pytest.mark.parametrize("line", ["", *ORDER])
 def test_each_event_and_wait_between_pretended_gpus_is_needed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [[value] * 8 for n in range(3) for value in (n + 1.0, 2 * n + 2.0, 6.0)]
-    found = _told(_without(line, monkeypatch))
+    found = _told(_pass_on, _without(line, host_copies, monkeypatch))
     assert (found == expected) == (line == "")
 
 
-def _told(module: types.ModuleType) -> list[list[float]] | str:
+SLOT_ORDER = (  # what puts the copies of boundary tensors into slots and out of them in order
+    "stream.wait_event(made)",
+    "tensor.record_stream(self._stream(tensor.device))",
+    "done.record(streams[0])",
+    "done.synchronize()",
+)
+
+
+@on_one
+@pytest.mark.parametrize("line", ["", *SLOT_ORDER])
+def test_each_event_and_wait_of_a_network_that_reads_pretended_gpus_is_needed(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [[value] * 8 for n in range(3) for value in (2 * n + 2.0, 6.0)]
+    found = _told(_carry, _without(line, slot_copies, monkeypatch))
+    assert (found == expected) == (line == "")
+
+
+def _told(carry: Callable[[types.ModuleType], list[list[float]]], module: types.ModuleType) -> list[list[float]] | str:
     """What comes of it, or what is wrong in the order."""
     try:
-        return _pass_on(module)
+        return carry(module)
     except RuntimeError as error:
         return str(error)
 
 
 @on_one
-def test_every_event_and_wait_of_copies_is_among_those_that_are_taken_out() -> None:
-    source = Path(host_copies.__file__).read_text().splitlines()
-    marks = (".record(", ".wait_event(", ".wait_stream(", ".record_stream(")
-    found = {line.split("  #")[0].strip() for line in source if any(mark in line for mark in marks)}
-    assert found == set(ORDER)
+@pytest.mark.parametrize(("module", "order"), [(host_copies, ORDER), (slot_copies, SLOT_ORDER)])
+def test_every_event_and_wait_of_copies_is_among_those_that_are_taken_out(
+    module: types.ModuleType, order: Sequence[str]
+) -> None:
+    marks = (".record(", ".wait_event(", ".wait_stream(", ".record_stream(", ".synchronize(")
+    lines = [line for line in _source(module).splitlines() if any(mark in line for mark in marks)]
+    kept = {line.split("  #")[0].strip() for line in lines} - {"self._event.synchronize()", "made.synchronize()"}
+    assert kept == set(order)
 
 
 @on_one

@@ -244,11 +244,11 @@ class CudaCopies:
         """What computes waits for tensors of this device that were handed over, or that the network has brought, which
         are in memory of a stream of its own.
         """
+        waited = tuple(tensor for tensor in tensors if tensor in self._handed_over)
         current = torch.cuda.current_stream(self._device)
-        for tensor in tensors:
-            if tensor in self._handed_over:
-                self._handed_over.wait(current, tensor)
-                tensor.record_stream(current)
+        for tensor in waited:
+            self._handed_over.wait(current, tensor)
+        _keep_for(current, waited)
 
     def _bring_from_host(self, tensors: Sequence[Tensor]) -> Parts:
         with torch.cuda.stream(self._inward):
@@ -275,8 +275,7 @@ class CudaCopies:
         """What a stream has brought, for the one that computes."""
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(stream)
-        for tensor in brought:
-            tensor.record_stream(current)
+        _keep_for(current, brought)
         return brought
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
@@ -311,6 +310,12 @@ class CudaCopies:
     def _give(self, size: int) -> None:
         with self._lock:
             self._room += size
+
+
+def _keep_for(current: torch.cuda.Stream, tensors: Iterable[Tensor]) -> None:
+    """The memory of these, which is another stream's, is not used again before this one has done with it."""
+    for tensor in tensors:
+        tensor.record_stream(current)
 
 
 class CopiesOfDevices:

@@ -54,10 +54,8 @@ class SlotCopies:
                 for tensor in (target, source):
                     if not tensor.is_cpu:
                         tensor.record_stream(self._stream(tensor.device))
-            for stream in streams[1:]:
-                streams[0].wait_stream(stream)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(streams[0])
+            done.record(streams[0])  # the targets' device's, if they are on one, which waits for all others' by itself
         done.synchronize()
         return done
 
