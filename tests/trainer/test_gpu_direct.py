@@ -4,6 +4,8 @@ from process to process in the place of the network's (test_pretended_gpu.py run
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 from test_engine import manifest
 
+import pretended_gpu
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.frames.frame import Frame, FrameKind
@@ -24,6 +27,7 @@ from bamboo_trainer.transport.nixl.gpu_direct import (
     OWNER,
     SUPPORTED,
     direct_way,
+    needs_flush,
     reason_against,
     try_out,
 )
@@ -185,11 +189,52 @@ def test_a_network_reads_a_gpus_memory_only_where_its_writes_can_be_seen_there(
     assert (reason in found) if reason else (found == "")
 
 
+@pytest.mark.parametrize(("ordering", "needed"), [(0, True), (OWNER, False), (2 * OWNER, False)])
+def test_writes_are_flushed_where_the_gpu_does_not_order_them(ordering: int, needed: bool) -> None:
+    assert needs_flush({**GPU, ORDERING: ordering}.__getitem__) == needed
+
+
 @on_pretended
 def test_without_a_driver_boundary_tensors_go_through_host_memory(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert direct_way(torch.device("cuda:0")) is None
     assert "boundary tensors go through host memory: " in caplog.text
+
+
+DRIVER = """
+extern "C" int cuDeviceGet(int* device, int number) { *device = 70 + number; return 0; }
+extern "C" int cuDeviceGetAttribute(int* value, int name, int device) {
+  if (device != 71) return 101;
+  *value = name == 116 ? 1 : name == 117 ? 1 : 0;
+  return 0;
+}
+extern "C" int cuFlushGPUDirectRDMAWrites(int target, int scope) { return target == 0 && scope == 100 ? 0 : 1; }
+"""
+ASKS = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # is the driver from now on, by its name
+import pretended_gpu, torch
+from bamboo_trainer.transport.nixl import gpu_direct
+made = []
+gpu_direct.RDMA_DEVICES = gpu_direct.Path(sys.argv[2])
+gpu_direct.Nixl = lambda device, flush: made.append((device, flush())) or gpu_direct.Nixl
+gpu_direct.try_out = lambda way: made.append(way is gpu_direct.Nixl)
+assert gpu_direct.direct_way(torch.device("cuda:1")) is gpu_direct.Nixl
+assert made == [(torch.device("cuda:1"), None), True], made
+print("asked")
+"""
+
+
+@on_pretended
+def test_a_driver_is_asked_as_cuda_documents_it(tmp_path: Path) -> None:
+    (tmp_path / "devices" / "mlx5_0").mkdir(parents=True)
+    source, library = tmp_path / "driver.cpp", tmp_path / "driver.so"
+    source.write_text(DRIVER)
+    command = [pretended_gpu.COMPILER, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library)]
+    subprocess.run(command, check=True, timeout=SECONDS)
+    asking = [sys.executable, "-c", ASKS, str(library), str(tmp_path / "devices")]
+    done = subprocess.run(asking, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.stdout == "asked\n", done.stderr
 
 
 class Wrong(ProcessSource):

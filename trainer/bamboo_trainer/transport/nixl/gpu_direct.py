@@ -1,8 +1,8 @@
 """Whether the network may read and write a GPU's memory (GPUDirect RDMA), and what makes its writes visible there.
 
 A network card that has written to a GPU says so to the CPU, which may hear it before the GPU sees what was written. On
-some GPUs these writes are ordered; the driver flushes them on others (CUDA's driver API: attributes 116 to 118 of a
-device and `cuFlushGPUDirectRDMAWrites`). It does nothing where nothing is to be done, so it is always called.
+some GPUs these writes are ordered; on others the driver may be able to flush them (CUDA's driver API: attributes 116 to
+118 of a device, and `cuFlushGPUDirectRDMAWrites`).
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def direct_way(device: torch.device) -> OneSided | None:
         driver = _Driver(device)
         if reason := reason_against(driver.attribute, RDMA_DEVICES, os.environ):
             raise TransportUnavailable(reason)
-        way = Nixl(device, driver.flush)
+        way = Nixl(device, driver.flush) if needs_flush(driver.attribute) else Nixl(device)
         try_out(way)
     except (TransportUnavailable, OSError) as error:
         logger.info("boundary tensors go through host memory: %s", error)
@@ -58,11 +58,16 @@ def reason_against(attribute: Attribute, rdma_devices: Path, environment: Mappin
         return "this machine has no RDMA device"
     if not attribute(SUPPORTED):
         return "the GPU, or its driver, does not support GPUDirect RDMA"
-    if attribute(ORDERING) < OWNER and not attribute(FLUSH_OPTIONS) & BY_HOST:
+    if needs_flush(attribute) and not attribute(FLUSH_OPTIONS) & BY_HOST:
         return "the GPU neither orders the network's writes nor can be told to flush them"
     if any("expandable_segments:true" in environment.get(name, "").lower() for name in ALLOCATOR_SETTINGS):
         return "networks are slow on memory of expandable_segments (openucx/ucx#11550)"
     return ""
+
+
+def needs_flush(attribute: Attribute) -> bool:
+    """May the GPU not see yet what the network says that it has written there?"""
+    return attribute(ORDERING) < OWNER
 
 
 def try_out(way: OneSided) -> None:
@@ -112,5 +117,8 @@ class _Driver:
         self._call("cuFlushGPUDirectRDMAWrites", CURRENT_CONTEXT, OWNER)
 
     def _call(self, name: str, *arguments: object) -> None:
-        if code := getattr(_libcuda(), name)(*arguments):
+        function = getattr(_libcuda(), name, None)
+        if function is None:
+            raise OSError(f"CUDA's driver has no {name}: it is older than 11.3")
+        if code := function(*arguments):
             raise OSError(f"CUDA's driver answers {name} with error {code}")
