@@ -66,7 +66,7 @@ HEAD = """\
 | 3 | The job failed and could not be recovered without a checkpoint |
 | 130 | Stopped by Ctrl-C |
 
-Errors are sentences on standard error that begin with `bamboo: `. `bamboo COMMAND --help` has examples.
+Errors are sentences on standard error that begin with `bamboo: `; those about flags begin with the usage. `bamboo COMMAND --help` has examples.
 
 ## Reaching the cluster
 

@@ -80,7 +80,7 @@ def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
         (["--trace", "x", "--replace-rate", "0.5"], "--replace-rate: cannot be combined with --trace"),
         (["--preempt-rate", "0.1", "--stages", "a"], "--stages 'a': expected at most 64 whole numbers from 1 on"),
         (["--preempt-rate", "0.1", "--budget", "0"], "--budget 0: expected a number above 0"),
-        (["--preempt-rate", "0.1", "--stages", "9"], "none of 0 grids can be used; allow more --nodes"),
+        (["--preempt-rate", "0.1", "--stages", "9"], "no grid can be used; allow more --nodes"),
         (["--preempt-rate", "0.1", "--pattern", "x"], "--pattern must be one of hourly, zones, diurnal, not 'x'"),
         (["--trace", "nothing.csv"], "nothing.csv"),
         (["--preempt-rate", "0.1", "--deadline", "0"], "--deadline 0: expected a number above 0"),
@@ -103,7 +103,7 @@ def test_bounds_of_the_job_that_leave_no_grid_are_named(files: Path) -> None:
     (files / "job.yaml").write_text(yaml.safe_dump(document))
     done = invoke(files, "--preempt-rate", "0.1", "--nodes", "5")
     assert done.exit_code == 2
-    assert "none of 0 grids can be used; allow more --nodes" in done.output
+    assert "no grid can be used; allow more --nodes" in done.output
     assert "or wider bounds in spec.elastic" in done.output
 
 

@@ -251,4 +251,5 @@ def why_none(counts: Counts, *, bounded: bool) -> str:
             " smaller microbatches with --micro-batch"
         )
     also = ", or wider bounds in spec.elastic" if bounded else ""
-    return f"none of {counts.grids} grids can be used; allow more --nodes, or other --stages and --pipelines{also}"
+    none = f"none of {counts.grids} grids" if counts.grids else "no grid"
+    return f"{none} can be used; allow more --nodes, or other --stages and --pipelines{also}"
