@@ -87,7 +87,7 @@ class Adapters(Protocol):
 
     @property
     def dropout(self) -> float:
-        """Of the adapters' inputs."""
+        """The share of the adapters' inputs that is dropped."""
         ...
 
     def at(self, name: str) -> tuple[int, float] | None:

@@ -129,7 +129,9 @@ class BenchSizes:
 
     @property
     def stages(self) -> int:
-        """Of the grid on which prices are measured, and workers killed: at least two, else nobody keeps a copy."""
+        """How many stages the grid has on which prices are measured, and workers killed: at least two, else nobody
+        keeps a copy.
+        """
         return max(2, self.workers[-1])
 
 

@@ -19,7 +19,7 @@ class InitialFromFields(TypedDict, total=False):
     folder of this name that --output has written. Where url is said, too, it is only a note.
     """
     best: bool
-    """Of the job its best checkpoint (spec.checkpoint.keepBest), not the newest."""
+    """Takes the job's best checkpoint (spec.checkpoint.keepBest), not the newest."""
     step: int
     """The step of the checkpoint to take; required with checkpoints at a url."""
     averaged: bool

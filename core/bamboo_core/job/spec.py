@@ -106,7 +106,7 @@ class InitialSpec:
     folder of this name that --output has written. Where url is said, too, it is only a note.
     """
     best: bool = False
-    """Of the job its best checkpoint (spec.checkpoint.keepBest), not the newest."""
+    """Takes the job's best checkpoint (spec.checkpoint.keepBest), not the newest."""
     step: Annotated[int | None, Integer(0)] = None
     """The step of the checkpoint to take; required with checkpoints at a url."""
     averaged: bool = False

@@ -49,7 +49,7 @@ def limit(spec: JobSpec) -> int | None:
 
 
 def kept_on_device(spec: JobSpec, order: StageOrder, stage: int, stages: int, microbatches: int) -> int:
-    """Of how many microbatches a stage keeps the activations on its device at most."""
+    """The most microbatches whose activations a stage keeps on its device."""
     most = limit(spec)
     if most is None:
         return order.in_flight(stage, stages, microbatches)

@@ -87,7 +87,7 @@ def kept_demand(
 
 
 def _price(pools: tuple[NodePool, ...], by_pool: Mapping[str, int], pool: NodePool | None) -> Decimal:
-    """Of a worker for an hour: the mean of those that are there, else what the next one costs."""
+    """What a worker costs for an hour: the mean of those that are there, else what the next one does."""
     if placed := sum(by_pool.values()):
         return (price_per_hour(pools, by_pool) or Decimal(0)) / placed
     found = next((one for one in pools if pool is not None and one.name == pool.name), None)

@@ -130,8 +130,8 @@ class ShardSight:
         ]
 
     async def look(self, held: Collection[int]) -> list[SeenShard]:
-        """Of those that are held only claims are read: each is written by who renews it. May raise what is in
-        API_ERRORS.
+        """Reads the leases of all shards; of those that are held only the claims, which who renews them writes. May
+        raise what is in API_ERRORS.
         """
         by_name = {lease["metadata"]["name"]: lease for lease in await self._api.list_leases(self._place.namespace)}
         found = [by_name.get(self._place.of_shard(shard).name) for shard in range(MOST_SHARDS)]

@@ -345,7 +345,7 @@ def _told(action: Action) -> str:
 
 
 def _changes(action: Action, thing: Object, now: datetime, rooms: Sequence[int]) -> tuple[str, Object]:
-    """Of which part of a Workload what is changed. rooms: for how many workers each of its pod sets may be."""
+    """Which part of a Workload is changed, and how. rooms: for how many workers each of its pod sets may be."""
     match action:
         case ResizeWorkload(workload=one, seats=seats):
             counts = one.spread(seats)

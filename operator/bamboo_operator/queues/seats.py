@@ -22,7 +22,7 @@ class SeatBounds:
     standby: int
 
     def usable(self, seats: int) -> int:
-        """Of so many seats those that the job can use."""
+        """How many of these seats the job can use."""
         return min(seats, self.most) // self.unit * self.unit
 
 

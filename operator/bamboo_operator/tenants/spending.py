@@ -43,7 +43,7 @@ class Spending:
     over: frozenset[str] = frozenset()
 
     def at(self, now: datetime) -> "Spending":
-        """The same at a later time, when other days and months have begun."""
+        """This spending at a later time, when other days and months have begun."""
         if now <= self.until:
             return self
         then, today = self.until.date(), now.date()

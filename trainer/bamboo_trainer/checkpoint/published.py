@@ -43,7 +43,7 @@ def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
 
 
 def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Of a tensor with several names only the first one: transformers ties the others. Raises ExportError."""
+    """The entries without further names of a tensor: transformers ties those. Raises ExportError."""
     found: dict[tuple[int, str], StateEntry] = {}
     names: set[str] = set()
     for entry in inner_entries(entries):

@@ -77,7 +77,7 @@ class CutBackward:
         return self._spread(early, self._rest(list(handed)))
 
     def _spread(self, early: Sequence[Any], late: Sequence[Any]) -> tuple[Any, ...]:
-        """Of all inputs. Those that are not computed now are None."""
+        """The gradients of all inputs. Those that are not computed now are None."""
         gradients = [None] * self._count
         for places, found in ((self._early, early), (self._late, late)):
             for place, gradient in zip(places, found, strict=False):

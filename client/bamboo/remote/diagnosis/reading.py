@@ -76,7 +76,7 @@ async def _serves_evictions(api: KubeApi) -> bool:
 
 
 async def _lease(api: KubeApi, pod: Object | None, watching: str) -> Object | Unreadable | None:
-    """Of an operator that was told of none there is none. watching: the namespace, whose shard's it is."""
+    """The operator's lease; None if it was told of none. watching: the namespace, whose shard's it is."""
     names = arguments(pod, "--lease") if pod is not None else set()
     if not names:
         return None

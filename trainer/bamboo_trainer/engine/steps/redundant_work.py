@@ -289,7 +289,9 @@ class RedundantWork:
         return outputs
 
     def _work(self, active: Sequence[CellStep], one: CellStep, cell: Cell, stage: Stage, *, due: bool) -> bool:
-        """Of the cell beside that one of the active ones. due: whether there is room or not."""
+        """Does some redundant work of a cell, beside that one of the active ones, if there is any to do. due: whether
+        there is room or not.
+        """
         assert one.layout is not None
         mode, shadow = self._plan.current.mode, self.shadows.get(cell)
         mirrors = mode is RedundancyMode.EAGER_BACKWARD

@@ -135,7 +135,7 @@ def _frontier(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[tuple
         return None
 
     def is_separable(node: Node) -> bool:
-        """Of a compiled layer, if all that it leads to beside the inputs are its own parameters."""
+        """A compiled layer is, if all that it leads to beside the inputs are its own parameters."""
         if cut_call(node):
             return all(after in on_the_way or _is_parameter(after) for after in following[node])
         return node.name() in SEPARABLE

@@ -113,7 +113,7 @@ class _Driver:
         return value.value
 
     def flush(self) -> None:
-        """Of the GPU that is this thread's."""
+        """Makes visible what has been written to the GPU that is this thread's."""
         self._call("cuFlushGPUDirectRDMAWrites", CURRENT_CONTEXT, OWNER)
 
     def _call(self, name: str, *arguments: object) -> None:
