@@ -22,11 +22,11 @@ def test_a_step_is_decided_once_every_cell_has_reported_and_in_any_order() -> No
     one, other = CommitLog(5), CommitLog(5)
     reports = [ready(d, s, loss=1.0 + d) for d in range(2) for s in range(2)]
     for report in reports[:-1]:
-        one.ready(5, report)
+        one.ready(5, report, "a")
     assert decided(one) is None
-    one.ready(5, reports[-1])
+    one.ready(5, reports[-1], "a")
     for report in reversed(reports):
-        other.ready(5, report)
+        other.ready(5, report, "b")
     commit = decided(one)
     assert commit is not None
     assert commit == decided(other)
@@ -36,8 +36,8 @@ def test_a_step_is_decided_once_every_cell_has_reported_and_in_any_order() -> No
 def test_the_first_report_of_a_cell_counts() -> None:
     log = CommitLog(5)
     for report in [ready(d, s) for d in range(2) for s in range(2)]:
-        log.ready(5, report)
-    log.ready(5, ready(1, 1, loss=99.0))
+        log.ready(5, report, "a")
+    log.ready(5, ready(1, 1, loss=99.0), "a")
     commit = decided(log)
     assert commit is not None
     assert commit.loss == 1.0
@@ -47,12 +47,12 @@ def test_what_is_recorded_needs_no_reports_any_more() -> None:
     log = CommitLog(5)
     assert log.newest == 4
     for report in [ready(d, s) for d in range(2) for s in range(2)]:
-        log.ready(5, report)
+        log.ready(5, report, "a")
     commit = decided(log)
     assert commit is not None
     log.record(5, commit)
     assert (log.newest, log.generation(6), decided(log)) == (5, 3, None)
-    log.ready(5, ready(0, 0))
+    log.ready(5, ready(0, 0), "a")
     assert decided(log) is None
 
 

@@ -45,10 +45,11 @@ class One:
             policy=policy,
         )
 
-    def report(self, step: int, loss: float = 1.0) -> None:
-        for stage in range(3):
+    def report(self, step: int, loss: float = 1.0, *, last: str = THIRD) -> None:
+        """Each cell's owner reports it. last: who reports the last cell."""
+        for stage, worker in enumerate((FIRST, SECOND, last)):
             losses = dict.fromkeys(range(8), loss) if stage == 2 else {}
-            self.committer.log.ready(step, Ready(cell=Cell(0, stage), squared_norm=[1.0], losses=losses))
+            self.committer.log.ready(step, Ready(cell=Cell(0, stage), squared_norm=[1.0], losses=losses), worker)
 
     def decide(self, step: int) -> Commit | None:
         return self.committer.decide(step, PLAN.target)
@@ -101,6 +102,23 @@ def test_a_step_that_is_not_finite_is_skipped_if_the_policy_says_so(policy: Step
     commit = root.decide(0)
     assert commit is not None
     assert commit.skipped is skipped
+
+
+@pytest.mark.parametrize(("reporters", "waits"), [(("gone",), True), (("gone", THIRD), False), ((THIRD,), False)])
+def test_a_plan_waits_as_long_as_an_owner_repeats_what_somebody_else_has_reported(
+    reporters: tuple[str, ...], waits: bool
+) -> None:
+    """It has no last gradients yet for whoever would take the cell over."""
+    root, later = One(FIRST), msgspec.structs.replace(PLAN, epoch=PLAN.epoch + 1, boundary=True)
+    assert root.plan.offer(later) is None
+    root.committer.take_checkpoint(msgspec.structs.replace(WISH, at=1))
+    for worker in reporters:
+        root.report(0, last=worker)
+    first = root.decide(0)
+    assert first is not None
+    assert (first.epoch, first.checkpoint is not None) == (PLAN.epoch if waits else later.epoch, waits)
+    assert root.committer.record(0, first)
+    assert commit_of(root, 1).epoch == later.epoch
 
 
 def test_the_wish_for_a_checkpoint_is_met_by_the_step_that_it_names_and_once() -> None:

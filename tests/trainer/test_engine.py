@@ -12,6 +12,7 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome, SpecChanged
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
@@ -274,6 +275,38 @@ def test_a_standby_heals_the_pipeline() -> None:
     reasons = [e.reason for e in job.emitted]
     assert "Takeover" in reasons
     assert "Replicating" in reasons
+
+
+def test_no_cell_moves_while_its_committed_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker dies between its report of the step and its last gradients, and the heir is slow to repeat it: when
+    the step is committed, with the plan that heals the pipeline at hand, it has nothing for the next owner.
+    """
+    last, slow, turn = Cell(0, 2), set[str](), Engine.turn
+
+    def decide(job: Job) -> None:
+        if Fault("ReportReady", last, 1, after=True) not in job.executed:
+            return
+        if not slow:
+            slow.update({"w0", "w2"})
+        elif job.nodes["w2"].alive:
+            job.kill("w2")
+        elif job.nodes["w0"].inside.step >= 2:
+            slow.discard("w1")
+        elif last in job.nodes["w1"].inside.executor.cells:
+            slow.add("w1")
+            if job.plan.boundary and job.nodes["w0"].engine.newest_plan == job.plan:
+                slow.discard("w0")
+
+    def slowly(engine: Engine) -> bool:
+        return not any(job.nodes[worker].engine is engine for worker in slow) and turn(engine)
+
+    monkeypatch.setattr(Engine, "turn", slowly)
+    job = Job(manifest(3, 1, standby=1), decide=decide)
+    job.run(5_000)
+    assert_same(job, 3, 1)
+    assert [e.reason for e in job.emitted if e.reason in ("Takeover", "Healed")] == ["Takeover", "Healed"]
+    begun = min(fault.step for fault in job.executed_by["w3"] if fault.name == "Forward")
+    assert begun == 3, "its heir has repeated step 1, and run step 2"
 
 
 def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_skipped_step_leaves_the_state_and_moves_the_version() -> None:
 
 def test_infinities_of_both_signs_are_a_mean_like_any_other_that_is_not_finite() -> None:
     log = CommitLog(0)
-    log.ready(0, Ready(cell=Cell(0, 0), squared_norm=[1.0], losses={0: math.inf, 1: -math.inf}))
+    log.ready(0, Ready(cell=Cell(0, 0), squared_norm=[1.0], losses={0: math.inf, 1: -math.inf}), "a")
     job = Job(manifest(1, 1, "loss")).run()
     layout = job.state.plan.layouts[0] if job.state.plan else None
     assert layout is not None

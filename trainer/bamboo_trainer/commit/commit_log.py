@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from bamboo_core.planning.plan import Cell, Layout
+from bamboo_core.planning.plan import Cell, Layout, WorkerId
 from bamboo_trainer.commit.step_report import combined
 from bamboo_trainer.frames.payloads import Commit, Commits, Ready
 
@@ -23,17 +23,24 @@ class CommitLog:
         self.end: int | None = None
         self._generations: dict[int, int] = {}
         self._ready: dict[int, dict[Cell, Ready]] = {}
+        self._reporters: dict[int, set[tuple[Cell, WorkerId]]] = {}
 
-    def ready(self, step: int, report: Ready) -> None:
-        """The first report of a cell counts: a later one is the same, sent again."""
+    def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
+        """The first report of a cell counts: a later one is the same, sent again, or by who repeats the step."""
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, report)
+            self._reporters.setdefault(step, set()).add((report.cell, worker))
+
+    def has_reported(self, step: int, cell: Cell, worker: WorkerId) -> bool:
+        """Has that very worker reported the cell's step, which is not committed yet?"""
+        return (cell, worker) in self._reporters.get(step, ())
 
     def record(self, step: int, commit: Commit) -> None:
         self.commits[step] = commit
         self.newest = max(self.newest, step)
         self._generations[step + 1] = commit.generation
         self._ready.pop(step, None)
+        self._reporters.pop(step, None)
         if commit.early_stop:
             self.end = step
 
@@ -51,7 +58,7 @@ class CommitLog:
     def forget(self, oldest_needed: int) -> None:
         """Forget commits that no state held here, nor the last few steps, still need."""
         limit = min(oldest_needed, self.newest - KEPT_STEPS)
-        for table in (self.commits, self._ready, self._generations):
+        for table in (self.commits, self._ready, self._reporters, self._generations):
             for step in [k for k in table if k < limit]:
                 del table[step]
 

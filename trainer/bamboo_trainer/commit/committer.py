@@ -18,7 +18,7 @@ from bamboo_core.control.protocol import (
     TakeCheckpoint,
 )
 from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo_core.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History
@@ -75,8 +75,8 @@ class Committer:
         """The root's commit of the step that it is in, once every cell has finished it."""
         if self.pauses or self.awaited_reports or step in self.log.commits:
             return None
-        newest = self._plan.newest
-        commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
+        plan = self._plan.newest if self._may_change_hands(step, layout) else self._plan.current
+        commit = self.log.decide(step, self._plan.stages, layout, plan.target.generation, plan.epoch)
         if commit is not None:
             commit = self._ended_early(commit)
         if commit and commit.microbatches and self._policy.leaves_out(commit.loss, commit.norm):
@@ -90,11 +90,20 @@ class Committer:
             commit = self._marked_for_history(step, commit)
         if commit is None or not commit.microbatches or self._wanted is None or step + 1 < self._wanted.at:
             return commit
-        if newest.epoch != self._plan.current.epoch:
+        if commit.epoch != self._plan.current.epoch:
             return commit  # with this commit stages change hands, and a writer may not have the state after it
         wanted = self._wanted
         mark = CheckpointMark(number=wanted.number, id=self._new_id(), writers=wanted.writers, hold=wanted.hold)
         return msgspec.structs.replace(commit, checkpoint=mark)
+
+    def _may_change_hands(self, step: int, layout: Layout) -> bool:
+        """May a plan that waits take effect with the commit of that step? An owner that has not reported it itself is
+        repeating it, after whoever ran the cell before had reported it: the cell's next owner would wait for its last
+        gradients for ever.
+        """
+        cells = (Cell(d, s) for d in range(layout.pipelines) for s in range(self._plan.stages))
+        waits = self._plan.newest is not self._plan.current
+        return waits and all(self.log.has_reported(step, cell, self._plan.owner(cell)) for cell in cells)
 
     def _ended_early(self, commit: Commit) -> Commit:
         """If the state before the step is the last one, all that the step says is how good that is.

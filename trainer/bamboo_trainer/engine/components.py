@@ -204,7 +204,7 @@ class Components:
             case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)
             case FrameKind.READY:
-                self.committer.log.ready(address.step, frame.payload)
+                self.committer.log.ready(address.step, frame.payload, sender)
             case FrameKind.HEARD if known:
                 self._on_commits(frame)
                 self.committer.report_received(sender, frame.epoch)
