@@ -131,7 +131,7 @@ class Operated:
         self.first = self._page()  # before anything is known but the status
         self._writer.update(generation=1, spec=job(**SPEC))
         self._writer.begin()
-        self._cost.count()
+        self._cost.count(joined=())
         self._meter.begin()
         self._step, self._trained, self._lost = step, 0, 0
 
@@ -160,9 +160,9 @@ class Operated:
             saved = saved.saved(1.0, 0.01)
         kept = CheckpointSummary(step=self._step, age=1.0, seconds=1.0, bytes=8, counts=saved)
         self._writer.update(pods={"spot": 1})
-        self._cost.count(repeated=30.0 if n % 5 == 0 else 0.0)
+        self._cost.count(repeated=30.0 if n % 5 == 0 else 0.0, joined=())
         self._cluster.show(self._cache)
-        self._cost.count()
+        self._cost.count(joined=())
         self._said = said(step=self._step, preemptions=self._lost, restarts=self._lost // 2, checkpoint=kept)
         if written:
             self._writer.written = self.status()

@@ -103,7 +103,7 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
     status.update(spec=spec)
     for spot, zones in ((1.0, {}), (3.0, {"b": 1.0}), (3.0, {"b": 5.0}), (100.0, {})):
         prices.current = price_list(spot, zones)
-        counter.count()
+        counter.count(joined=())
         totals.append(float(status.facts.total_cost))
         clock.now += 3600.0
     assert totals == [0.0, 2.0, 6.0, 14.0]
@@ -111,9 +111,35 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
     assert sorted(counter.prices_told().workers.values()) == [100.0, 100.0]
     prices.current = price_list(2.0, {"b": 4.0})
     assert list(counter.prices_told().workers.values()) == [2.0, 4.0]
-    counter.count()
+    counter.count(joined=())
     assert price_per_hour(status.facts.pools, status.facts.paid or {}) == 6
     assert status.facts.unpriced == ()
+
+
+def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour in which only one of two has joined, and one in which the watch tells of the node of that one."""
+    clock, prices, cluster = Clock(), PriceSource(), ClusterCache()
+    monkeypatch.setattr(cost_counter, "time", clock)
+    identity = JobIdentity(("default", "tiny"), "u")
+    spec = job(nodePools=[{"name": "spot", "machine": "m"}])
+    pods = [worker_pod(spec, JobMeta(uid="u"), number, spec.node_pools[0], SETTINGS) for number in range(2)]
+    for number, made in enumerate(pods):
+        made["metadata"] |= {"uid": f"p{number}"}
+        cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
+    status = StatusWriter(identity, "", {}, ApiClient(NoCalls()))
+    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()), prices)
+    status.update(spec=spec)
+    prices.current = price_list(3.0, {})
+    joined = {pods[0]["metadata"]["name"]}
+    counter.count(joined=joined)
+    for told in (False, True):
+        clock.now += 3600.0
+        if told:
+            pods[0]["spec"]["nodeName"] = "n"
+            cluster.pod_event("MODIFIED", pods[0] | {"status": {"phase": "Running"}})
+        counter.count(joined=joined)
+    assert status.facts.total_cost == 6
+    assert status.facts.paid == {"spot": 1}
 
 
 class NoCalls:

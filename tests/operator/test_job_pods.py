@@ -53,7 +53,8 @@ def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterCache) 
     add(cluster, 2, where=None)
     pods = JobPods(JobIdentity(KEY, META.uid), cluster)
     assert pods.by_pool() == {"spot": 1, "sure": 1, "": 1}
-    assert pods.paid_for() == {"spot": 1}
+    assert pods.paid_for(()) == {"spot": 1}
+    assert pods.paid_for({"tiny-w1"}) == {"spot": 1, "sure": 1}, "it has one, of which no watch has told"
 
 
 def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterCache) -> None:

@@ -7,7 +7,7 @@ written there, so that they go on from operator to operator and never fall: Prom
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from bamboo_core.coordinator.events import PricesTold
 from bamboo_core.job.placement_spec import next_prices
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import TRAINER_CONTAINER
+from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.pool_order import in_order
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.kube.objects import parsed_time, utc_now
@@ -40,10 +41,11 @@ class CostCounter:
         self._counted: float | None = None  # when it was counted last (time.monotonic())
         self._paid: Mapping[str, int] = {}  # workers by pool, since then
 
-    def count(self, repeated: float = 0.0) -> None:
+    def count(self, repeated: float = 0.0, *, joined: Collection[WorkerId]) -> None:
         """Until now; from the last time on there were as many workers as then. Nothing before a spec is known.
 
-        repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
+        repeated: the usual duration, in seconds, of steps that these workers now have to repeat. joined: all that have
+        a node for certain.
         """
         if (spec := self._status.facts.spec) is None:
             return
@@ -54,7 +56,7 @@ class CostCounter:
         else:
             add_cost(self._status, self._meter, self._paid, now - self._counted, repeated=repeated)
         self._price(spec)
-        before, self._paid, self._counted = self._paid, dict(self._pods.paid_for()), now
+        before, self._paid, self._counted = self._paid, dict(self._pods.paid_for(joined)), now
         self._status.update(paid=self._paid)
         if before or self._paid:  # else the status of a job that waits would change all the time
             self._status.update(counted_until=until)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -20,6 +20,7 @@ from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_core.job.runtime import with_written_runtime
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.plan import WorkerId
 from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.cluster.runtimes import RuntimeKey
@@ -135,8 +136,16 @@ class JobReconciler:
         self._asks = found is not None
         if found is not None or not (pods := len(self._pods.living())):
             return found
-        name, paid = "/".join(self.key), self._pods.paid_for()
+        name, paid = "/".join(self.key), self._pods.paid_for(self._joined)
         return kept_demand(name, made, self._known_spec(), pods, paid, self._status.facts.pools)
+
+    @property
+    def _joined(self) -> Collection[WorkerId]:
+        """Workers of the last training that have connected."""
+        return self.runner.joined if self.runner else ()
+
+    def _count_cost(self) -> None:
+        self._cost.count(joined=self._joined)
 
     def granted(self, grant: Grant) -> None:
         """It may have that from now on, if it asks for something."""
@@ -177,7 +186,7 @@ class JobReconciler:
         while not self._status.over:
             self._edited.clear()
             spec = await self._spec.next(self._pod_settings())
-            self._cost.count()
+            self._count_cost()
             if spec is not None and not self._edited.is_set():
                 await self._follow_queue(spec)
             if self._edited.is_set():
@@ -286,7 +295,7 @@ class JobReconciler:
             self._training = training
             await training.run()
             self._training = None
-            await self._removal.wait_for_exit(self._cost.count, lambda: runner.logging)
+            await self._removal.wait_for_exit(self._count_cost, lambda: runner.logging)
             status.update(pods=dict(controller.pods.by_pool()), startup_problems=(), rollout=controller.rollout)
             await self._write_until_done(runner.status())
             await self._post(runner.events)  # what workers have said since the end was written
@@ -327,7 +336,7 @@ class JobReconciler:
                 self._trigger.clear()
                 if self._removal.living():
                     await self._removal.remove(policy)
-                self._cost.count()
+                self._count_cost()
                 before = self._status.facts.queue
                 if queued is not None:
                     await self._follow_queue(queued)

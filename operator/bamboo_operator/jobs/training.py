@@ -121,7 +121,7 @@ class Training:
         """Bring the facts up to date, and the cost: when workers have come or gone, at once."""
         repeated = self._runner.state.checkpoints.counts.repeated_seconds
         more, self._repeated = repeated - self._repeated, repeated
-        self._cost.count(repeated=more)
+        self._cost.count(repeated=more, joined=self._runner.joined)
         self._tell_prices()
         self._tell_what_holds_back()
         self._status.update(

@@ -290,7 +290,7 @@ class PodController:
             number = worker_number(pods.get(name) or {}) or 0
             self._backoff = self._backoff.after(number, self.created, now, f"{name} {detail}")
         self._rolling.look(self._sight())
-        paid, loss = self.pods.paid_for(), self._requests.loss_seconds
+        paid, loss = self.pods.paid_for(self._requests.joined), self._requests.loss_seconds
         self._choice.look(self._spec, paid, self._unplaced(now), loss, now, self._refused())
 
     def _refused(self) -> tuple[WorkerId, str] | None:

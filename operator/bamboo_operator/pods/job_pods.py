@@ -38,7 +38,7 @@ class JobPods:
         return {n: p for n, p in self.all().items() if worker_exit(p) is None and _overdue(p, now) < SILENT_SECONDS}
 
     def placed(self) -> PodsByName:
-        """Living ones that have a node, which is paid for."""
+        """Living ones that have a node, as far as a watch has told."""
         return {n: p for n, p in self.living().items() if p["spec"].get("nodeName")}
 
     def without_node(self, known: Collection[WorkerId]) -> PodsByName:
@@ -59,9 +59,12 @@ class JobPods:
         """Living workers' pods by the name of their pool."""
         return Counter(worker_pool(pod) or "" for pod in self.living().values())
 
-    def paid_for(self) -> Counter[str]:
-        """Living workers' pods that have a node, by the name of their pool."""
-        return Counter(worker_pool(pod) or "" for pod in self.placed().values())
+    def paid_for(self, joined: Collection[WorkerId]) -> Counter[str]:
+        """Living workers' pods that have a node, by the name of their pool. joined: workers, who have one, though a
+        watch that is interrupted has not told so.
+        """
+        paid = (p for n, p in self.living().items() if p["spec"].get("nodeName") or n in joined)
+        return Counter(worker_pool(pod) or "" for pod in paid)
 
     def with_zones(self) -> Iterator[tuple[WorkerId, dict[str, Any], str]]:
         """Living ones with the zone of their node; "" if they have none, or it is in none."""
