@@ -5,14 +5,17 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from bamboo_core.job.placement_spec import TransportType
+from bamboo_core.job.spec import TopologySpec
 from bamboo_trainer.check import check
 from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.nixl import library
 from manifest_kit import bamboojob, gpt_task, training
 
+CPU = torch.device("cpu")
 MISSING = (
     "spec.topology.transport: NIXL: the library nixl is not installed: pip install 'bamboo-trainer[nixl]' "
     "(docs/install.md)"
@@ -31,10 +34,11 @@ def _without_nixl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_without_nixl")
 def test_a_machine_without_the_library_says_so_in_one_sentence() -> None:
-    assert not body_channel(TransportType.TCP, "a", 1).takes_bodies
-    assert body_channel(TransportType.TCP, "a", 4).takes_bodies
+    for flows in (1, 4):
+        tcp = TopologySpec(stages=2, transport=TransportType.TCP, flows_per_link=flows)
+        assert body_channel(tcp, "a", CPU).takes_bodies == (flows > 1)
     with pytest.raises(TransportUnavailable) as caught:
-        body_channel(TransportType.NIXL, "a", 4)
+        body_channel(TopologySpec(stages=2, transport=TransportType.NIXL), "a", CPU)
     assert str(caught.value) == MISSING
 
 
