@@ -255,7 +255,7 @@ def test_who_waits_for_what_is_known_does_not_wait_for_what_comes_while_it_is_wr
 
     monkeypatch.setattr(HistoryFiles, "write", write)
     job.train_and_write(2)
-    assert job.raw() == first(2)
+    assert job.raw()[:2] == first(2)  # what came meanwhile may be written by now, too
     job.written()
     assert job.raw() == first(3)
 

@@ -250,7 +250,8 @@ def test_what_a_backward_writes_to_is_refused_to_the_next_as_without(waits: bool
 @pytest.mark.skipif(not IS_PRETENDED, reason="torch's allocator keeps what is free")
 def test_what_was_left_or_dropped_holds_no_memory() -> None:
     copies, chain, leaf = ContextCopies(GPU), Chain(), inputs(0)
-    before = torch.cuda.memory_allocated(GPU)
+    gc.collect()
+    before = torch.cuda.memory_allocated(GPU)  # what another test has left may still go
     for brought in (False, True):
         context, loss = forward(copies, chain, leaf)
         held = torch.cuda.memory_allocated(GPU)
@@ -260,7 +261,7 @@ def test_what_was_left_or_dropped_holds_no_memory() -> None:
             copies.bring(context)
         del loss
         copies.settle(arrivals=True)
-        assert torch.cuda.memory_allocated(GPU) == before, "as after a step that is broken off"
+        assert torch.cuda.memory_allocated(GPU) <= before, "as after a step that is broken off"
 
 
 def stage_of(task: Task, precision: str) -> Stage:
