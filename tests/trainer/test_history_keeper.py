@@ -255,9 +255,10 @@ def test_who_waits_for_what_is_known_does_not_wait_for_what_comes_while_it_is_wr
 
     monkeypatch.setattr(HistoryFiles, "write", write)
     job.train_and_write(2)
-    assert job.raw()[:2] == first(2)  # what came meanwhile may be written by now, too
-    job.written()
-    assert job.raw()[:3] == first(3)
+    for least in (2, 3):
+        found = job.raw()
+        assert found == first(max(least, len(found))), "all until some step: what comes is written turn by turn"
+        job.written()
 
 
 def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):
