@@ -79,6 +79,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def pipelines(self) -> int:
         return len(self.split)
 
+    def cells(self, stages: int) -> tuple[Cell, ...]:
+        """The cells that run it, where pipelines have so many stages."""
+        return _grid(self.pipelines, stages)
+
     @cached_property
     def bounds(self) -> tuple[int, ...]:
         """The bounds of the groups, whoever says them."""

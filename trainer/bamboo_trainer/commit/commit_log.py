@@ -68,7 +68,7 @@ class CommitLog:
     def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:
         """The commit of a step, once every cell of its layout has reported; always the same, whoever asks."""
         reports = self._ready.get(step, {})
-        cells = [Cell(d, s) for d in range(layout.pipelines) for s in range(stages)]
+        cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):
             return None
         result = combined([reports[cell] for cell in cells], self._loss_unit)

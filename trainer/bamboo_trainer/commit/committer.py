@@ -18,7 +18,7 @@ from bamboo_core.control.protocol import (
     TakeCheckpoint,
 )
 from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Layout, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History
@@ -101,7 +101,7 @@ class Committer:
         repeating it, after whoever ran the cell before had reported it: the cell's next owner would wait for its last
         gradients for ever.
         """
-        cells = (Cell(d, s) for d in range(layout.pipelines) for s in range(self._plan.stages))
+        cells = layout.cells(self._plan.stages)
         waits = self._plan.newest is not self._plan.current
         return waits and all(self.log.has_reported(step, cell, self._plan.owner(cell)) for cell in cells)
 

@@ -344,11 +344,10 @@ class CopiesOfDevices:
         return self._first.bring(tensors)
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
-        """They are all of one device, but for those in host memory: a device stage has made them."""
-        tensors = tuple(tensors)
-        return self._of(tensors).hand_over(tensors)
+        return self.leave(tensors)[0]
 
     def leave(self, tensors: Iterable[Tensor]) -> tuple[Parts, torch.cuda.Event | None]:
+        """They are all of one device, but for those in host memory: a device stage has made them."""
         tensors = tuple(tensors)
         return self._of(tensors).leave(tensors)
 

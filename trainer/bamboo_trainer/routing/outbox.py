@@ -74,10 +74,11 @@ class Outbox:
 
         A gradient goes to the cell's shadow, too, if that runs backwards in advance.
         """
-        tensors, owner = tuple(tensors), self._plan.owner(address.cell)
         if not _passes_directly(address):
             self._leave_after(address, tensors, payload, None)
-        elif owner == self._plan.worker:
+            return
+        tensors, owner = tuple(tensors), self._plan.owner(address.cell)
+        if owner == self._plan.worker:
             here = self._copies.hand_over(tensors)
             self._received.append((owner, self._frame(address, here, payload)))
             self._log_beside(address, here, payload, owner)

@@ -78,6 +78,7 @@ class TcpTransport:
         key = (peer, wire.lane_of(frame.address.kind))
         channel, rate = self._channel, self._state_rate if key[1] is wire.Lane.STATE else None
         encoded = wire.encode_frame(frame, may_stripe=channel.takes_bodies)
+        size = encoded.size
         with self._lock:
             if self._closed or peer not in self._peers:
                 logger.debug("frame to %s dropped: not in the plan", peer)
@@ -89,9 +90,9 @@ class TcpTransport:
                 link = Outbound(route, self._secret, address, *reports, channel, rate)
                 self._outbound[key] = link
                 self._start(link.thread)
-            self.sent[frame.address.kind] += encoded.size
+            self.sent[frame.address.kind] += size
             if frame.payload is not None and frame.again:
-                self.resent[frame.address.kind] += encoded.size
+                self.resent[frame.address.kind] += size
         link.send(encoded)
 
     def reads_devices(self, kind: FrameKind, size: int) -> bool:

@@ -4,7 +4,6 @@ from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.verification.settled import is_settled
-from bamboo_core.planning.plan import Cell, Layout
 from bamboo_core.text import count
 
 EARLY_STOPPED = "EarlyStopped"
@@ -24,7 +23,7 @@ def finish_if_done(turn: Turn) -> None:
     if state.terms.early_stop is None and _awaits_the_last_round(state):
         return  # all have done their part in it, and the root has yet to say what it came to
     finished, stages = dict(state.ending.finished), len(state.plan.stages)
-    if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
+    if not any(finished.keys() >= set(layout.cells(stages)) for layout in state.plan.layouts):
         return
     if not is_settled(state, state.spec.training.steps, state.progress.last_at, turn.now):
         return  # not all who hold the last state have said that it is the same
@@ -58,7 +57,3 @@ def complete(turn: Turn) -> None:
         return
     text = f"{stop.why}; the last one is that after {steps} of {count(stop.wanted_steps, 'step')}"
     turn.finish(Outcome.COMPLETE, EARLY_STOPPED, f"{text}{lacking}")
-
-
-def _cells(layout: Layout, stages: int) -> set[Cell]:
-    return {Cell(d, s) for d in range(layout.pipelines) for s in range(stages)}

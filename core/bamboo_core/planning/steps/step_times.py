@@ -393,7 +393,7 @@ class StepModel:
         holds: dict[WorkerId, set[int]] = {}
         least = 0.0
         last = len(plan.stages) - 1
-        for cell in (Cell(d, s) for d in range(layout.pipelines) for s in range(len(plan.stages))):
+        for cell in layout.cells(len(plan.stages)):
             assignment, count, number = plan.at(cell), len(layout.split[cell.pipeline]), plan.state_of(cell)
             size = states.final[number]
             for worker in assignment.holders:

@@ -93,8 +93,8 @@ class Executor:
         for cell in [c for c in self.cells if plan.at(c).owner != worker] if old else []:
             cell_step = self.cells.pop(cell)
             self._left[cell] = (cell_step.since, cell_step.step)
-            if self._states.has_final(self._states.number(cell), self._committer.log.newest):
-                newest = self._committer.log.newest
+            newest = self._committer.log.newest
+            if self._states.has_final(self._states.number(cell), newest):
                 self.handed_over[cell] = self._replicator.hand_over(cell, plan.at(cell).owner, newest)
         if not plan.boundary:
             for cell_step in self.cells.values():

@@ -233,7 +233,7 @@ class Nixl:
         self.device, self._flush, self.unfinished = device, flush, UnfinishedWrites()
         try:
             self.target("trial").close()
-        except (NixlError, OSError) as error:
+        except OSError as error:
             raise TransportUnavailable(f"spec.topology.transport: {error}") from error
 
     def source(self, link: str, landing: bytes) -> NixlSource:

@@ -198,7 +198,7 @@ class OneSidedReceiver:
 
     def __init__(self, ways: Sequence[OneSided], link: str, sock: socket.socket, reader: SocketReader) -> None:
         self._ways, self._link, self._sock, self._reader = ways, link, sock, reader
-        self._made: tuple[OneSided, WriteTarget] | None = None
+        self._reached: tuple[OneSided, WriteTarget] | None = None
         self._copies = SlotCopies()
         self._taken = 0  # chunks
 
@@ -229,15 +229,15 @@ class OneSidedReceiver:
 
     def close(self) -> None:
         """See BodyReceiver."""
-        if self._made:
-            self._made[1].close()
+        if self._reached:
+            self._reached[1].close()
 
     def _reach(self) -> tuple[OneSided, WriteTarget]:
         """The target and its way; the sender is told where it is when it is made."""
-        if self._made is None:
-            self._made = _first_end(self._link, self._ways, lambda way: way.target(self._link))
-            self._sock.sendall(encode_landing(self._made[1].landing()))
-        return self._made
+        if self._reached is None:
+            self._reached = _first_end(self._link, self._ways, lambda way: way.target(self._link))
+            self._sock.sendall(encode_landing(self._reached[1].landing()))
+        return self._reached
 
     def _await(self, target: WriteTarget) -> None:
         """Take in what is written, until the sender says something or the connection ends."""
