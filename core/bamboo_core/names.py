@@ -67,7 +67,6 @@ LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 LABEL_NODE_POOL = f"{GROUP}/node-pool"
 LABEL_ZONE_GROUP = f"{GROUP}/zone-group"  # workers that are to be in the same zone; with spread ZonePerPipeline
 LABEL_WORKER_REVISION = f"{GROUP}/worker-revision"  # a digest of what the operator made the pod of
-LABEL_WORKER_SPEC = f"{GROUP}/worker-spec"  # a digest of the job's `worker` section at that time
 LABEL_POD_SET = f"{GROUP}/pod-set"  # that of the job's Workload in whose seat the worker is; with a queue
 LABEL_NODE_RECORD = f"{GROUP}/node-record"  # of the ConfigMap in which the operator records nodes
 NODE_RECORD_KEY = "trace.jsonl.gz"  # in its binaryData
@@ -76,7 +75,6 @@ LABEL_NOTICE_SECONDS = f"{GROUP}/notice-seconds"  # of a node: what its cloud le
 NOTICE_SECONDS = re.compile(r"[1-9]\d{0,4}", re.ASCII)  # the label's value
 EVICTION_RESPONDER = f"{GROUP}/operator"  # how the operator is called in pods' evictionResponders, and on Evictions
 LABEL_ACTIVE = f"{GROUP}/active"  # of the operator's pod that works, where there are several
-ANNOTATION_RESTARTED = f"{GROUP}/restarted-at"  # in `worker.template`: when a user had all workers replaced
 KUEUE = "kueue.x-k8s.io"  # the API group of Kueue
 LABEL_QUEUE = f"{KUEUE}/queue-name"
 

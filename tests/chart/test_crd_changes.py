@@ -26,7 +26,7 @@ FREE = {
         "ttlSecondsAfterFinished",
         "disruptionBudget",
     ),
-    *("activeDeadlineSeconds", "progressDeadlineSeconds", "worker", "rollout"),
+    *("activeDeadlineSeconds", "progressDeadlineSeconds", "worker"),
 }
 WHILE_SUSPENDED = {"queue"}
 FIXED = {"managedBy", "runtimeRef", "task", "training", "spread", "checkpoint", "failurePolicy"}

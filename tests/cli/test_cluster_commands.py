@@ -46,12 +46,6 @@ PENDING = job(conditions=[condition("Running", False)], plan=None)
         (OVER, ["resume", "story"], 1, "story is over (Failed); submit it again"),
         (SPENT, ["resume", "story"], 1, "story cannot be resumed: the budget of 5 is spent; a larger one helps"),
         (SPENT, ["preempt", "story", "--random"], 1, "is not training (Suspended: the budget of 5 is spent; a larger"),
-        (
-            SPENT,
-            ["rollout", "restart", "story"],
-            1,
-            "story is suspended (the budget of 5 is spent; a larger one helps);",
-        ),
         (OVER, ["preempt", "story", "--random"], 1, "is not training (Failed: stage 1 is lost)"),
         (PENDING, ["preempt", "story", "--random"], 1, "story is not training"),
         (job(), ["preempt", "story"], 2, "expected one of --worker, --stage and --random"),

@@ -154,6 +154,3 @@ def test_a_status_says_the_runtime_and_its_workers_are_not_the_jobs_alone(tmp_pa
     body["status"]["runtime"] = {"kind": "ClusterBambooRuntime", "name": "spot", "generation": 3}
     _, out, _, _ = type_in(tmp_path, Fake(body), "status", "story")
     assert "runtime ClusterBambooRuntime spot, generation 3\n" in out
-    code, _, err, asked = type_in(tmp_path, Fake(body), "rollout", "undo", "story")
-    assert (code, [one for one in asked if one.method == "PATCH"]) == (1, [])
-    assert "the workers of story are of its runtime, too: change ClusterBambooRuntime spot, or spec.worker" in err

@@ -22,9 +22,9 @@ def test_a_job_without_a_status_is_pending() -> None:
 
 
 def test_what_is_null_is_absent() -> None:
-    body = job(training=None, lastTakeover=None, cost={"total": None}, spec={**SPEC, "rollout": None})
+    body = job(training=None, lastTakeover=None, cost={"total": None}, spec={**SPEC, "redundancy": None})
     found = view_of(body)
-    assert (found.status.training.step, found.steps, found.spec.rollout.paused) == (None, 1000, False)
+    assert (found.status.training.step, found.steps, found.spec.suspend) == (None, 1000, False)
     assert (found.status.last_takeover, found.status.cost.total) == (None, None)
 
 

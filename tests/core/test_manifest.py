@@ -207,7 +207,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             template={"spec": {"a": 1}},
             allow_mixed_platforms=True,
         ),
-        rollout=placement.RolloutSpec(paused=True, max_surge=0, progress_deadline_seconds=60),
         queue=s.QueueSpec(name="q", topology=True),
         degraded_priority_class_name="urgent",
         pool_order=s.PoolOrder.VALUE,

@@ -312,13 +312,3 @@ def test_a_status_says_what_the_runtime_says_but_for_the_pods() -> None:
 
 def test_a_job_without_a_runtime_is_as_it_was() -> None:
     assert parse_manifest(minimal()).runtime_ref is None
-
-
-def test_workers_of_any_job_may_be_replaced() -> None:
-    """`bamboo rollout restart` marks the template, which the runtime may have fixed."""
-    mark = {"metadata": {"annotations": {"bamboo.dev/restarted-at": "2026-11-26T17:00:00+00:00"}}}
-    fixed = runtime(SPOT, overridable=[])
-    made = with_runtime(job(worker={"template": mark}), fixed)["spec"]["worker"]["template"]
-    assert made == {**SPOT["worker"]["template"], **mark}
-    mark["metadata"]["annotations"]["other"] = "x"
-    assert told(job(worker={"template": mark}), fixed)[0].startswith("spec.worker.template: ")

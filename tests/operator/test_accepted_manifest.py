@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from accepted_manifest_kit import KEY, Revisions, edited
-from bamboo_core.job.edits import PodSections, task_digest
+from bamboo_core.job.edits import task_digest
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.status import BambooJobStatus, ReportedCondition
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
@@ -139,23 +139,16 @@ def test_what_was_told_of_a_manifest_is_in_the_status() -> None:
     assert refusal_in(BambooJobStatus()) == ""
 
 
-async def test_of_each_worker_section_the_newest_manifest_is_kept_and_ten_at_most() -> None:
+async def test_what_was_accepted_before_is_not_kept() -> None:
     api: Any = Revisions()
     kept = AcceptedManifest(JobIdentity(KEY, "u1"), api)
-    images = [*"abcdefghijkl", "b"]
-    for generation, image in enumerate(images, 1):
-        kept.accept(edited(worker={"image": image}), 2 * generation)
-        await kept.save()
-        kept.accept(edited(worker={"image": image}, standby={"workers": generation}), 2 * generation + 1)
+    for generation, image in enumerate("aba", 1):
+        kept.accept(edited(worker={"image": image}), generation)
+        assert not kept.saved
         await kept.save()
         assert kept.saved
-    there = sorted((r["revision"], r["data"]["spec"]["worker"]["image"]) for r in api.there.values())
-    assert there == [(2 * n + 1, images[n - 1]) for n in range(4, 14)]
+        assert [r["revision"] for r in api.there.values()] == [generation]
     another = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     await another.load(TASK)
     assert another.manifest == kept.manifest
     assert another.saved
-    for image in images:
-        sections = another.sections(PodSections.of(parse_manifest(edited(worker={"image": image}))).digest)
-        assert (sections.worker.image if sections else None) == (None if image in "ac" else image)
-    assert another.sections("unknown") is None

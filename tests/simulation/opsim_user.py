@@ -136,7 +136,6 @@ class User:
 
         def change(spec: Object) -> None:
             spec["worker"] = {"image": f"{kind}:{disturbance.number}"}
-            spec["rollout"] = {"maxSurge": disturbance.number // 5 % 2, "progressDeadlineSeconds": 30}
 
         self.edit(change)
         if kind != "good":

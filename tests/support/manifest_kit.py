@@ -56,7 +56,6 @@ spec:
     resume: Never
   worker: {image: "r.io/t:1", resources: {limits: {nvidia.com/gpu: 2, memory: 16Gi}},
            template: {spec: {a: 1}}, allowMixedPlatforms: true, devices: 2}
-  rollout: {paused: true, maxSurge: 0, progressDeadlineSeconds: 60}
   queue: {name: q, topology: true}
   degradedPriorityClassName: urgent
   failurePolicy: {backoffLimit: 2, rules: [{name: oom, onExitCodes: [137], action: RestartWorker}]}

@@ -14,7 +14,7 @@ from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods import controller as controller_module
 from bamboo_operator.pods import deletions as deletions_module
 from bamboo_operator.pods import disruption_budget as budget_module
-from bamboo_operator.pods.rollouts import rolling_change as rolling_module
+from bamboo_operator.pods import rolling_change as rolling_module
 from bamboo_operator.signals.node_marks import NodeMark
 from operator_kit import SETTINGS, job
 from pod_controller_kit import BEGINNING, Job, Place

@@ -9,7 +9,6 @@ from typing import Any
 
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
-from bamboo_core.job.edits import PodSections
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import RolloutStatus
 from bamboo_core.kube.errors import ApiError
@@ -27,9 +26,9 @@ from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.pool_choice import PoolChoice
-from bamboo_operator.pods.rollouts.rolling_change import RollingChange
-from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
+from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.starting.startup_problems import UNSCHEDULABLE
+from bamboo_operator.pods.worker_templates import WorkerTemplates
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.node_marks import NodeMark
@@ -210,7 +209,6 @@ class Job:
         written: RolloutStatus | None = None,
     ) -> None:
         self.settings = settings
-        self.sections = {PodSections.of(spec).digest: PodSections.of(spec)}  # that were accepted
         self.place, self.now = place, BEGINNING
         running = TrainingRun(
             job=JobIdentity((spec.namespace, spec.name), META.uid),
@@ -242,9 +240,7 @@ class Job:
         )
 
     def _rolling(self, written: RolloutStatus | None) -> RollingChange:
-        return RollingChange(
-            WorkerTemplates(META, self.settings, self.sections.get), written, self.runner.events.append
-        )
+        return RollingChange(WorkerTemplates(META, self.settings), written, self.runner.events.append)
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
         """Time passes, and then it is reconciled so many times, whatever the API server refuses."""
@@ -272,7 +268,6 @@ class Job:
         assert self.runner.state.phase == "Running"
 
     def edit(self, spec: JobSpec) -> None:
-        self.sections[PodSections.of(spec).digest] = PodSections.of(spec)
         self.runner.edit(spec)
 
     def told(self) -> list[str]:

@@ -15,7 +15,6 @@ import typer
 from bamboo import stop_signals
 from bamboo.cli import bench_command, checkpoint_commands, options
 from bamboo.cli.cluster.cluster_commands import app as cluster_commands
-from bamboo.cli.cluster.rollout_commands import rollouts
 from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
 from bamboo.cli.history_command import app as history_command
@@ -46,7 +45,6 @@ app.add_typer(traces, name="trace")
 app.add_typer(node_traces, name="traces")
 app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
-app.add_typer(rollouts, name="rollout")
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
 
 

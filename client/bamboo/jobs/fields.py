@@ -444,17 +444,6 @@ class WorkerFields(TypedDict, total=False):
     """
 
 
-class RolloutFields(TypedDict, total=False):
-    """How workers are replaced when worker has changed or a newer operator makes pods in another way."""
-
-    paused: bool
-    """True replaces no worker until it is false again."""
-    maxSurge: int
-    """With 1 the new worker starts before an old one leaves; with 0 an old one leaves first."""
-    progressDeadlineSeconds: int
-    """How long a new worker may take until it is ready. Then no more workers are replaced."""
-
-
 class QueueFields(TypedDict, total=False):
     """The Kueue queue in which the job waits. Can change only while the job is suspended."""
 
@@ -541,8 +530,6 @@ class JobFields(TypedDict, total=False):
     """Where checkpoints are written, and how often; to a claim also the final weights. Cannot change."""
     worker: WorkerFields
     """The pods that workers run in. After a change the workers are replaced one after the other."""
-    rollout: RolloutFields
-    """How workers are replaced when worker has changed or a newer operator makes pods in another way."""
     queue: QueueFields
     """The Kueue queue in which the job waits. Can change only while the job is suspended."""
     budget: BudgetFields

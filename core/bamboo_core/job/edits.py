@@ -6,12 +6,11 @@ Which fields those are is in their marks, in the types of the API.
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any
 
 from bamboo_core.job.model import ApiField, Mark, Object, api_fields
-from bamboo_core.job.placement_spec import WorkerSpec
 from bamboo_core.job.spec import InitialSpec, JobSpec
 from bamboo_core.job.training_spec import TrainingSpec
 
@@ -75,40 +74,6 @@ def refusal_message(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     verb = "is" if len(names) == 1 else "are"
     return f"{', '.join(names[:MOST_NAMED])}{more}: {verb} fixed while the job runs; the job keeps the original values"
-
-
-def worker_digest(worker: WorkerSpec) -> str:
-    """A digest, 10 hex digits, of a job's `worker` section as its user wrote it, but for what is fixed."""
-    fixed = {one.attribute for one in api_fields(WorkerSpec) if _stays(one, False)}
-    section = {name: value for name, value in asdict(worker).items() if name not in fixed}
-    return sha256(json.dumps(section, sort_keys=True, default=str).encode()).hexdigest()[:10]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSections:
-    """What a job's user wrote of its workers' pods: its `worker` section, and by name the templates of those pools that
-    have one.
-    """
-
-    worker: WorkerSpec
-    templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, job: JobSpec) -> "PodSections":
-        return cls(worker=job.worker, templates={pool.name: pool.template for pool in job.node_pools if pool.template})
-
-    @property
-    def digest(self) -> str:
-        """10 hex digits; those of the `worker` section if no pool has a template."""
-        of_worker = worker_digest(self.worker)
-        if not self.templates:
-            return of_worker
-        return sha256(json.dumps([of_worker, self.templates], sort_keys=True).encode()).hexdigest()[:10]
-
-    def within(self, job: JobSpec) -> JobSpec:
-        """The job with these sections in place of its own; its pools stay."""
-        pools = (replace(pool, template=self.templates.get(pool.name, {})) for pool in job.node_pools)
-        return replace(job, worker=self.worker, node_pools=tuple(pools))
 
 
 def task_digest(spec: JobSpec) -> str:

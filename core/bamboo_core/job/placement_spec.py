@@ -213,15 +213,3 @@ class WorkerSpec:
     """The GPUs of a worker (nvidia.com/gpu), each of which runs a part of its stage; a stage has at least as many
     layers. Can change only while the job is suspended.
     """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSpec:
-    """How workers are replaced whose pods are not as they would be made now."""
-
-    paused: bool = False
-    """True replaces no worker until it is false again."""
-    max_surge: Annotated[int, Integer(0, 1)] = 1
-    """With 1 the new worker starts before an old one leaves; with 0 an old one leaves first."""
-    progress_deadline_seconds: Annotated[int, Integer()] = 600
-    """How long a new worker may take until it is ready. Then no more workers are replaced."""

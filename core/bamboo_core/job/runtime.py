@@ -32,7 +32,7 @@ from bamboo_core.job.spec import JobSpec, RuntimeKind, RuntimeRef
 from bamboo_core.job.status import BambooJobStatus, JobRuntime
 from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME, one_of
 from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
-from bamboo_core.names import ANNOTATION_RESTARTED, API_VERSION
+from bamboo_core.names import API_VERSION
 
 Json = Mapping[str, Any]
 REF: Final = "runtimeRef"
@@ -273,25 +273,11 @@ def _overridden(part: Json, said: Json) -> Iterator[str]:
     """The paths of the fields of which the part does not hold as it is. To have its workers replaced, a job need not be
     allowed another template.
     """
-    merged = _merged(JobSpec, part, _without_restart(said))
+    merged = _merged(JobSpec, part, said)
     for path in PATHS:
         given = _at(part, path)
         if given is not None and _at(merged, path) != given:
             yield path
-
-
-def _without_restart(said: Json) -> Json:
-    """Without the mark of `bamboo rollout restart`."""
-    annotations = _at(said, "worker.template.metadata.annotations")
-    if not isinstance(annotations, Mapping) or ANNOTATION_RESTARTED not in annotations:
-        return said
-    template = deepcopy(dict(said["worker"]["template"]))
-    del template["metadata"]["annotations"][ANNOTATION_RESTARTED]
-    for path in ("annotations", "metadata"):
-        inside = template["metadata"] if path == "annotations" else template
-        if not inside[path]:
-            del inside[path]
-    return {**said, "worker": {**said["worker"], "template": template}}
 
 
 def _may_say(runtime: Runtime, path: str) -> bool:

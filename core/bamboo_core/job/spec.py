@@ -19,7 +19,6 @@ from bamboo_core.job.placement_spec import (
     CleanPodPolicy,
     DisruptionBudget,
     NodePool,
-    RolloutSpec,
     SpreadPolicy,
     SpreadSpec,
     TransportType,
@@ -497,8 +496,6 @@ class JobSpec:
     """Where checkpoints are written, and how often; to a claim also the final weights. Cannot change."""
     worker: WorkerSpec = field(default_factory=WorkerSpec)
     """The pods that workers run in. After a change the workers are replaced one after the other."""
-    rollout: RolloutSpec = field(default_factory=RolloutSpec)
-    """How workers are replaced when worker has changed or a newer operator makes pods in another way."""
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
     """The Kueue queue in which the job waits. Can change only while the job is suspended."""
     budget: BudgetSpec | None = None

@@ -62,14 +62,14 @@ class RolloutStatus(ApiPart, frozen=True):
 
     revision: Annotated[str, _schema(maxLength=63)] = ""
     """A digest of what new workers' pods are made of; their label bamboo.dev/worker-revision has it."""
-    state: Annotated[str, _schema(enum=["Complete", "Progressing", "Paused", "Stalled"])] = ""
+    state: Annotated[str, _schema(enum=["Complete", "Progressing", "Stalled"])] = ""
     """Whether workers are being replaced."""
     updated: Count = 0
     """How many of the workers are ready and of that revision."""
     total: Count = 0
     """How many there should be."""
     start_time: Time | None = None
-    """When it began, or began again after a pause."""
+    """When it began."""
     message: Annotated[str | None, _schema(maxLength=1000)] = None
     """Why it is stalled."""
 

@@ -24,7 +24,7 @@ from bamboo_core.kube.request_parts import (
     pods_path,
     runtime_path,
 )
-from bamboo_core.names import GROUP, LABEL_JOB_NAME, LABEL_JOB_UID, PLURAL, VERSION
+from bamboo_core.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 
 OPTIONS = ConnectionOptions(agent="bamboo-cli", total_seconds=30.0, connect_seconds=10.0, connections=100, tries=6)
 SILENCE_SECONDS = 3600.0  # of a worker whose log is followed
@@ -136,11 +136,6 @@ class KubeApi:
         """Events about objects of that kind."""
         selected = f"involvedObject.kind={kind}" + (f",involvedObject.name={name}" if name else "")
         return await self.listed(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": selected})
-
-    async def revisions(self, namespace: str, job_uid: str) -> list[Object]:
-        """ControllerRevisions of that very job."""
-        path = f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions"
-        return await self.listed(path, {"labelSelector": f"{LABEL_JOB_UID}={job_uid}"})
 
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> None:
         """That very pod. grace_seconds: the pod's own if None; at 0 its object is gone at once."""

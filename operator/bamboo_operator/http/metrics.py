@@ -16,7 +16,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.pods.rollouts.rollout import RolloutState
+from bamboo_operator.pods.rollout import RolloutState
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.operated_job import OperatedJob

@@ -2,7 +2,7 @@
 
 It is kept in the cluster as a ControllerRevision, as those of a StatefulSet are: another operator has to manage the
 workers by it, whatever the BambooJob says by then. Not in the status, which is written every 15 s: it may be as large
-as the job itself. Of what was accepted before, the last one with each wording of the pods is kept, too, to go back to.
+as the job itself.
 
 The manifest of a job with a runtime is that of both together. The runtime is kept beside it: a later one may not count
 for the job, or may be gone.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bamboo_core.job.edits import PodSections, apply_edit_to_manifest, refusal_message, refused_fields, task_digest
+from bamboo_core.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.runtime import Runtime, parse_runtime
 from bamboo_core.job.spec import JobSpec
@@ -29,7 +29,6 @@ from bamboo_operator.manifests.worker_pod import owner
 Json = Mapping[str, Any]
 Parse = Callable[[Json], JobSpec]
 MOST_PROBLEMS = 20
-MOST_REVISIONS = 10  # kept, as of a Deployment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +74,6 @@ def refusal_in(status: BambooJobStatus) -> str:
     return found.message if found is not None and found.status == "False" else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedRevision:
-    """number: as of its ControllerRevision. sections: the digest of what it says of pods."""
-
-    number: int
-    sections: str
-
-
 class AcceptedManifest:
     """manifest: None if none was accepted, or it is not known any more. runtime: with which it was made, None if with
     none.
@@ -93,26 +84,18 @@ class AcceptedManifest:
         self.manifest: Json | None = None
         self.runtime: Runtime | None = None
         self._generation = 0
-        self._saved: dict[str, SavedRevision] = {}  # ControllerRevisions of this job by name
-        self._sections: dict[str, PodSections] = {}  # all that are known, by digest
+        self._saved: set[str] = set()  # names of this job's ControllerRevisions
         self._listed = False
 
     def accept(self, manifest: Json, generation: int, runtime: Runtime | None = None) -> None:
         self.runtime = runtime
         if manifest != self.manifest:
             self.manifest, self._generation = deepcopy(manifest), generation
-            self._learn(parse_manifest(manifest))
-
-    def sections(self, digest: str) -> PodSections | None:
-        """What the user wrote of pods that has that digest, if it was ever accepted and is known."""
-        return self._sections.get(digest)
 
     @property
     def saved(self) -> bool:
-        """Is it as it should be in the cluster?"""
-        if self.manifest is None:
-            return True
-        return self._listed and self._name(self.manifest) in self._saved and not self._superfluous()
+        """Whether it is in the cluster, and no older one is."""
+        return self.manifest is None or (self._listed and self._saved == {self._name(self.manifest)})
 
     async def load(self, task: str | None) -> None:
         """What an operator before this one has accepted. Raises what is in API_ERRORS.
@@ -139,39 +122,17 @@ class AcceptedManifest:
             except ApiError as error:
                 if error.reason != "AlreadyExists":
                     raise
-            sections = self._learn(parse_manifest(self.manifest))
-            self._saved[name] = SavedRevision(number=self._generation, sections=sections)
-        for old in self._superfluous():
+            self._saved.add(name)
+        for old in sorted(self._saved - {name}):
             await self._api.delete_revision(self._key[0], old)
-            del self._saved[old]
-
-    def _superfluous(self) -> list[str]:
-        """Those that say the same of pods as a newer one, and those beyond what is kept."""
-        newest_first = sorted(self._saved, key=lambda name: self._saved[name].number, reverse=True)
-        if self.manifest is not None and (current := self._name(self.manifest)) in self._saved:
-            newest_first = [current, *(name for name in newest_first if name != current)]
-        kept: dict[str, str] = {}
-        for name in newest_first:
-            if len(kept) < MOST_REVISIONS:
-                kept.setdefault(self._saved[name].sections, name)
-        return [name for name in newest_first if name not in kept.values()]
-
-    def _learn(self, spec: JobSpec) -> str:
-        sections = PodSections.of(spec)
-        self._sections[sections.digest] = sections
-        return sections.digest
+            self._saved.discard(old)
 
     async def _list(self) -> list[dict[str, Any]]:
         found = await self._api.list_revisions(self._key[0], f"{LABEL_JOB_UID}={self._uid}")
-        ours = [(revision, manifest) for revision in found if (manifest := self._read(revision)) is not None]
-        self._saved = {
-            str(revision["metadata"]["name"]): SavedRevision(
-                number=int(revision.get("revision") or 0), sections=self._learn(parse_manifest(manifest))
-            )
-            for revision, manifest in ours
-        }
+        ours = [revision for revision in found if self._read(revision) is not None]
+        self._saved = {str(revision["metadata"]["name"]) for revision in ours}
         self._listed = True
-        return [revision for revision, _ in ours]
+        return ours
 
     def _read(self, revision: Json) -> Json | None:
         """None for what no operator of this job has written, or could not be followed."""

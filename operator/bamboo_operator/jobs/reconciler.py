@@ -41,8 +41,8 @@ from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.removal import PodRemoval
-from bamboo_operator.pods.rollouts.rolling_change import RollingChange
-from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
+from bamboo_operator.pods.rolling_change import RollingChange
+from bamboo_operator.pods.worker_templates import WorkerTemplates
 from bamboo_operator.queues.decision import UNKNOWN, JobNow, QueueEnding
 from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.status.event_queue import EventQueue, post_events
@@ -262,7 +262,7 @@ class JobReconciler:
         self.runner = runner
         self._share = JobShare(decided=not shared.tenants)
         settings, record, first = self._pod_settings(), runner.events.append, status.written.pool_order
-        templates = WorkerTemplates(self._meta, settings, self._spec.accepted.sections)
+        templates = WorkerTemplates(self._meta, settings)
         controller = PodController(
             self._job,
             runner,

@@ -8,7 +8,6 @@ from hashlib import sha256
 from typing import Any
 
 from bamboo_core import names
-from bamboo_core.job.edits import PodSections
 from bamboo_core.job.node_placement import placement
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.pod_template import merge
@@ -117,10 +116,7 @@ def worker_pod(
     group: of those that are to be in the same zone, if that is asked for.
     """
     pod = _rendered(job, meta, (number, group), pool, settings)
-    pod["metadata"]["labels"] |= {
-        names.LABEL_WORKER_REVISION: worker_revision(job, meta, pool, settings),
-        names.LABEL_WORKER_SPEC: PodSections.of(job).digest,
-    }
+    pod["metadata"]["labels"][names.LABEL_WORKER_REVISION] = worker_revision(job, meta, pool, settings)
     return pod
 
 

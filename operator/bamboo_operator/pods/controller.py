@@ -30,9 +30,8 @@ from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
 from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
 from bamboo_operator.pods.requests import PodRequests
-from bamboo_operator.pods.rollouts.rolling_change import RollingChange, Sight
-from bamboo_operator.pods.rollouts.rollout import Act, RolloutRecord, RolloutStep
-from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplate
+from bamboo_operator.pods.rolling_change import RollingChange, Sight
+from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
 from bamboo_operator.pods.starting import join_timeout
 from bamboo_operator.pods.starting.scheduling_gates import GateReleases
@@ -45,6 +44,7 @@ from bamboo_operator.pods.starting.startup_problems import (
     missing_pods,
     startup_problems,
 )
+from bamboo_operator.pods.worker_templates import WorkerTemplate
 from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 from bamboo_operator.tenants.share import JobShare
@@ -140,7 +140,7 @@ class PodController:
                 failed = error
         if failed is not None:
             raise failed
-        more = self._rechecks.more or self._startup_events.more or self._rolling.tries_again
+        more = self._rechecks.more or self._startup_events.more
         self.settled = before == self._memory() and not more
 
     def _memory(self) -> tuple[object, ...]:
@@ -211,8 +211,7 @@ class PodController:
     @property
     def adding(self) -> int:
         """Pods that are wanted and not there."""
-        extra = self._probes | self._rolling.surged
-        return max(0, self._requests.wanted.requested - len(self._not_joined().keys() - extra))
+        return max(0, self._requests.wanted.requested - len(self._not_joined().keys() - self._probes))
 
     # what is there
 
@@ -310,12 +309,10 @@ class PodController:
         return found
 
     def _sight(self) -> Sight:
-        waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         return Sight(
             wanted=self._requests.wanted,
             status=self._requests.status(),
             pods=self.pods.all(),
-            waited=waited,
             startup_events=self._startup_events.problems,
         )
 
@@ -474,7 +471,7 @@ class PodController:
             return
         for name, pod in self._unscheduled().items():
             pool, released = worker_pool(pod), self._releases.at(name)
-            if pool is None or name in self._probes | self._rolling.surged or self._deletions.asked(pod):
+            if pool is None or name in self._probes or self._deletions.asked(pod):
                 continue
             since = max(self._waiting_since, released or 0.0)
             pools, counts = self._pools, self.pods.by_pool()
@@ -488,57 +485,34 @@ class PodController:
                 return  # the coordinator learns of the loss and requests another worker
 
     async def _roll(self) -> None:
-        """Replace a worker whose pod would be made in another way now, or what it takes for that; not as long as the
-        job's queue has not admitted what such a pod asks for.
+        """Let a worker go whose pod would be made in another way now; not as long as the job's queue has not admitted
+        what such a pod asks for.
         """
         if self._queue.standing.outgrown:
             return
         step = self._rolling.step()
-        if step.act is Act.DELETE:
-            await self._deletions.delete(self.pods.all()[step.worker])
-        elif step.act is not Act.NOTHING and not self._backoff.holds(time.monotonic()):
-            await self._replace_one(step)
-
-    async def _replace_one(self, step: RolloutStep) -> None:
-        """Let an old worker go, or request one more for it; if there is no room, the rollout goes on in another way."""
-        pools = self._pools
-        pool = choose_pool(pools, time.monotonic(), None, self.pods.by_pool())
-        newest = self._rolling.newest(self._sight())
-        if not self._rolling.proven and await self._is_invalid(newest.pod(self.created, pool)):
+        if step.delete is not None:
+            await self._deletions.delete(self.pods.all()[step.delete])
+        if step.release is None or self._backoff.holds(time.monotonic()):
             return
-        if step.act is Act.RELEASE:
-            self._rolling.done(step)
-            self._release(step.worker, f"{step.worker} is replaced: its pod would be made in another way now")
-        elif pools and pool is None:
-            self._rolling.refused("every node pool is at its maxWorkers", no_room=True)
-        elif not self._share.room(len(self._staying())):
-            self._rolling.refused("the job may have no worker more for a while (condition HeldBack)", no_room=True)
-        elif not self._queue.has_seat(len(self.pods.living())):
-            self._rolling.refused("the job's queue has admitted no more workers", no_room=True)
-        else:
-            name = worker_name(self._spec.name, self.created)
-            try:
-                await self._create(newest, pool)
-            except PodRefused as refusal:
-                quota = "exceeded quota" in str(refusal)
-                self._rolling.refused(f"the API server refuses its pod: {refusal}", no_room=quota)
-            else:
-                self._rolling.done(RolloutStep(Act.SURGE, name))
+        if self._rolling.proven or not await self._refuses_newest():
+            self._rolling.released()
+            self._release(step.release, f"{step.release} is replaced: its pod would be made in another way now")
 
-    async def _is_invalid(self, pod: dict[str, Any]) -> bool:
-        """Can it never be made, whatever else there is? What may pass is found when it is made."""
+    async def _refuses_newest(self) -> bool:
+        """Return whether the API server refuses a pod of the newest template, whatever else there is."""
+        pool = choose_pool(self._pools, time.monotonic(), None, self.pods.by_pool())
         try:
-            await self._api.try_pod(pod)
+            await self._api.try_pod(self._rolling.template(self._sight()).pod(self.created, pool))
         except ApiError as error:
-            if error.status not in (400, 422):
-                return False
-            self._rolling.refused(f"the API server refuses its pod: {error}", final=True)
-            return True
+            if error.status in (400, 422):
+                self._rolling.invalid(f"the API server refuses its pod: {error}")
+                return True
         return False
 
     async def _scale_down(self) -> None:
         """Give back workers of a fallback pool once an earlier one delivers again, and workers beyond those wanted."""
-        if self._rolling.rolls:
+        if self._rolling.progresses:
             return
         decision = scale_down(self._workers_by_pool())
         self._probes = decision.probes

@@ -10,7 +10,7 @@ from bamboo_core.coordinator.protection import UNHEARD, counts_nodes, crowd, pro
 from bamboo_core.job.spec import RedundancyMode, whole_workers
 from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
-from bamboo_operator.pods.rollouts.rollout import RolloutState
+from bamboo_operator.pods.rollout import RolloutState
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.status.budget import Shortfall, money_spent, shortfalls
 from bamboo_operator.status.facts import StatusFacts
@@ -158,8 +158,6 @@ def _workers_updated(given: RuleInput) -> ConditionResult:
     match record.state:
         case RolloutState.COMPLETE:
             return ConditionResult(True, "WorkersUpdated", f"all workers are of revision {record.revision}")
-        case RolloutState.PAUSED:
-            return ConditionResult(False, "RolloutPaused", record.message)
         case RolloutState.STALLED:
             return ConditionResult(False, "RolloutStalled", record.message)
         case RolloutState.PROGRESSING:

@@ -11,7 +11,7 @@ from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus, JobRuntime
 from bamboo_core.planning.pool_order import PoolRank
-from bamboo_operator.pods.rollouts.rollout import RolloutRecord
+from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.queues.decision import FREE, QueueStanding
 from bamboo_operator.status.savings import CostComparison

@@ -12,7 +12,6 @@ import typer
 
 from bamboo.cli import commands
 from bamboo.cli.cluster.cluster_commands import app as cluster_commands
-from bamboo.cli.cluster.rollout_commands import rollouts
 
 CALLED, PROGRAM = "kubectl bamboo", "kubectl-bamboo"
 DEFAULT_FILES = ":0"  # what kubectl calls a directive: the candidates, or files if there are none
@@ -27,7 +26,6 @@ app = typer.Typer(
     context_settings=commands.app.info.context_settings,
 )
 app.registered_commands += cluster_commands.registered_commands
-app.add_typer(rollouts, name="rollout")
 app.command()(commands.validate)
 app.command()(commands.version)
 

@@ -53,7 +53,7 @@ EVICTION_RIGHTS: Final = _all(  # of an operator that answers EvictionRequests
 PERSON: Final = {  # what each command needs
     "list, status and top": _all(_rights(GROUP, PLURAL, "get list"), _rights("", "pods", "list")),
     "events and logs": _all(_rights("", "events", "list"), _rights("", "pods/log", "get")),
-    "submit, suspend, resume and rollout": _all(_rights(GROUP, PLURAL, "create patch")),
+    "submit, suspend and resume": _all(_rights(GROUP, PLURAL, "create patch")),
     "delete": _all(_rights(GROUP, PLURAL, "delete")),
     "preempt": _all(_rights("", "pods", "delete")),
 }

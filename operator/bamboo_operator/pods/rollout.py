@@ -1,0 +1,192 @@
+"""Decisions of a rollout: which worker whose pod is out of date is replaced next, and when no more are.
+
+Pure. While every stage is held twice, one old worker is let go by a planned takeover; the pod that is made in its place
+is of the newest template. The next one goes when that worker is ready. If it does not become ready, nobody else goes.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+from bamboo_core.job.api_object import whole_seconds
+from bamboo_core.job.status import RolloutStatus
+from bamboo_core.planning.plan import WorkerId
+
+READY_SECONDS = 600.0  # for a new worker to become ready
+MOST_FAILURES = 3  # new workers that ended by themselves
+LONGEST_MESSAGE = 1000
+ALONE = "a job of one worker has nobody to take over; suspend and resume it"
+
+
+class RolloutState(StrEnum):
+    COMPLETE = "Complete"
+    PROGRESSING = "Progressing"
+    STALLED = "Stalled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutWorker:
+    """A living worker's pod."""
+
+    name: WorkerId
+    updated: bool
+    placed: bool = True  # it has a node
+    ready: bool = False  # its task is loaded
+    idle: bool = False  # it owns no stage
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutView:
+    """What a rollout sees of the workers."""
+
+    revision: str  # of the newest template, for people
+    templates: frozenset[str] = frozenset()  # the revisions of the pods of all pools
+    workers: tuple[RolloutWorker, ...]
+    wanted: int  # how many workers the job asks for
+    begun: bool  # a plan exists
+    training: bool  # the plan is in force, and no worker is missing from it
+    held: bool  # every stage is held twice, or is not meant to be, by as many workers as before
+    failures: tuple[str, ...] = ()  # how new workers have ended by themselves since the rollout began
+    futile: str = ""  # why no new worker can ever be ready
+    problem: str = ""  # why pods do not start
+
+    @property
+    def outdated(self) -> list[RolloutWorker]:
+        return [w for w in self.workers if not w.updated]
+
+    @property
+    def updated(self) -> int:
+        """The number of workers that are up to date and ready."""
+        return sum(w.updated and w.ready for w in self.workers)
+
+    @property
+    def starting(self) -> bool:
+        """Whether a new worker has a node and is not ready yet."""
+        return any(w.updated and w.placed and not w.ready for w in self.workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecord:
+    """How far a rollout is."""
+
+    revision: str
+    since: datetime  # when it began
+    moved: float  # when it last came further, or began to wait (monotonic seconds)
+    waits: bool = False  # the next step waits for a new worker
+    templates: frozenset[str] = frozenset()
+    owed: int = 0  # how many have to be of the newest revision before another one goes
+    updated: int = 0
+    total: int = 0
+    active: bool = False
+    stalled: str = ""  # why nobody is replaced
+
+    @property
+    def state(self) -> RolloutState:
+        if not self.active:
+            return RolloutState.COMPLETE
+        return RolloutState.STALLED if self.stalled else RolloutState.PROGRESSING
+
+    @property
+    def message(self) -> str:
+        """A sentence."""
+        done = f"{self.updated} of {self.total} workers are of revision {self.revision}"
+        return f"{done}; the others stay: {self.stalled}"[:LONGEST_MESSAGE] if self.stalled and self.active else done
+
+    def status(self) -> RolloutStatus:
+        """Return the record as the job's status has it."""
+        return RolloutStatus(
+            revision=self.revision,
+            state=self.state.value,
+            updated=self.updated,
+            total=self.total,
+            start_time=whole_seconds(self.since),
+            message=self.stalled[:LONGEST_MESSAGE] or None,
+        )
+
+    @classmethod
+    def of(cls, status: RolloutStatus | None, now: float) -> "RolloutRecord | None":
+        """Return what an operator before this one has written; None if none has.
+
+        The worker that it let go last counts as replaced as soon as every stage is held twice again.
+        """
+        if status is None or status.start_time is None:
+            return None
+        return cls(
+            revision=status.revision,
+            since=status.start_time,
+            moved=now,
+            active=status.state != RolloutState.COMPLETE,
+            stalled=status.message or "" if status.state == RolloutState.STALLED else "",
+        )
+
+
+def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: datetime) -> RolloutRecord:
+    """Return the record after a look at the workers. now: monotonic seconds; time: the same by the calendar."""
+    if before is None or before.revision != view.revision:
+        before = RolloutRecord(revision=view.revision, templates=view.templates, since=time, moved=now)
+    active = bool(view.outdated)
+    total = max(view.wanted, len(view.outdated))
+    record = replace(before, templates=view.templates, active=active, updated=min(view.updated, total), total=total)
+    if not active:
+        return replace(record, moved=now, waits=False, owed=0, stalled="")
+    if not before.active or (before.templates and before.templates != view.templates):
+        record = replace(record, since=time, moved=now, owed=0, stalled="")
+    waits = record.updated < record.owed or view.starting
+    if record.updated != before.updated or not (waits and before.waits):
+        record = replace(record, moved=now)
+    record = replace(record, waits=waits)
+    return record if record.stalled else replace(record, stalled=_why_stalled(record, view, now))
+
+
+def deadlines(record: RolloutRecord) -> Iterator[float]:
+    """Yield the time (monotonic seconds) at which a rollout stops if nothing happens."""
+    if record.state is RolloutState.PROGRESSING and record.waits:
+        yield record.moved + READY_SECONDS
+
+
+def released(record: RolloutRecord) -> RolloutRecord:
+    """Return the record after an old worker was let go."""
+    return replace(record, owed=record.updated + 1)
+
+
+def _why_stalled(record: RolloutRecord, view: RolloutView, now: float) -> str:
+    if view.futile:
+        return view.futile
+    if view.begun and view.wanted == 1:
+        return ALONE
+    if len(view.failures) >= MOST_FAILURES:
+        return f"{len(view.failures)} new workers have ended by themselves; {view.failures[-1]}"
+    if record.waits and now - record.moved > READY_SECONDS:
+        why = view.problem or "it has not joined, or its task is not loaded"
+        return f"a new worker was not ready within {READY_SECONDS:g} s: {why}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStep:
+    """What to do now. release: the worker to let go; delete: the worker whose pod is of no use. At most one is set."""
+
+    release: WorkerId | None = None
+    delete: WorkerId | None = None
+
+
+NOTHING = RolloutStep()
+
+
+def next_step(record: RolloutRecord, view: RolloutView) -> RolloutStep:
+    """Return what to do now; one worker at a time."""
+    if record.state is not RolloutState.PROGRESSING:
+        return NOTHING
+    if late := _first(w for w in view.outdated if not w.ready and not w.leaving):  # another edit came before they did
+        return RolloutStep(delete=late)
+    leaving = any(w.leaving for w in view.workers)
+    can_take_over = sum(w.ready for w in view.workers) > 1
+    if leaving or not (view.training and view.held and can_take_over) or view.starting or record.updated < record.owed:
+        return NOTHING
+    return RolloutStep(release=_first(sorted(view.outdated, key=lambda w: not w.idle)))
+
+
+def _first(workers: Iterable[RolloutWorker]) -> WorkerId | None:
+    return next((worker.name for worker in workers), None)
