@@ -491,8 +491,9 @@ class PodController:
         if self._queue.standing.outgrown:
             return
         step = self._rolling.step()
-        if step.delete is not None:
-            await self._deletions.delete(self.pods.all()[step.delete])
+        useless = self.pods.all().get(step.delete) if step.delete is not None else None
+        if useless is not None:  # it may have been deleted in this very reconciliation
+            await self._deletions.delete(useless)
         if step.release is None or self._backoff.holds(time.monotonic()):
             return
         if self._rolling.proven or not await self._refuses_newest():
