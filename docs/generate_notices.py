@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from bamboo_operator.signals import cloud_marks as marks
-from bamboo_operator.signals import evictions
 from bamboo_trainer.worker import cloud_notices as cloud
 
 PAGE = Path(__file__).with_name("troubleshooting.md")
 CLUSTER_TESTS = Path(__file__).parent.parent / "tests" / "cluster"
-BEGIN = "<!-- notices: made by `make docs` from cloud_marks.py, evictions.py and cloud_notices.py -->\n"
+BEGIN = "<!-- notices: made by `make docs` from cloud_marks.py and cloud_notices.py -->\n"
 END = "<!-- end of notices -->\n"
 
 WRITERS = {  # who writes the marks of a source, by how the source begins
@@ -30,7 +29,6 @@ WRITERS = {  # who writes the marks of a source, by how the source begins
     "NodeDrain": "Kubernetes 1.37",
     "NodeMaintenance": "Kubernetes 1.37",
     "Node": "Kubernetes",
-    "Eviction": "Kubernetes 1.37",
 }
 SHORTER = {  # when there is less time than the mark alone says, by how the source begins
     "AwsRebalance": "by metadata only with `BAMBOO_METADATA_REBALANCE=true`",
@@ -38,7 +36,6 @@ SHORTER = {  # when there is less time than the mark alone says, by how the sour
     "GcpPreempted": "or `BAMBOO_METADATA_GCP_SECONDS`",
     "Karpenter": "or until its deadline",
     "Azure": "or until the time in it",
-    "Eviction": f"after {evictions.PASS_ON_SECONDS:.0f} s the eviction API may try",
 }
 
 Mark = tuple[str, str]  # where it stands, and its text
@@ -81,7 +78,6 @@ def _marks() -> Iterator[tuple[str, float | None, str, str]]:
         (marks.DELETING, "field", "metadata.deletionTimestamp"),
     ):
         yield mark.source, mark.seconds, place, text
-    yield evictions.SOURCE, evictions.EVICTION_SECONDS, "active responder of an Eviction", evictions.RESPONDER["name"]
     yield from _metadata()
 
 

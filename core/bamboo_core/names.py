@@ -73,7 +73,6 @@ NODE_RECORD_KEY = "trace.jsonl.gz"  # in its binaryData
 NODE_RECORD_BEGAN = f"{GROUP}/recorded-since"  # an annotation of it: seconds since 1970
 LABEL_NOTICE_SECONDS = f"{GROUP}/notice-seconds"  # of a node: what its cloud leaves after a mark that names no time
 NOTICE_SECONDS = re.compile(r"[1-9]\d{0,4}", re.ASCII)  # the label's value
-EVICTION_RESPONDER = f"{GROUP}/operator"  # how the operator is called in pods' evictionResponders, and on Evictions
 LABEL_ACTIVE = f"{GROUP}/active"  # of the operator's pod that works, where there are several
 KUEUE = "kueue.x-k8s.io"  # the API group of Kueue
 LABEL_QUEUE = f"{KUEUE}/queue-name"

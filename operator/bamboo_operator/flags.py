@@ -112,12 +112,6 @@ _DisruptionBudgets = Annotated[
     bool,
     typer.Option(help="Make a PodDisruptionBudget for each job that trains: workers are evicted one at a time."),
 ]
-_EvictionRequests = Annotated[
-    bool,
-    typer.Option(
-        help="Answer EvictionRequests (lifecycle.k8s.io/v1alpha1) for workers, where the API server serves them."
-    ),
-]
 _Kueue = Annotated[
     bool, typer.Option(help="Follow spec.queue where the cluster serves Workloads of kueue.x-k8s.io (docs/install.md).")
 ]
@@ -210,7 +204,6 @@ class WorkerFlags:
     node_record: _NodeRecord = None
     network_policy: _NetworkPolicy = True
     disruption_budgets: _DisruptionBudgets = True
-    eviction_requests: _EvictionRequests = False
     kueue: _Kueue = True
     kueue_slices: _KueueSlices = True
     prices: _Prices = None
@@ -236,7 +229,6 @@ class WorkerFlags:
             metadata=self.metadata,
             network_policy=self.network_policy,
             disruption_budgets=self.disruption_budgets,
-            eviction_responder=self.eviction_requests,
             authority=authority,
         )
 

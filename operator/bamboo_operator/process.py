@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress, PriceSource
 from bamboo_operator.recording.recorder import NodeRecorder, RecordedLosses
-from bamboo_operator.signals.eviction_responder import EvictionResponder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.tenants.controller import TenantController
@@ -279,7 +278,7 @@ class _Operator:
             reviews=TokenReviewer(self._reviewer),
             key=options.key,
             url=options.url or own,
-            settings=replace(options.workers, eviction_responder=await self._answers_evictions()),
+            settings=options.workers,
             marks=options.marks,
             workloads=workloads,
             slices=options.kueue_slices,
@@ -306,8 +305,6 @@ class _Operator:
                 options.marks,
                 prices=self._prices,
             )
-        if shared.settings.eviction_responder:
-            self._begin(EvictionResponder(shared.cluster, self._api, jobs.looks_after).run())
         if not self._shards:
             self._record_nodes()
         elif options.node_record:
@@ -340,19 +337,6 @@ class _Operator:
             logger.warning("without --lease it is forgotten at the end of this operator what tenants have spent")
             return TenantRecord()
         return TenantRecord(self._api, lease.of_tenants(), jobs.looks_after)
-
-    async def _answers_evictions(self) -> bool:
-        """Does it answer EvictionRequests? Not where the API server does not serve them, which is said once."""
-        if not self._options.workers.eviction_responder:
-            return False
-        try:
-            served = await self._api.serves_evictions()
-        except API_ERRORS as error:
-            logger.warning("cannot see whether there are EvictionRequests, so none is answered: %s", described(error))
-            return False
-        if not served:
-            logger.warning("the API server does not serve EvictionRequests, so there is none to answer")
-        return served
 
     async def _workloads(self) -> WorkloadCache:
         if not self._options.kueue:

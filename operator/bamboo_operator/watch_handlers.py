@@ -6,12 +6,10 @@ import kopf
 
 from bamboo_core.job.spec import RuntimeKind
 from bamboo_core.kube.request_parts import runtime_plural
-from bamboo_core.names import EVICTION_RESPONDER, GROUP, KUEUE, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_core.names import GROUP, KUEUE, LABEL_JOB_NAME, PLURAL, VERSION
 from bamboo_operator.cluster.runtimes import RuntimeKey
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
-
-EVICTIONS = "lifecycle.k8s.io"
 
 
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
@@ -51,13 +49,6 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
         jobs.nodes.observed(event["type"], event["object"]["metadata"]["name"])
         if event["type"] == "DELETED":
             shared.cluster.node_event("DELETED", event["object"])
-
-    if shared.settings.eviction_responder:
-
-        @kopf.on.event(EVICTIONS, "v1alpha1", "evictions", id="eviction", registry=handlers)
-        async def eviction(event: Any, **_: Any) -> None:
-            shared.counts.watched["eviction"] += 1
-            shared.cluster.eviction_event(event["type"], event["object"])
 
     if (version := shared.workloads.version) is not None:
         _watch_workloads(handlers, version, jobs, shared)
@@ -114,10 +105,9 @@ class NoDiffBase(kopf.DiffBaseStorage):
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Everything finite; only workers' pods and their Evictions are streamed; kopf posts nothing, and keeps nothing."""
+    """Everything finite; only workers' pods are streamed; kopf posts nothing, and keeps nothing."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
-    chosen.watching.label_selectors[f"{EVICTIONS}/evictions"] = EVICTION_RESPONDER
     chosen.watching.label_selectors[KUEUE, "workloads"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300
     chosen.watching.client_timeout = 330

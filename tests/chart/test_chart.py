@@ -194,7 +194,6 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         "--tls-key=/var/run/secrets/bamboo.dev/tls/tls.key",
         "--tls-ca=/var/run/secrets/bamboo.dev/tls/ca.crt",
         "--disruption-budgets",
-        "--no-eviction-requests",
         "--kueue",
         "--network-policy",
         "--lease=bamboo-system/bamboo-operator",
@@ -203,9 +202,7 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         "--page-audience=bamboo.dev/page",
     ]
     everything = container(rendered["everything"])["args"]
-    assert {"--namespace=team-a", "--namespace=team-b", "--verbose", "--metadata=aws", "--eviction-requests"} <= set(
-        everything
-    )
+    assert {"--namespace=team-a", "--namespace=team-b", "--verbose", "--metadata=aws"} <= set(everything)
     assert everything[-1] == SETS["everything"]["extraArgs"][0]
     plain = container(rendered["off without quotes"])["args"]
     assert f"--url=ws://bamboo-operator.bamboo-system.svc:{names.WORKERS_PORT}" in plain

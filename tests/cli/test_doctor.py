@@ -26,8 +26,6 @@ class Cluster(Fake):
         last = asked.path.rsplit("/", 1)[1]
         if last in self.forbidden:
             return refusal(403, "Forbidden", f"{last} is forbidden")
-        if "lifecycle.k8s.io" in asked.path:
-            return refusal(404, "NotFound", "the server could not find the requested resource")
         if asked.method == "POST":
             return 201, {"status": {"allowed": self.allowed}}
         here: dict[str, Any] = {

@@ -78,27 +78,12 @@ def test_nothing_is_said_against_a_cluster_on_which_all_is_well() -> None:
             {"lease": lease("2026-05-04T11:50:00.000000Z")},
             "problem operator: nobody has renewed its Lease for 600 s, so no operator works",
         ),
-        (
-            {"evictions": True},
-            "warning EvictionRequests: the API server serves them, and the operator does not answer them",
-        ),
-        (
-            {"operators": [operator_pod("--eviction-requests")]},
-            "warning EvictionRequests: the operator is to answer them, and the API server does not serve"
-            " lifecycle.k8s.io/v1alpha1",
-        ),
         ({"slices": []}, "problem operator: no Service leads to it, so workers cannot reach it"),
         ({"slices": [endpoints(ready=False)]}, "problem operator: no Service leads to it, so workers cannot reach it"),
     ],
 )
 def test_each_fault_is_one_line(changes: dict[str, Any], said: str) -> None:
     assert said in lines(found(**changes))
-
-
-def test_evictions_are_a_matter_of_an_operator_that_answers_them() -> None:
-    answering = [operator_pod("--eviction-requests")]
-    assert lines(found(operators=answering, evictions=True)) == lines(found(evictions=DENIED)) == []
-    assert lines(found(operators=answering, evictions=DENIED)) == [f"unknown EvictionRequests: {DENIED.why}"]
 
 
 @pytest.mark.parametrize("part", ["minor", "crd", "operators", "lease", "slices", "person", "operator", "nodes"])

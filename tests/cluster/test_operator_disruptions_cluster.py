@@ -1,24 +1,19 @@
 """What Kubernetes itself holds back, refuses and takes away: gates, Pod Security, budgets, evictions, preemptions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from bamboo_operator.kube.objects import api_time, utc_now
 from cluster.client import ApiError, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from cluster.nodes import GPU
-from eviction_kit import eviction
 from operator_jobs import TOLERATE, small
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-RESPONDER = "bamboo.dev/operator"
-NAMES_RESPONDERS = 37  # the minor version of Kubernetes since which pods may
 GATE = "test.dev/budget"
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 SECURITY = {
@@ -81,89 +76,6 @@ def test_what_kubernetes_holds_back_refuses_and_takes_away(
     victims = [name for name, pod in job.pods().items() if pod["spec"].get("nodeName") == node]
     with more_important(installed, namespace, node):
         left(job, victims, "PreemptionByScheduler", before + len(victims))
-
-
-class Answering(Operator):
-    more = ("--eviction-requests",)
-
-
-def test_an_eviction_that_is_requested_waits_for_a_planned_takeover(
-    installed: Cluster, namespace: str, tmp_path: Path
-) -> None:
-    """Kubernetes 1.37 would make the Eviction of an EvictionRequest; here the test plays that controller."""
-    if OLDEST_SUPPORTED <= installed.minor < NAMES_RESPONDERS:
-        pytest.skip("this API server refuses pods that name responders")
-    serve_evictions(installed)
-    running = Answering(installed, namespace, tmp_path)
-    try:
-        job = Job(installed.api, namespace, small("moving", standby=1))
-        whole(job)
-        victim = next(iter(owners(job)))
-        asked = request_eviction(job, victim)
-        asked("heartbeatTime")  # its message may be the last one already
-        left(job, [victim], "EvictionRequest", 1)
-        assert asked("completionTime")["message"] == "the worker has left"
-    finally:
-        running.kill()
-        print(running.said)
-    running.check()
-
-
-def serve_evictions(cluster: Cluster) -> None:
-    """The kind Eviction in the fields that responders use, for an API server that has none of its own."""
-    strings = {"type": "string"}
-    responder = {"name": strings, "priority": {"type": "integer"}, "state": strings, "message": strings}
-    times = ("startTime", "heartbeatTime", "expectedCompletionTime", "completionTime")
-    responder |= {time: {"type": "string", "format": "date-time"} for time in times}
-    by_name = {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-    listed = {**by_name, "items": {"type": "object", "required": ["name"], "properties": responder}}
-    requesters = {"type": "array", "items": {"type": "object", "properties": {"name": strings, "intent": strings}}}
-    said = {"requesters": requesters, "targetResponders": listed, "responders": listed}
-    pod = {"type": "object", "properties": {"name": strings, "uid": strings}}
-    spec = {"type": "object", "properties": {"target": {"type": "object", "properties": {"pod": pod}}}}
-    schema = {"type": "object", "properties": {"spec": spec, "status": {"type": "object", "properties": said}}}
-    version = {"name": "v1alpha1", "served": True, "storage": True, "subresources": {"status": {}}}
-    crd = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": "evictions.lifecycle.k8s.io",
-            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-        },
-        "spec": {
-            "group": "lifecycle.k8s.io",
-            "names": {"kind": "Eviction", "plural": "evictions"},
-            "scope": "Namespaced",
-            "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
-        },
-    }
-    cluster.api.create(crd)
-    cluster.api.wait(
-        "/apis/lifecycle.k8s.io/v1alpha1",
-        lambda found: any(one["name"] == "evictions" for one in found.get("resources", ())),
-    )
-
-
-def request_eviction(job: Job, worker: str) -> Callable[[str], Json]:
-    """Makes it the operator's turn to see to that worker's eviction. What is returned waits until the operator's
-    answer has a field, and returns it.
-    """
-    path, name = f"/apis/lifecycle.k8s.io/v1alpha1/namespaces/{job.namespace}/evictions", f"pod-1-{worker}"
-    pod = job.pods()[worker]
-    if "evictionResponders" in pod["spec"]:  # an older API server leaves the field out
-        assert pod["spec"]["evictionResponders"][0]["name"] == RESPONDER
-    body = eviction(pod=worker, pod_uid=pod["metadata"]["uid"], started=api_time(utc_now()))
-    metadata = {"name": name, "labels": {RESPONDER: "responder"}}
-    kind = {"apiVersion": "lifecycle.k8s.io/v1alpha1", "kind": "Eviction"}
-    job.api.request("POST", path, {**kind, "metadata": metadata, "spec": body["spec"]})
-    job.api.patch(f"{path}/{name}/status", {"status": body["status"]})
-
-    def answered(field: str) -> Json:
-        found = job.api.wait(f"{path}/{name}", lambda one: one["status"]["responders"][0].get(field))
-        answer: Json = found["status"]["responders"][0]
-        return answer
-
-    return answered
 
 
 def privileged(name: str) -> Json:

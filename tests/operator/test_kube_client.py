@@ -208,24 +208,3 @@ def test_errors_are_described_for_the_log() -> None:
     assert described(ApiError(403, "Forbidden", "you may not")).endswith("(Forbidden, 403)")
     assert described(TimeoutError()) == "TimeoutError"
     assert described(OSError("the cable")) == "the cable"
-
-
-@pytest.mark.parametrize(("refusal", "there"), [(None, True), (MISSING, False), (TAKEN, False)])
-async def test_of_an_eviction_only_the_operators_own_part_is_written(refusal: ApiError | None, there: bool) -> None:
-    server = Scripted(PATCH=[refusal or {}])
-    eviction = {"metadata": {"namespace": "team", "name": "pod-1-w0", "uid": "e1", "labels": {}}, "spec": {}}
-    assert await ApiClient(server).answer_eviction(eviction, {"message": "m"}) is there
-    ((_, path, body, query, kind),) = server.calls
-    assert path == "/apis/lifecycle.k8s.io/v1alpha1/namespaces/team/evictions/pod-1-w0/status"
-    assert (query, kind) == ({"fieldManager": "bamboo-operator", "force": "true"}, "application/apply-patch+yaml")
-    assert body == {
-        "apiVersion": "lifecycle.k8s.io/v1alpha1",
-        "kind": "Eviction",
-        "metadata": {"name": "pod-1-w0", "uid": "e1"},
-        "status": {"responders": [{"name": "bamboo.dev/operator", "message": "m"}]},
-    }
-
-
-@pytest.mark.parametrize(("answer", "served"), [({"resources": []}, True), (MISSING, False)])
-async def test_the_api_server_is_asked_whether_it_serves_evictions(answer: Any, served: bool) -> None:
-    assert await ApiClient(Scripted(GET=[answer])).serves_evictions() is served

@@ -446,16 +446,3 @@ def test_what_a_pod_says_of_itself():
 
 def test_prices_are_no_business_of_pods():
     assert render(where=pool("EKS", price_per_hour=Decimal(1))) == render(where=pool("EKS"))
-
-
-def test_the_operator_is_a_responder_of_workers_unless_a_job_says_otherwise():
-    answering = replace(SETTINGS, eviction_responder=True)
-    own, other = {"name": "bamboo.dev/operator", "priority": 10_000}, {"name": "a.example/b", "priority": 20_000}
-    assert "evictionResponders" not in render()["spec"]
-    assert render(settings=answering)["spec"]["evictionResponders"] == [own]
-    both = render(settings=answering, template={"spec": {"evictionResponders": [other]}})
-    assert both["spec"]["evictionResponders"] == [own, other]
-    none = render(settings=answering, template={"spec": {"evictionResponders": None}})
-    assert "evictionResponders" not in none["spec"]
-    grouped = render(settings=answering, template={"spec": {"schedulingGroup": {"podGroupName": "g"}}})
-    assert "evictionResponders" not in grouped["spec"], "Kubernetes would refuse the pod"

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from bamboo_operator.signals.evictions import eviction_signal
 from bamboo_operator.signals.signals import Signal, SignalKind, node_signal
 from bamboo_trainer.worker import cloud_notices
 from bamboo_trainer.worker.cloud_notices import Answer, CloudNotice
-from eviction_kit import eviction
 from operator_kit import NOW, at, node
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,7 +28,6 @@ PLACES = {
     "annotation",
     "field",
     "false condition Ready with",
-    "active responder of an Eviction",
     "metadata",
 }
 
@@ -82,8 +79,6 @@ def seen(place: str, mark: str) -> Signal | None:
         case "field":
             assert mark == "metadata.deletionTimestamp"
             return node_signal(node(deleted=at(0)), NOW)
-        case "active responder of an Eviction":
-            return eviction_signal(eviction(responder=mark, started=at(0)), NOW)
         case "condition":
             condition = {"type": key, "reason": value or "Anything", "status": "True", "message": ""}
             return node_signal(node(conditions=(condition,)), NOW)

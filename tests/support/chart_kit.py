@@ -22,7 +22,6 @@ SETS: dict[str, Json] = {
         "workers": {
             "image": {"repository": "registry.example:5000/bamboo-trainer", "tag": "2"},
             "metadata": "aws",
-            "evictionRequests": True,
         },
         "tls": {"dnsNames": ["bamboo.example"], "ipAddresses": ["10.0.0.1", "fd00::1"]},
         "nodeMarks": [

@@ -97,7 +97,6 @@ WELL = ClusterFacts(
     slices=[endpoints()],
     person={right: True for needed in PERSON.values() for right in needed},
     operator=dict.fromkeys(OPERATOR, True),
-    evictions=False,
     quotas=[],
     nodes=[spot_node(f"node-{number}") for number in range(4)],
     spec=spec(),

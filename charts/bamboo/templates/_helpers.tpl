@@ -93,7 +93,6 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- $resource := first .resources -}}
 {{- $unused := and (eq $resource "networkpolicies") (not $root.Values.networkPolicy.workers) -}}
 {{- $unused = or $unused (and (eq $resource "poddisruptionbudgets") (not $root.Values.workers.disruptionBudgets)) -}}
-{{- $unused = or $unused (and (hasPrefix "evictions" $resource) (not $root.Values.workers.evictionRequests)) -}}
 {{- $queued := list "workloads" "workloads/status" "resourceflavors" "priorityclasses" -}}
 {{- $unused = or $unused (and (has $resource $queued) (not $root.Values.kueue.enabled)) -}}
 {{- $wanted := or (eq $scope "All") (eq $scope (ternary "Cluster" "Namespace" (has $resource $cluster))) -}}

@@ -9,7 +9,6 @@ from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.kube.request_parts import Object, pods_path
 from bamboo_core.names import LABEL_ACTIVE
 
-EVICTIONS_FLAG: Final = "--eviction-requests"
 OPERATOR: Final = "app.kubernetes.io/name=bamboo-operator"
 INSTANCE: Final = "app.kubernetes.io/instance"
 
@@ -49,11 +48,6 @@ def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[s
 def _label(pod: Mapping[str, Any], name: str) -> str | None:
     value: str | None = (pod["metadata"].get("labels") or {}).get(name)
     return value
-
-
-def told(pod: Mapping[str, Any], flag: str) -> bool:
-    """Was it given that option, which takes no value?"""
-    return any(flag in (one.get("args") or ()) for one in pod["spec"].get("containers") or ())
 
 
 def arguments(pod: Mapping[str, Any], option: str) -> set[str]:

@@ -55,7 +55,7 @@ OPERATOR_API_DURATION = _operator(
 OPERATOR_WATCH_EVENTS = _operator(
     "watch_events_total",
     MetricKind.COUNTER,
-    "What the API server reported, by kind of object: job, pod, node or eviction.",
+    "What the API server reported, by kind of object: job, pod or node.",
     "kind",
 )
 OPERATOR_EVENTS = _operator(

@@ -1,4 +1,4 @@
-"""Informer caches of pods, nodes and Evictions, reduced to what is needed; and which jobs are told of changes."""
+"""Informer caches of pods and nodes, reduced to what is needed; and which jobs are told of changes."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,6 @@ class ClusterCache:
         self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
         self._listeners: dict[JobKey, PodListener] = {}
         self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods and nodes
-        self._evictions: dict[str, Object] = {}  # by uid
 
     def add_listener(self, job: JobKey, listener: PodListener) -> None:
         self._listeners[job] = listener
@@ -73,9 +72,11 @@ class ClusterCache:
         """Forgets a pod that is known to be deleted, though no watch has reported it yet. uid: only if the pod is that
         one.
         """
-        found = self.pod_named(*key)
-        if found is not None and uid in (None, found[1]["metadata"]["uid"]):
-            self.pod_event("DELETED", found[1])
+        namespace, name = key
+        named = (pods[name] for job, pods in self._pods.items() if job[0] == namespace and name in pods)
+        pod = next(named, None)
+        if pod is not None and uid in (None, pod["metadata"]["uid"]):
+            self.pod_event("DELETED", pod)
 
     def forget_node(self, name: str) -> None:
         self.node_event("DELETED", self.nodes[name])
@@ -91,33 +92,6 @@ class ClusterCache:
 
     def node_of(self, pod: Object) -> Object | None:
         return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
-
-    def evictions(self) -> list[Object]:
-        """The Evictions that name the operator as one of their responders."""
-        return list(self._evictions.values())
-
-    def evictions_of(self, pod: Object) -> list[Object]:
-        """Those of that very pod."""
-        uid = pod["metadata"].get("uid")
-        return [one for one in self._evictions.values() if _target(one).get("uid") == uid]
-
-    def eviction_event(self, kind: str | None, eviction: Mapping[str, Any]) -> None:
-        """Takes in a change of an Eviction, of which the job of its pod is told."""
-        metadata, uid = eviction["metadata"], eviction["metadata"]["uid"]
-        if kind == "DELETED":
-            self._evictions.pop(uid, None)
-        else:
-            keep = {key: metadata[key] for key in ("namespace", "name", "uid")}
-            self._evictions[uid] = {"metadata": keep, "spec": eviction.get("spec"), "status": eviction.get("status")}
-        if (found := self.pod_named(metadata["namespace"], _target(eviction).get("name"))) is not None:
-            job, pod = found
-            if listener := self.listener_of(job):
-                listener.pod_changed(pod["metadata"]["name"])
-
-    def pod_named(self, namespace: str, name: str | None) -> tuple[JobKey, Object] | None:
-        """The pod of that name with its job, if it is a worker's."""
-        found = ((job, pods[name]) for job, pods in self._pods.items() if job[0] == namespace and name in pods)
-        return next(found, None)
 
     def all_pods(self) -> Iterator[tuple[JobKey, Object]]:
         """All pods, each with its job."""
@@ -194,11 +168,6 @@ class ClusterCache:
         for job, pod in sorted(self._placed.get(node, ())):
             if (listener := self.listener_of(job)) is not None:
                 yield listener, pod
-
-
-def _target(eviction: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The pod that an Eviction is about, by name and uid; empty if it is about something else."""
-    return ((eviction.get("spec") or {}).get("target") or {}).get("pod") or {}
 
 
 def _trimmed_pod(pod: Mapping[str, Any]) -> Object:

@@ -25,7 +25,7 @@ from bamboo_core.kube.request_parts import (
     runtime_path,
     runtimes_path,
 )
-from bamboo_core.names import EVICTION_RESPONDER, KUEUE
+from bamboo_core.names import KUEUE
 from bamboo_operator.kube.api_calls import ApiCallCounts
 
 TIMEOUT_SECONDS = 10.0
@@ -33,7 +33,6 @@ CONNECT_SECONDS = 3.0
 API_CONNECTIONS = 32
 POD_EVENTS = 100  # that are read of one; the kubelet counts what happens again, and begins 25 at most in a row
 APPLIED = {"fieldManager": "bamboo-operator", "force": "true"}
-EVICTIONS = "/apis/lifecycle.k8s.io/v1alpha1"  # not those of pods' subresource
 NODES = "/api/v1/nodes"
 OLD_WORKLOADS = ("v1alpha1", "v1beta1")  # versions whose Workloads have another form
 
@@ -266,28 +265,6 @@ class ApiClient:
         """
         body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
         return await self._call("PATCH", f"{_config_maps(namespace)}/{name}", body, kind=MERGE)
-
-    async def serves_evictions(self) -> bool:
-        """Does it serve the API of EvictionRequests?"""
-        return await self._find(EVICTIONS) is not None
-
-    async def answer_eviction(self, eviction: Object, answer: Mapping[str, str]) -> bool:
-        """Makes the operator's ResponderStatus of that very Eviction what is given. False if the Eviction is gone."""
-        metadata = eviction["metadata"]
-        place = f"{EVICTIONS}/namespaces/{metadata['namespace']}/evictions/{metadata['name']}/status"
-        body = {
-            "apiVersion": EVICTIONS.removeprefix("/apis/"),
-            "kind": "Eviction",
-            "metadata": {"name": metadata["name"], "uid": metadata["uid"]},
-            "status": {"responders": [{"name": EVICTION_RESPONDER, **answer}]},
-        }
-        try:
-            await self._call("PATCH", place, body, APPLIED, APPLY)
-        except ApiError as error:
-            if error.status not in (404, 409):
-                raise
-            return False
-        return True
 
     async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
         """value: None removes the label."""

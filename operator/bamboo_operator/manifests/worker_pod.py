@@ -23,7 +23,6 @@ from bamboo_operator.manifests.template import (
     read_template,
     read_templates,
 )
-from bamboo_operator.signals.evictions import RESPONDER
 
 Json = dict[str, Any]
 
@@ -58,7 +57,6 @@ class WorkerPodSettings:
     authority: str = ""
     network_policy: bool = True  # only workers of the same job may connect to a worker
     disruption_budgets: bool = True  # a job's workers are evicted one at a time
-    eviction_responder: bool = False  # the operator answers EvictionRequests for them
     queues: bool = True  # jobs' queues are followed
 
 
@@ -146,9 +144,6 @@ def _rendered(
     asked = [template["spec"]["hostNetwork"] for template in templates if "hostNetwork" in template["spec"]]
     if asked and asked[-1]:
         rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # else they do not know the names of Services
-    grouped = any(template["spec"].get("schedulingGroup") for template in templates)
-    if settings.eviction_responder and not grouped:  # a pod may have one of the two
-        rendered["spec"]["evictionResponders"] = [dict(RESPONDER)]
     pod: Json = reduce(merge, templates, rendered)
     own = _own_labels(job, meta, number, pool) | spread_labels(job, group)
     pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **own}

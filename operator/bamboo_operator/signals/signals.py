@@ -59,10 +59,10 @@ def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[Nod
     of_node = node_signal(node, now, own) if node else None
     if of_pod and of_node and of_pod.source == FAILED and of_pod.exit_code in ENDED_BY_SIGNAL:
         return replace(of_pod, source=of_node.source, message=f"{of_pod.message}; {of_node.message}", exit_code=None)
-    return strongest(of_pod, of_node)
+    return _strongest(of_pod, of_node)
 
 
-def strongest(*signals: Signal | None) -> Signal | None:
+def _strongest(*signals: Signal | None) -> Signal | None:
     """That a worker is lost comes before that it will be, and of notices the earliest; None if there is no signal."""
     return min((signal for signal in signals if signal), key=_strength, default=None)
 
@@ -75,7 +75,7 @@ def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Sign
     usual = _own_seconds(node)
     signals = [_signal(name, mark, usual if left is None else left) for mark, left in _node_marks(node, now)]
     signals += [_signal(name, found.mark, None) for found in own if found.on(node)]
-    return strongest(*signals)
+    return _strongest(*signals)
 
 
 def node_deleted_signal(name: str) -> Signal:

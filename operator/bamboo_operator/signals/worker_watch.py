@@ -15,7 +15,6 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.signals.cloud_marks import DISRUPTIONS
-from bamboo_operator.signals.evictions import eviction_signal
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.signals.signals import (
     LEAST_SECONDS,
@@ -26,7 +25,6 @@ from bamboo_operator.signals.signals import (
     node_deleted_signal,
     notice_ended_signal,
     pod_deleted_signal,
-    strongest,
     worker_signal,
 )
 
@@ -64,13 +62,11 @@ class WorkerWatch:
     # what happens
 
     def pod_changed(self, name: WorkerId, now: float) -> list[Event | Emit]:
-        """The events of a change of a worker's pod, of that pod's node, or of what asks for its eviction."""
+        """The events of a change of a worker's pod, or of that pod's node."""
         pod = self.pods().get(name)
         if pod is None or name in self.lost:
             return []
-        at = utc_now()
-        asked = (eviction_signal(eviction, at) for eviction in self._cluster.evictions_of(pod))
-        signal = strongest(worker_signal(pod, self._cluster.node_of(pod), at, self._marks), *asked)
+        signal = worker_signal(pod, self._cluster.node_of(pod), utc_now(), self._marks)
         if signal is None:
             return [NoticeWithdrawn(name)] if self._notices.pop(name, None) is not None else []
         if signal.kind is SignalKind.NOTICE:

@@ -37,7 +37,7 @@ class ClusterFacts:
     """namespace: where jobs are, or are to be. minor: the 36 of Kubernetes 1.36. operators: the pods of all operators
     that could be found. lease: that of the namespace's operator or of its shard, None if it uses none. slices: the
     EndpointSlices that name its pod. runtime_crds: by their kinds' plurals. person, operator: whether each right is
-    there. evictions: whether EvictionRequests are served. spec: the job's, None if none was named. Of objects None:
+    there. spec: the job's, None if none was named. Of objects None:
     there is none.
     """
 
@@ -51,7 +51,6 @@ class ClusterFacts:
     slices: Sequence[Object] | Unreadable
     person: Mapping[Right, bool] | Unreadable
     operator: Mapping[Right, bool] | Unreadable
-    evictions: bool | Unreadable
     quotas: Sequence[Object] | Unreadable
     nodes: Sequence[Object] | Unreadable
     spec: JobSpec | None = None

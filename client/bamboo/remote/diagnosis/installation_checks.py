@@ -8,7 +8,7 @@ from typing import Any
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.rights import PERSON
-from bamboo.remote.operator_pods import EVICTIONS_FLAG, arguments, is_ready, is_running, told
+from bamboo.remote.operator_pods import arguments, is_ready, is_running
 from bamboo_core.job.model import Object as InnerObject
 from bamboo_core.job.model import ObjectList, api_fields
 from bamboo_core.job.spec import JobSpec
@@ -124,7 +124,6 @@ def _operator(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
         )
     yield from _leased(facts.lease, now)
     yield from _reachable(facts.slices)
-    yield from _evictions(facts.evictions, answered=told(pod, EVICTIONS_FLAG))
 
 
 def _watching(facts: ClusterFacts, pod: Object, where: str) -> Iterator[Finding]:
@@ -171,27 +170,6 @@ def _reachable(slices: Sequence[Object] | Unreadable) -> Iterator[Finding]:
             "no Service leads to it, so workers cannot reach it",
             "compare the Service's selector with the pod",
         )
-
-
-def _evictions(served: bool | Unreadable, *, answered: bool) -> Iterator[Finding]:
-    """Where there are EvictionRequests and nobody answers them, the eviction API does, as everywhere."""
-    if isinstance(served, Unreadable):
-        if answered:
-            yield unknown("EvictionRequests", served.why)
-    elif answered and not served:
-        yield warning(
-            "EvictionRequests",
-            "the operator is to answer them, and the API server does not serve lifecycle.k8s.io/v1alpha1",
-            "switch the feature gate EvictionRequestAPI and that API on, or workers.evictionRequests of the chart off",
-        )
-    elif served and not answered:
-        yield warning(
-            "EvictionRequests",
-            "the API server serves them, and the operator does not answer them",
-            "switch workers.evictionRequests of the chart on",
-        )
-    elif answered:
-        yield ok("EvictionRequests", "the operator answers them")
 
 
 def _waiting(pod: Object) -> str:

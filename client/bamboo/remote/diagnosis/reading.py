@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
-from bamboo.remote.diagnosis.rights import EVICTION_RIGHTS, FOR_QUEUES, OPERATOR, PERSON
-from bamboo.remote.operator_pods import EVICTIONS_FLAG, arguments, is_told, operator_pods, running_operator, told
+from bamboo.remote.diagnosis.rights import FOR_QUEUES, OPERATOR, PERSON
+from bamboo.remote.operator_pods import arguments, is_told, operator_pods, running_operator
 from bamboo_core.job.spec import JobSpec, RuntimeKind
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
@@ -15,7 +15,6 @@ from bamboo_core.names import GROUP, KUEUE, PLURAL, shard_lease, shard_of
 
 T = TypeVar("T")
 REVIEWS = "/apis/authorization.k8s.io/v1"
-EVICTIONS = "/apis/lifecycle.k8s.io/v1alpha1"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRD = f"{CRDS}/{PLURAL}.{GROUP}"
 
@@ -42,7 +41,6 @@ async def read_facts(
         slices=await _slices(api, pod),
         person=await _read(_own_rights(api, namespace)),
         operator=await _operator_rights(api, pod, namespace),
-        evictions=await _read(_serves_evictions(api)),
         quotas=await _read(api.listed(f"{of_namespace}/resourcequotas")),
         nodes=await _read(api.listed("/api/v1/nodes")),
         spec=spec,
@@ -69,10 +67,6 @@ async def _there(api: KubeApi, path: str) -> Object | None:
         if error.status != 404:
             raise
         return None
-
-
-async def _serves_evictions(api: KubeApi) -> bool:
-    return await _there(api, EVICTIONS) is not None
 
 
 async def _lease(api: KubeApi, pod: Object | None, watching: str) -> Object | Unreadable | None:
@@ -117,7 +111,7 @@ async def _operator_rights(api: KubeApi, pod: Object | None, namespace: str) -> 
         "system:authenticated",
     ]
     who = {"user": user, "groups": groups}
-    rights = OPERATOR + EVICTION_RIGHTS * told(pod, EVICTIONS_FLAG) + FOR_QUEUES * (not is_told(pod, "--no-kueue"))
+    rights = OPERATOR + FOR_QUEUES * (not is_told(pod, "--no-kueue"))
     return await _read(_reviewed(api, "subjectaccessreviews", "SubjectAccessReview", rights, namespace, who))
 
 

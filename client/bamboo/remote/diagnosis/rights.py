@@ -45,11 +45,6 @@ FOR_QUEUES: Final = _all(  # also of operator/rbac.yaml; not with --no-kueue
     _rights("scheduling.k8s.io", "priorityclasses", "get", namespaced=False),
 )
 
-EVICTION_RIGHTS: Final = _all(  # of an operator that answers EvictionRequests
-    _rights("lifecycle.k8s.io", "evictions", "list watch"),
-    _rights("lifecycle.k8s.io", "evictions/status", "patch"),
-)
-
 PERSON: Final = {  # what each command needs
     "list, status and top": _all(_rights(GROUP, PLURAL, "get list"), _rights("", "pods", "list")),
     "events and logs": _all(_rights("", "events", "list"), _rights("", "pods/log", "get")),
