@@ -58,7 +58,7 @@ def test_newcomers_are_filled_before_the_cut_and_the_pause_is_shorter() -> None:
 def of_two_stages(memory: int) -> Slowed:
     """Three workers have come to a job that had four stages. Each of two takes 1,600 bytes; a standby keeps one."""
     size = LayerBytes(parameters=100, optimizer=200, gradients=100, activations=0, boundary=0)
-    told = protocol.Profile(costs=(1.0,) * 8, sizes=(1.0,) * 8, layers=(size,) * 8, memory=memory)
+    told = protocol.Profile(costs=(1.0,) * 8, layers=(size,) * 8, memory=memory)
     world = Slowed(4, 1, 1, fewest=1, standby_stages=1, profile=told)
     world.train(10)
     world.away = 1000

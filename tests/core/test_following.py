@@ -267,7 +267,7 @@ def waiting(workers: int, memory: int, **elastic: Any) -> tuple[CoordinatorState
         step(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1)), 0.0)
         step(Received(worker, protocol.WorkerReady()), 0.0)
     layer = LayerBytes(parameters=GB, optimizer=2 * GB, gradients=GB, activations=0, boundary=0)
-    costs = protocol.Profile(costs=(1e9,) * 12, sizes=(1.0,) * 12, layers=(layer,) * 12, memory=memory)
+    costs = protocol.Profile(costs=(1e9,) * 12, layers=(layer,) * 12, memory=memory)
     step(Received(names[0], costs), 0.0)
     for now in (50.0, 100.0):
         for worker in names:
@@ -397,7 +397,7 @@ def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slo
         checkpoint={},
         schedule="1F1B",
         elastic={**bounds, **options.pop("elastic", {})},
-        profile=protocol.Profile(costs=costs, sizes=costs, layers=layers, memory=memory),
+        profile=protocol.Profile(costs=costs, layers=layers, memory=memory),
         **options,
     )
     world.work[0] = 0.05

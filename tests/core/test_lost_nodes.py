@@ -51,7 +51,7 @@ def assert_apart(world: World) -> None:
     """Every state is held on two nodes: by a replica, or by another pipeline's owner."""
     plan = current(world)
     for cell in plan.cells():
-        same = [c for c in plan.cells() if plan.state_of(c) == plan.state_of(cell)]
+        same = [c for c in plan.cells() if c.stage == cell.stage]
         assert len({nodes(plan)[w] for c in same for w in plan.at(c).holders}) > 1, cell
     seen = status(world.state, world.now)
     assert not seen.unprotected

@@ -73,7 +73,6 @@ def test_any_plan_is_rebuilt_from_any_other(data: st.DataObject) -> None:
         "moved": True,
         "stages": ((0, 8),),
         "sources": (("w0",), ()),
-        "shards": ((0, 8),),
         "device_layers": ((0, 4), (4, 8)),
         "boundary": not plan.boundary,
         "reason": "Other",

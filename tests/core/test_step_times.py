@@ -12,7 +12,6 @@ from bamboo_core.job.spec import JobSpec, PipelineSchedule
 from bamboo_core.planning.plan import Assignment, Cell, Plan
 from bamboo_core.planning.profile import ModelProfile, Network
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.shards import sharded
 from bamboo_core.planning.steps.pipelines import Group, execute
 from bamboo_core.planning.steps.step_times import LostWorkers, StepModel
 from job_simulation_kit import FAST, manifest, plan_of, profile, spec
@@ -23,26 +22,6 @@ Rows = tuple[tuple[str, ...], ...]
 def seconds(job: JobSpec, model: ModelProfile) -> float:
     plan = plan_of(job, len(model.layers))
     return StepModel(model.figures, job).seconds(plan, plan.target)
-
-
-def test_with_shards_a_worker_updates_two_of_them_and_waits_for_the_parameters_of_all() -> None:
-    topology = {"stages": 1, "pipelines": 4}
-    plain = parse_manifest(manifest(1, 4, 8, topology=topology))
-    shards = parse_manifest(manifest(1, 4, 8, topology=topology | {"shardOptimizer": True}))
-    plan = plan_of(plain, 4)
-    divided = sharded(plan, shards, [1.0] * 4)
-    assert len(divided.shards) == 4
-
-    def both(network: Network) -> list[float]:
-        model = profile(4, network, update=8.0)
-        pairs = ((plain, plan), (shards, divided))
-        return [StepModel(model.figures, job).seconds(one, one.target) for job, one in pairs]
-
-    assert both(FAST) == pytest.approx([2 * 4 * 3 + 4 * 8, 2 * 4 * 3 + 2 * 8])
-    without, with_them = both(Network(flow=100.0, machine=1e15, latency=0.0))
-    assert with_them - without == pytest.approx(-2 * 8 + 1), "a shard's 100 bytes over each connection"
-    without, with_them = both(Network(flow=1e15, machine=100.0, latency=0.0))
-    assert with_them - without == pytest.approx(-2 * 8 + 3), "and three of them out of and into each machine"
 
 
 def test_a_step_is_the_pipeline_then_the_reduction_over_pipelines() -> None:

@@ -51,7 +51,6 @@ SCENARIOS = {
         "pretended_gpu",
         "random_jobs",
         "report",
-        "sharded_optimizer",
         "silent_corruption",
         "skipped_steps",
         "slow_workers",

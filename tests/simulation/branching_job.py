@@ -171,8 +171,3 @@ class BranchingJob(Job):
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
         return build_stage(self.task, stage, stages, config, self.computes_on[0], reader)
-
-    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        reader = _Reader(self.task, config.samples)
-        self._readers.append(reader)
-        return build_stage(self.task, 0, stages, config, self.computes_on[0], reader, remembers=False)

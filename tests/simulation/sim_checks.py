@@ -140,7 +140,7 @@ class Checks:
                 plan = replica.plan.current
                 if any(plan.at(c).owner not in owners for c in plan.replicated_by(worker)):
                     continue  # lost as the job ended: a replica takes a step for all that it keeps, or for none
-                state = replica.states.by_stage[replica.states.number(cell)]
+                state = replica.states.by_stage[cell.stage]
                 if state.version != steps or not known.synced:
                     raise Violation(
                         f"all is quiet, and {worker} holds version {state.version} of stage {cell.stage}, not {steps}: "
@@ -184,10 +184,9 @@ def _wrong_result(job: "Simulation") -> str | None:
     plan = job.state.plan
     assert plan is not None
     digests = [add_digests(job.oracle.digests[first:end]) for first, end in plan.stages]
-    held = [add_digests(job.oracle.digests[first:end]) for first, end in plan.state_layers]
     for cell, digest in job.state.ending.finished:
-        if digest != held[plan.state_of(cell)]:
-            return f"cell {tuple(cell)} ended with {digest}, not {held[plan.state_of(cell)]}"
+        if digest != digests[cell.stage]:
+            return f"cell {tuple(cell)} ended with {digest}, not {digests[cell.stage]}"
     careful = job.scenario.care == 2 and not job.injector.restarted
     if careful and (restores := job.state.checkpoints.counts.restores):
         return f"went back to a checkpoint, though every fault left copies: {restores}"

@@ -110,7 +110,6 @@ class Scenario:
     chooses: str = ""  # the objective by which stages and pipelines are chosen
     done_by: float | None = None  # seconds after the beginning until when the job is to be done
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
-    sharded: bool = False  # the optimizer's state
     schedule: str = "1F1B"
     verifies: bool = False  # results that are there twice are compared
     per_node: int = 1  # workers
@@ -136,18 +135,16 @@ class Scenario:
         if self.checkpoints:
             kept = {"everySteps": self.checkpoints, "keepInMemory": self.in_memory}
             spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, **kept}
-        if self.sharded:
-            spec["topology"]["shardOptimizer"] = True
         elastic: dict[str, Any] = {"minStages": a.stages}
         if self.elastic:
             least, most, seconds = self.elastic
             elastic |= {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": seconds}
         if self.resplit is not None:
             elastic |= {"minStages": 1, "stabilizationSeconds": self.resplit}
-        if self.chooses and not self.sharded:
+        if self.chooses:
             elastic |= {"objective": self.chooses, "maxStages": min(a.stages + 2, a.layers)}
         spec["elastic"] = elastic
-        if self.done_by is not None and not self.sharded:
+        if self.done_by is not None:
             date = BEGINNING + timedelta(seconds=self.done_by)
             spec["budget"] = {"doneBy": date.strftime("%Y-%m-%dT%H:%M:%SZ")}
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
@@ -214,8 +211,7 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     )
     made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if has & {Kind.STRAGGLERS, Kind.VALUE} else made
     made = _with_measured_layers(made, random.Random(f"{seed} grids")) if Kind.GRIDS in has and not made.work else made
-    made = _with_siblings(made, random.Random(f"{seed} siblings")) if has & {Kind.SIBLINGS, Kind.SHARDED} else made
-    made = _with_shards(made, random.Random(f"{seed} shards")) if Kind.SHARDED in has else made
+    made = _with_siblings(made, random.Random(f"{seed} siblings")) if Kind.SIBLINGS in has else made
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if Kind.ZBH1 in has else made
     made = _with_schedules(made, random.Random(f"{seed} schedules")) if Kind.SCHEDULES in has else made
     made = _with_replicas(made, several) if Kind.REPLICAS in has else made
@@ -365,25 +361,6 @@ def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
         elastic=elastic,
         capacity=rng.choice((wanted, wanted, pipelines)),
     )
-
-
-def _with_shards(job: Scenario, rng: random.Random) -> Scenario:
-    """Mostly enough pipelines and layers for shards. Some of the kills befall who updates or distributes one."""
-    a = job.arithmetic
-    layers = max(len(a.sizes), rng.randint(a.pipelines - 1, a.pipelines + 3))
-    sizes = tuple(rng.choice((1, 2, 3)) for _ in range(layers))
-    faults = [_at_update(rng, f) if f.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) else f for f in job.faults]
-    mode = "LazyForward" if job.mode == "None" else job.mode
-    return replace(job, arithmetic=replace(a, sizes=sizes), faults=tuple(faults), mode=mode, sharded=True)
-
-
-def _at_update(rng: random.Random, fault: Fault) -> Fault:
-    if rng.random() < 0.5:
-        return fault
-    if fault.what is FaultKind.KILL_SENDING:
-        return replace(fault, name=rng.choice(("PARAMETERS", "STATE", "SYNC")), count=rng.choice((0, 0, 1, 2, 5)))
-    name = rng.choice(("OptimizerStep", "ReplicaUpdate", "TakeParameters", "SyncReplicas", "GatherGradients"))
-    return replace(fault, name=f"{rng.choice(('before', 'after'))} {name}")
 
 
 def _at_portion(rng: random.Random, fault: Fault) -> Fault:

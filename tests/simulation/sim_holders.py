@@ -29,7 +29,7 @@ def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], layer: int, commit
 
 def _in_stage(node: Node, layer: int, commit: int) -> bool:
     parts = node.engine.components if node.engine else None
-    stages = parts.plan.current.state_layers if parts else ()
+    stages = parts.plan.current.stages if parts else ()
     return any(first <= layer < end and usable(node, stage, commit) for stage, (first, end) in enumerate(stages))
 
 
@@ -49,7 +49,7 @@ def would_orphan(state: CoordinatorState, victims: set[WorkerId]) -> bool:
     gone = victims | state.membership.gone
     cells = [c for c in plan.cells() if c.pipeline < plan.target.pipelines]
     for cell in plan.cells():
-        same = [c for c in cells if plan.state_of(c) == plan.state_of(cell)]
+        same = [c for c in cells if c.stage == cell.stage]
         heirs = {plan.at(c).owner for c in same} | {plan.at(cell).owner}
         heirs |= {w for w in plan.at(cell).replicas if (cell, w) in state.plans.synced}
         if heirs <= gone:

@@ -113,7 +113,7 @@ class FaultInjector:
         job = self.job
         assert job.state.plan is not None
         plan = expanded(job.state.plan)
-        return all(usable(job.nodes[plan.at(c).owner], plan.state_of(c), job.commit) for c in plan.cells())
+        return all(usable(job.nodes[plan.at(c).owner], c.stage, job.commit) for c in plan.cells())
 
     def _victim(self, fault: Fault) -> "Node | None":
         job, plan = self.job, self.job.state.plan
@@ -215,8 +215,7 @@ class FaultInjector:
             case FaultKind.KILL_ALL:
                 return living
             case FaultKind.KILL_STAGE if plan:
-                number = (fault.pipeline if plan.shards else fault.stage) % len(plan.state_layers)
-                cells = [c for c in plan.cells() if plan.state_of(c) == number]
+                cells = [c for c in plan.cells() if c.stage == fault.stage % len(plan.stages)]
                 holders = {w for c in cells for w in plan.at(c).holders}
                 return [n for n in living if n.name in holders]
             case FaultKind.KILL_ZONES:
@@ -227,10 +226,8 @@ class FaultInjector:
                 per_node = job.scenario.per_node
                 return [n for n in living if n.name.number // per_node == node.name.number // per_node]
             case _ if plan and fault.neighbours and (owned := plan.owned_by(node.name)):
-                (d, s), depth = owned[0], len(plan.state_layers)
-                steps = [(back, 0) if plan.shards else (0, back) for back in range(depth)]
-                ring = [Cell((d - x) % len(plan.pipelines), (s - y) % len(plan.stages)) for x, y in steps]
-                before = (plan.at(cell).owner for cell in ring)
+                (d, s), depth = owned[0], len(plan.stages)
+                before = (plan.at(Cell(d, (s - back) % depth)).owner for back in range(depth))
                 names = list(dict.fromkeys([node.name, *before]))[: 1 + fault.neighbours]
                 return [n for n in living if n.name in names]
             case _:

@@ -1,7 +1,4 @@
-"""Kinds of scenarios: what a job has, or what befalls it, beyond the usual.
-
-Any of them go together, but `SHARDED` and `DIVIDED`: no manifest may have both.
-"""
+"""Kinds of scenarios: what a job has, or what befalls it, beyond the usual. Any of them go together."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -26,7 +23,6 @@ class Kind(StrEnum):
     REPLICAS = "replicas", "there are several of each state, and neighbours or zones are lost at once"
     STRAGGLERS = "stragglers", "workers are slow for a time or for good, and layers take other times than was counted"
     SIBLINGS = "siblings", "several pipelines of one stage, whose workers share what is lost"
-    SHARDED = "sharded", "as with siblings, and each has but a shard of the optimizer's state"
     ZBH1 = "zbh1", "weight gradients are postponed"
     SCHEDULES = "schedules", "the schedule changes again and again while the job runs"
     PHASES = "phases", "the steps take turns between phases"

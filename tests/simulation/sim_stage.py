@@ -86,8 +86,6 @@ class StandInValues:
         self.told = 0  # what decisions remember: a number made of all losses so far
         self.size = self.gradient_size = sum(self.arithmetic.sizes[layer] for layer in self.mine)
         self.running_size, self.dtype = 8 * len(self.mine), torch.float32
-        self.shares = False
-        self._followed: dict[tuple[tuple[int, int], bool], list[Tensor]] = {}
 
     @property
     def final(self) -> Self:
@@ -142,14 +140,6 @@ class StandInValues:
         squares = [square for layer, part in parts for square in self.arithmetic.squared_norms(layer, part)]
         return torch.tensor(squares, dtype=torch.float64)
 
-    def part_for(self, shard: "StandInValues", final: Parts) -> Parts:
-        gradient, running = final
-        parts = dict(self._by_layer(gradient.tolist()))
-        folded = dict(zip(self.mine, running.clone().view(torch.int64).tolist(), strict=True))
-        of = shard.mine
-        wanted = torch.tensor([g for layer in of for g in parts[layer]], dtype=torch.float32)
-        return wanted, torch.tensor([folded[layer] for layer in of]).view(torch.uint8)
-
     def park(self, parked: bool) -> None:
         """Lives in host memory anyway."""
 
@@ -200,36 +190,8 @@ class StandInValues:
         self.require("skipped", self.version in self.arithmetic.skipped, True)
         self.version += 1
 
-    def of_layers(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
-        """States and running buffers; fixed: the layers' numbers."""
-        which = range(*layers)
-        if fixed:
-            return [torch.tensor(list(which))]
-        return [torch.tensor([kept[layer] for layer in which]) for kept in (self.states, self._running)]
-
-    def share(self, other: "StandInValues | None") -> None:
-        """Shares the memory of another one: what is written here is written there."""
-        self.states = self._own() if other is None else other.states
-        self.shares = other is not None
-
-    def follow(self, like: "StandInValues", values: Iterable[tuple[Tensor, Tensor]], *, begins: bool) -> None:
-        for own, value in values:
-            own.copy_(value)
-        told = sorted(int(n) for (_, fixed), (numbers, *_) in self._followed.items() if fixed for n in numbers)
-        self.require("layers whose fixed values came", told, list(self.mine))
-        for (layers, fixed), tensors in self._followed.items():
-            if not fixed:
-                for kept, tensor in zip((self.states, self._running), tensors, strict=True):
-                    kept.update(zip(range(*layers), map(int, tensor.tolist()), strict=True))
-        self.require("begins", begins, self.version < 0)
-        self._begin_with(self.states, self._running, like.version, like.told)
-
-    def _own(self) -> dict[int, int]:
-        """States, without those of other layers that are in the same memory."""
-        return {layer: self.states[layer] for layer in self.mine}
-
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
-        tensors = (torch.tensor(list(self._own().values())), torch.tensor(list(self._running.values())))
+        tensors = (torch.tensor(list(self.states.values())), torch.tensor(list(self._running.values())))
         return tensors, {"version": self.version, "told": self.told}
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
@@ -247,7 +209,7 @@ class StandInValues:
                 scalars={"told": self.told},
                 names={},
             )
-            for layer, state in self._own().items()
+            for layer, state in self.states.items()
             if only is None or layer in only
         }
 
@@ -275,16 +237,16 @@ class StandInValues:
         self.require("restored buffers", running, {layer: self.oracle.running[version][layer] for layer in self.mine})
 
     def digest(self) -> str:
-        return add_digests(self.arithmetic.digest(state, self.version) for state in self._own().values())
+        return add_digests(self.arithmetic.digest(state, self.version) for state in self.states.values())
 
     def share_of_digest(self) -> str:
         return self.digest()
 
     def checksums(self) -> dict[str, int]:
-        return {str(layer): state & (2**64 - 1) for layer, state in self._own().items()}
+        return {str(layer): state & (2**64 - 1) for layer, state in self.states.items()}
 
     def state_sum(self) -> int:
-        return hash((self.version, *self._own().items(), *self._running.items())) & (2**64 - 1)
+        return hash((self.version, *self.states.items(), *self._running.items())) & (2**64 - 1)
 
     def state_bytes(self) -> tuple[int, int]:
         return 8 * len(self.states), 0
@@ -292,21 +254,6 @@ class StandInValues:
     def require(self, what: str, got: object, expected: object) -> None:
         if got != expected:
             raise Violation(f"layers {self.mine} at version {self.version}: {what} is {got}, not {expected}")
-
-
-class WholeStandInValues(StandInValues):
-    """The whole model's, which is never applied, but follows shards."""
-
-    def __init__(self, oracle: Oracle, stages: Sequence[tuple[int, int]]) -> None:
-        super().__init__(oracle, stages, 0)
-        self.version = -1
-
-    def of_layers(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
-        blank = [torch.full((layers[1] - layers[0],), -1) for _ in range(1 if fixed else 2)]
-        return self._followed.setdefault((layers, fixed), blank)
-
-    def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float, tries: bool = False) -> None:
-        raise Violation("the whole model is applied, though it remembers nothing")
 
 
 class StandIn:

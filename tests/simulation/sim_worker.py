@@ -33,7 +33,7 @@ from sim_clock import Clock
 from sim_control import Channel
 from sim_history import SimHistory, Steps
 from sim_network import End, Network
-from sim_stage import StandIn, StandInValues, WholeStandInValues
+from sim_stage import StandIn, StandInValues
 from sim_store import SimStore, SimWeights
 
 SECONDS = {
@@ -319,9 +319,6 @@ class Node:
     def stage(self, stage: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> StandIn:
         """The engine's stage in its first state."""
         return StandIn(StandInValues(self.around.oracle, stages, stage), self._spend)
-
-    def whole(self, stages: Sequence[tuple[int, int]]) -> StandIn:
-        return StandIn(WholeStandInValues(self.around.oracle, stages), self._spend)
 
     def restore(
         self, values: StandInValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]

@@ -4,7 +4,7 @@
     python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
-Each kind of scenario has a flag; any of them go together, but --sharded with --divided.
+Each kind of scenario has a flag; any of them go together.
 --record: a line per seed with a hash of its events (every frame that is sent, every instruction and message, with their
 times): a change that is to change no behaviour leaves the file as it was.
 """
@@ -134,8 +134,6 @@ def main() -> int:
     torch.set_num_threads(1)
     if (arguments.seed is None) == (arguments.seeds is None):
         parser.error("give either --seed or --seeds")
-    if {Kind.SHARDED, Kind.DIVIDED} <= set(kinds_of(arguments)):
-        parser.error("give either --sharded or --divided: no manifest may have both")
     if arguments.seeds is None:
         return one(arguments)
     return record(arguments) if arguments.record else many(arguments)

@@ -191,18 +191,6 @@ def test_random_faults_of_jobs_whose_callback_is_told_of_each_step_once(kinds: t
     assert any(name.endswith("WriteHistory") for name in struck)
 
 
-@seeds(5, 10)
-@pytest.mark.parametrize(("kinds", "first"), [((Kind.SHARDED,), 0), ((Kind.SHARDED, Kind.CHECKPOINTS), 200)])
-def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(
-    kinds: tuple[Kind, ...], first: int, seeds: int
-) -> None:
-    """Half of the kills befall who updates a shard, or sends its parameters to the others."""
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + seeds)]
-    failed = [v for v in (job.run() for job in jobs) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-    assert sum(any(plan.shards for plan in job.checks.plans.values()) for job in jobs) >= seeds // 3
-
-
 @seeds(5, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),

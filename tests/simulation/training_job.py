@@ -201,12 +201,6 @@ class StagesOfWorker:
         task = self.first.get() if begins else self.job.task
         return build_stage(task, index, stages, self.config, self.job.computes_on[0], first=self.first.get)
 
-    def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
-        if self.job.spec.task.initial_from is None:
-            return self.job.whole(stages, self.config)
-        device = self.job.computes_on[0]
-        return build_stage(self.job.task, 0, stages, self.config, device, first=self.first.get, remembers=False)
-
 
 class Watch:
     """The observer of one worker: raises where a fault strikes."""
@@ -317,10 +311,6 @@ class Job:
         """A stage in its first state, for that worker."""
         device = self.computes_on[stage % len(self.computes_on)]
         return build_stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
-
-    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        """The whole model of a worker that holds a shard of the optimizer's state."""
-        return build_stage(self.task, 0, stages, config, self.computes_on[0], remembers=False)
 
     def where(self) -> str:
         lines = [

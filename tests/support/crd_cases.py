@@ -289,14 +289,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"training.precision": "bf16"}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
-    (
-        {"topology.shardOptimizer": True, "redundancy.mode": "LazyForward"},
-        "spec.topology.shardOptimizer: expected only",
-    ),
-    (
-        {"topology.stages": 1, "topology.split": ABSENT, "topology.shardOptimizer": True},
-        "spec.topology.shardOptimizer: expected only with another",
-    ),
     ({"redundancy.verify": "Report", "training.deterministic": False}, "spec.redundancy.verify: expected None with"),
     (
         {"redundancy.verify": "Replace", "checkpoint": ABSENT, "training.evaluation": ABSENT},
@@ -310,16 +302,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"elastic": {"objective": "Throughput", "maxStages": 1}, "topology.split": ABSENT},
         "spec.elastic.maxStages: expected at least spec.topology.stages",
-    ),
-    (
-        {
-            "topology.stages": 1,
-            "topology.split": ABSENT,
-            "topology.shardOptimizer": True,
-            "redundancy.mode": "LazyForward",
-            "elastic": {"objective": "Throughput", "maxStages": 2},
-        },
-        "spec.elastic.maxStages: expected 1 with spec.topology.shardOptimizer",
     ),
     ({"elastic.maxWorkers": 99}, "spec.elastic.maxWorkers: expected only with an objective"),
     (AUTO | {"topology.stages": "auto"}, "spec.topology.stages: "),
@@ -335,10 +317,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.elastic.minPipelines: expected at most spec.elastic.maxPipelines",
     ),
     (AUTO | {"elastic": {"maxWorkers": 99, "minPipelines": 40}}, "spec.elastic.minPipelines: expected at most spec.tr"),
-    (
-        AUTO | {"topology": {"shardOptimizer": True}, "redundancy.mode": "LazyForward", "worker.devices": 1},
-        "spec.topology.shardOptimizer: expected only with spec.topology.stages 1",
-    ),
     ({"topology.stages": "Auto", "elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology"),
     ({"topology.stages": "Auto", "elastic.maxWorkers": 9}, "spec.elastic.maxWorkers: expected only with an objective"),
     (
@@ -365,15 +343,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.worker.devices: expected the number of GPUs in spec.worker.resources",
     ),
     ({"topology.split": [3, 1, 4, 2]}, "spec.worker.devices: expected at most the layers of each stage in spec.to"),
-    (
-        {
-            "topology.stages": 1,
-            "topology.split": ABSENT,
-            "topology.shardOptimizer": True,
-            "redundancy.mode": "EagerForward",
-        },
-        "spec.worker.devices: expected 1 with spec.topology.shardOptimizer, which divides the state",
-    ),
     ({"worker.resources.limits": {"a b": 1}}, "spec.worker.resources.limits: expected resource names"),
     ({"worker.resources.requests": {"a" * 254: 1}}, "spec.worker.resources.requests: expected resource names"),
     ({"worker.resources.limits": {"gpu": 1}}, "spec.worker.resources.limits: expected resource names"),
@@ -405,13 +374,6 @@ KEPT: list[dict[str, Any]] = [
     {"redundancy.verify": "Report", "checkpoint": ABSENT, "training.evaluation": ABSENT},
     {"redundancy.verify": "Replace"},
     {"training.deterministic": False},
-    {
-        "topology.stages": 1,
-        "topology.split": ABSENT,
-        "topology.shardOptimizer": True,
-        "redundancy.mode": "EagerForward",
-        "worker.devices": 1,
-    },
     {"topology.pipelines": 16, "elastic": ABSENT},
     {"topology.pipelines": 32, "elastic": ABSENT, "training.gradientGroups": 32},
     {"topology.pipelines": 32, "elastic": ABSENT, "training.reproducible": False, "training.gradientGroups": ABSENT},
@@ -551,8 +513,6 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     if topology.get("split") is not None:
         stages = len(topology["split"])
         topology["stages"] = draw(st.sampled_from([stages, "Auto", None]))
-    if auto or stages != 1 or (spec.get("redundancy") or {}).get("mode") == "None":
-        topology.pop("shardOptimizer", None)
     _fit_devices(spec.get("worker") or {}, topology)
     redundancy = spec.get("redundancy") or {}
     if training.get("deterministic") is False:
@@ -585,7 +545,7 @@ def _fit_bounds(
         elastic.pop("maxStages", None)
         elastic.pop("maxWorkers", None)
     if elastic.get("maxStages") is not None:
-        elastic["maxStages"] = draw(st.integers(stages, stages if topology.get("shardOptimizer") else 1024))
+        elastic["maxStages"] = draw(st.integers(stages, 1024))
     if elastic.get("maxWorkers") is not None:
         elastic["maxWorkers"] = draw(st.integers(min(stages * asked, MOST_WORKERS), MOST_WORKERS))
         if stages * asked > MOST_WORKERS:
@@ -623,7 +583,7 @@ def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))
-    worker["devices"] = 1 if topology.get("shardOptimizer") else min(worker["devices"], fewest)
+    worker["devices"] = min(worker["devices"], fewest)
     resources = worker.get("resources") or {}
     for asked in (resources.get("limits") or {}, resources.get("requests") or {}):
         if "nvidia.com/gpu" in asked:

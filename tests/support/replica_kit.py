@@ -62,8 +62,8 @@ def training(microbatches: int) -> TrainingSpec:
 
 
 def level_holders(plan: Plan, synced: Synced, cell: Cell) -> set[WorkerId]:
-    """Who has the cell's state in step: its owner, replicas, other pipelines' owners unless each holds a shard."""
-    others = () if plan.shards else (plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines))
+    """The workers that have the cell's state in step: its owner, replicas, other pipelines' owners."""
+    others = (plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines))
     replicas = (w for w in plan.at(cell).replicas if (cell, w) in synced)
     return {plan.at(cell).owner, *others, *replicas}
 

@@ -74,14 +74,11 @@ class StagesOfTask:
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
         return build_stage(self.task, index, stages, self.config)
 
-    def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
-        return build_stage(self.task, 0, stages, self.config, remembers=False)
-
 
 def states_of(worker: str, plan: Plan, task: Task | None = None) -> StageStates:
     """The states that a worker begins with which obeys the plan."""
     builder = StagesOfTask(task or small_task())
-    begun = {index: builder.stage(index, plan.state_layers) for index in first_states(plan, worker)}
+    begun = {index: builder.stage(index, plan.stages) for index in first_states(plan, worker)}
     made = StageStates(builder, False, begun)
     made.take_roles(plan, worker)
     return made

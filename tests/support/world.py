@@ -54,7 +54,6 @@ class World:
         checkpoint: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
         platforms: dict[str, Platform] | None = None,
-        sharded: bool = False,
         redundancy: dict[str, Any] | None = None,
         compiled: bool = False,
         per_node: int = 1,
@@ -68,7 +67,7 @@ class World:
             "x",
             task={"entrypoint": "a.b:c"},
             training=training(steps, 8, 1, compile=compiled),
-            topology={"stages": stages, "pipelines": pipelines, "split": split, "shardOptimizer": sharded},
+            topology={"stages": stages, "pipelines": pipelines, "split": split},
             standby={"workers": standby, "stages": standby_stages},
             spread={"workersPerNode": per_node},
             elastic={
@@ -213,11 +212,11 @@ class World:
             old = self.plans[-1]
             assert plan.epoch == old.epoch + 1
             holders = {
-                number: {w for c in old.cells() if old.state_of(c) == number for w in old.at(c).holders}
-                for number in range(len(old.state_layers))
+                number: {w for c in old.cells() if c.stage == number for w in old.at(c).holders}
+                for number in range(len(old.stages))
             }
             for cell in plan.cells() if plan.epoch > plan.origin else []:
-                assert plan.at(cell).owner in holders[plan.state_of(cell)], "ownership moved to a stranger"
+                assert plan.at(cell).owner in holders[cell.stage], "ownership moved to a stranger"
         if not self.plans or plan is not self.plans[-1]:
             self.plans.append(plan)
         assert not plan.worker_ids() & self.lost, "a plan names a lost worker"
@@ -288,7 +287,7 @@ class World:
             for cell, replica in old.plans.synced:
                 if plan.at(cell).owner == worker:
                     self.tell(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
-            self.held[worker] = {plan.state_of(c): old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
+            self.held[worker] = {c.stage: old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
 
     def withdraw(self) -> None:
         """Nobody brings those any more who have not come and are not wanted now."""

@@ -224,17 +224,15 @@ def test_a_kill_at_every_part_of_the_backward_and_the_reduction_leaves_the_bits(
     assert {fault.name for fault in killed} == names
 
 
-def test_sharded_optimizers_and_shared_pipelines_take_gradients_in_buckets() -> None:
+def test_shared_pipelines_take_gradients_in_buckets() -> None:
     """A lost pipeline of one stage is run by the others, whose portions are not parted; its owner reduces buckets."""
     expected = digest(Job(manifest(1, 1, tied=False)).run())
-    lost = Fault("BackwardRest", Cell(1, 0), 1, 3)
-    for shards in (False, True):
-        job = Job(manifest(1, 3, tied=False, shardOptimizer=shards), (lost,)).run()
-        assert not job.faults
-        assert "AddPartialSums" in {fault.name for fault in job.executed} or shards
-        assert job.finish is not None
-        assert job.finish.reason == "Complete"
-        assert shards or digest(job) == expected
+    job = Job(manifest(1, 3, tied=False), (Fault("BackwardRest", Cell(1, 0), 1, 3),)).run()
+    assert not job.faults
+    assert "AddPartialSums" in {fault.name for fault in job.executed}
+    assert job.finish is not None
+    assert job.finish.reason == "Complete"
+    assert digest(job) == expected
 
 
 def test_the_reduction_is_under_way_while_the_last_backward_is() -> None:

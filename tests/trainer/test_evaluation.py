@@ -278,8 +278,7 @@ def six_steps() -> tuple[Any, ...]:
 
 def ended(job: Job) -> tuple[Any, ...]:
     """The steps that count, and the last state."""
-    plan = job.state.current_plan
-    digests = {plan.state_of(cell): digest for cell, digest in job.state.ending.finished}
+    digests = {cell.stage: digest for cell, digest in job.state.ending.finished}
     return job.state.progress.losses, add_digests(digests.values()), job.state.progress.evaluations
 
 
@@ -331,14 +330,6 @@ def test_two_losses_at_an_early_stop_change_nothing() -> None:
         job = Job(stopping(2, 2, standby={"workers": 1}), faults).run()
         assert job.state.membership.preemptions == 2
         check_stopped(job, expected)
-
-
-def test_shards_of_the_optimizers_state_stop_with_the_others() -> None:
-    document = stopping(1, 3)
-    document["spec"]["topology"]["shardOptimizer"] = True
-    fault = Fault("ReportReady", Cell(0, 0), 6, after=True)
-    check_stopped(Job(document).run(), six_steps())
-    check_stopped(Job(document, (fault,)).run(), six_steps())
 
 
 def test_a_job_that_goes_on_from_a_checkpoint_stops_where_it_would_have_stopped() -> None:

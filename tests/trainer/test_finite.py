@@ -112,17 +112,6 @@ def test_no_step_is_committed_with_another_scheduled_value_that_is_none(step: in
     assert sorted(job.state.progress.losses) == list(range(step))
 
 
-@pytest.mark.parametrize(
-    ("config", "of"), [({"rate": "nan"}, "rate"), ({"number": "nan", "place": "parameter"}, "bias")]
-)
-def test_shards_of_the_optimizer_are_checked_alike(config: dict[str, Any], of: str) -> None:
-    document = manifest((1, 2), {"at": STEPS - 1, **config})
-    document["spec"]["topology"]["shardOptimizer"] = True
-    said = ended(Job(document))
-    assert of in said
-    assert f"task.learning_rate({STEPS - 1})" in said or f"in step {STEPS} " in said
-
-
 def test_after_the_last_step_what_the_optimizer_remembers_is_looked_at_too() -> None:
     job = Job(manifest((2, 1), {"at": STEPS - 1, "number": "nan", "place": "exp_avg"}))
     wrong = f"remembers NaN as 'exp_avg' of parameter 'bias' of layer 0 (Linear) after step {STEPS}"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_sharded_optimizer import ended_with
 
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
@@ -95,17 +94,6 @@ def test_a_process_that_is_killed_leaves_the_bits(
 def test_it_goes_with_any_precision(precision: str) -> None:
     scaled = {"lossScale": {"initialPower": 8}} if precision == "fp16" else {}
     check_same_bits(*run_each(partial(manifest, precision=precision, **scaled), (1, 1), (2, 2)))
-
-
-def test_shards_of_the_optimizer_follow_from_rounded_gradients() -> None:
-    def sharded(shards: bool, *faults: Fault) -> Job:
-        document = manifest(1, 3)
-        document["spec"]["topology"]["shardOptimizer"] = shards
-        return Job(document, faults).run()
-
-    jobs = [sharded(False), sharded(True), sharded(True, Fault("OptimizerStep", Cell(1, 0), 2))]
-    assert not any(job.faults for job in jobs)
-    assert len({ended_with(job) for job in jobs}) == 1
 
 
 def test_replicas_and_finished_sums_take_half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,9 +231,6 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(tmp_path: Path) -> Non
         assert add_digests(other.digests) == add_digests(alone.digests)
     lost = job(manifest(initial, 4, 1), faults[2])
     assert add_digests(lost.digests) == add_digests(alone.digests)
-    sharded = manifest(initial, 1, 3)
-    sharded["spec"]["topology"]["shardOptimizer"] = True
-    assert job(sharded).state.progress.losses == alone.state.progress.losses
     told = [emit for emit in alone.emitted if emit.reason == "InitialWeights"]
     assert [emit.message for emit in told] == [
         f"taken from {folder}: 13 tensors; left there: head.weight; begun anew: head.weight"

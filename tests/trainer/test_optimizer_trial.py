@@ -105,9 +105,8 @@ def test_sound_optimizers_are_not_found(name, grid, monkeypatch) -> None:
     assert done.outcome is Outcome.COMPLETE, done.emitted
 
 
-@pytest.mark.parametrize("changes", [{"topology": {"shardOptimizer": True}}, {"ema": {"decay": 0.9}}])
-def test_nor_are_they_with_shards_and_averages(changes, monkeypatch) -> None:
-    done = job(monkeypatch, SOUND["AdamW"], (1, 2), **changes).run()
+def test_nor_are_they_with_averages(monkeypatch) -> None:
+    done = job(monkeypatch, SOUND["AdamW"], (1, 2), ema={"decay": 0.9}).run()
     assert done.outcome is Outcome.COMPLETE, done.emitted
 
 

@@ -74,7 +74,6 @@ RIGHT = {
     FrameKind.LAYER: frame(FrameKind.LAYER, LAYER, (torch.ones(2, 2),)),
     FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
     FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, STEP]]),
-    FrameKind.PARAMETERS: frame(FrameKind.PARAMETERS, None, (torch.ones(2, 2),)),
     FrameKind.PARTIAL_SUM: frame(FrameKind.PARTIAL_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
 }
 MEANT = {

@@ -108,7 +108,6 @@ class RandomJob:
         stages, pipelines = rng.choice(grids)
         mode = rng.choice(["None", "LazyForward", "LazyForward", "EagerForward", "EagerBackward"])
         replicas = rng.choice([1, 2]) if stages > 2 and mode != "None" else 1
-        sharded = stages == 1 and pipelines > 1 and mode != "None" and rng.random() < 0.7
         return bamboojob(
             task=self.task,
             training=self.training,
@@ -117,11 +116,10 @@ class RandomJob:
                 "pipelines": pipelines,
                 "lookahead": rng.choice([1, 2]),
                 "schedule": self.schedule,
-                "shardOptimizer": sharded,
             },
             redundancy={"mode": mode, "replicas": replicas, "placement": rng.choice(["Device", "Host"])},
             standby={"workers": rng.choice([0, 0, 1])},
-            elastic=self.elastic(pipelines, sharded=sharded),
+            elastic=self.elastic(pipelines),
             checkpoint={
                 "storage": {"uri": "memory://x"},
                 "everySteps": every,
@@ -129,10 +127,10 @@ class RandomJob:
             },
         )
 
-    def elastic(self, pipelines: int, *, sharded: bool) -> dict[str, Any]:
-        """Half of those that may are chosen their grid."""
+    def elastic(self, pipelines: int) -> dict[str, Any]:
+        """The coordinator chooses the grid of half of the jobs."""
         bounds = {"minPipelines": 1, "minStages": 1, "stabilizationSeconds": 0}
-        if not sharded and random.Random(f"{self.number} grids").random() < 0.5:
+        if random.Random(f"{self.number} grids").random() < 0.5:
             return {**bounds, "objective": "Throughput"}
         return {**bounds, "maxPipelines": pipelines}
 

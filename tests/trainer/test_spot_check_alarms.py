@@ -70,11 +70,6 @@ def test_a_job_completes_with_each_feature(feature, mode) -> None:
     check_calm(manifest(2, 1, mode, **FEATURES[feature]))
 
 
-@pytest.mark.parametrize("standby", [0, 1])
-def test_a_job_with_shards_completes(standby) -> None:
-    check_calm(manifest(1, 2, "LazyForward", topology={"shardOptimizer": True}, standby={"workers": standby}))
-
-
 def running(config: object) -> Any:
     """Buffers that forwards update, what is frozen, what is not used, and outputs without a gradient."""
 

@@ -33,7 +33,6 @@ KINDS = {
     FrameKind.RESULT: TrafficKind.REDUCTION,
     FrameKind.PARTIAL_SUM: TrafficKind.REDUCTION,
     FrameKind.SYNC: TrafficKind.REPLICAS,
-    FrameKind.PARAMETERS: TrafficKind.PARAMETERS,
 }
 
 
@@ -42,7 +41,6 @@ KINDS = {
     [
         (3, 1, "EagerBackward", 1),
         (2, 3, "EagerForward", 1),
-        (1, 3, "shards", 1),
         (2, 2, "rounded", 1),
         pytest.param(4, 1, "LazyForward", 2, marks=pytest.mark.slow),
         pytest.param(1, 3, "LazyForward", 1, marks=pytest.mark.slow),
@@ -54,8 +52,8 @@ def test_engines_send_what_the_simulator_counts(
     document = bamboojob(
         task=gpt_task(context=8),
         training=training(STEP + 1, 12, 2, gradientPrecision="bf16" if mode == "rounded" else "fp32"),
-        topology={"stages": stages, "pipelines": pipelines, "shardOptimizer": mode == "shards"},
-        redundancy={"mode": "LazyForward" if mode in ("shards", "rounded") else mode, "replicas": replicas},
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": "LazyForward" if mode == "rounded" else mode, "replicas": replicas},
     )
     job, sent = Job(document), Sent()
     send = MemoryTransport.send

@@ -49,7 +49,6 @@ class Traffic(BytesByKind, frozen=True):
     reduction: Bytes = 0
     tied: Bytes = 0  # gradients of tied parameters
     sync: Bytes = 0  # final gradients for replicas
-    parameters: Bytes = 0  # values of the layers of a shard
     state: Bytes = 0  # whole states, for replicas that are filled
     layers: Bytes = 0  # layers for workers that begin with them after another split or from a checkpoint
     control: Bytes = 0  # everything else

@@ -30,7 +30,6 @@ PLAIN: Final = (
     "mixed",
     "moved",
     "sources",
-    "shards",
     "device_layers",
     "boundary",
     "reason",
@@ -72,7 +71,6 @@ class PlanChange(Message, frozen=True, omit_defaults=True):
     mixed: bool | UnsetType = UNSET
     moved: bool | UnsetType = UNSET
     sources: tuple[tuple[WorkerId, ...], ...] | UnsetType = UNSET
-    shards: tuple[tuple[int, int], ...] | UnsetType = UNSET
     device_layers: tuple[tuple[int, int], ...] | UnsetType = UNSET
     boundary: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET

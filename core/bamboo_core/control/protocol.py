@@ -63,8 +63,6 @@ class Profile(Message, frozen=True):
     """Deterministic cost per layer (floating point operations, parameters), the input of the layer split."""
 
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
-    # of each layer's trained parameters, in elements, if the optimizer's state is to be divided by them
-    sizes: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
     # if the coordinator chooses the grid
     layers: Annotated[tuple[LayerBytes, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
     memory: Count = 0  # bytes of the worker's device; 0 if no limit is known

@@ -18,7 +18,7 @@ PROVEN = 2  # versions whose states differ because the task is not deterministic
 
 
 class StateSum(Message, frozen=True):
-    """The sum of the state that a worker holds of a stage, or of a shard, by its number, at that version."""
+    """The sum of the state that a worker holds of a stage at that version."""
 
     stage: Count
     version: Count

@@ -208,4 +208,4 @@ def _part(state: CoordinatorState, worker: WorkerId) -> WorkerState:
 
 def _digests(state: CoordinatorState) -> tuple[str, ...]:
     plan = state.plan
-    return tuple(digest for cell, digest in state.ending.finished if plan and cell == plan.cell_of(plan.state_of(cell)))
+    return tuple(digest for cell, digest in state.ending.finished if plan and cell.pipeline == 0)

@@ -9,14 +9,12 @@ from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers:
-    """asked: who is asked for it; None: nobody. costs: of layers, in operations; None until they are known. sizes: by
-    which the optimizer's state is divided into shards. layers: their bytes; empty if nobody has said. memory: the least
-    that a worker's device has, in bytes; None if that is not known.
+    """asked: who is asked for it; None: nobody. costs: of layers, in operations; None until they are known. layers:
+    their bytes; empty if nobody has said. memory: the least that a worker's device has, in bytes; None if not known.
     """
 
     asked: WorkerId | None = None
     costs: tuple[float, ...] | None = None
-    sizes: tuple[float, ...] | None = None
     layers: tuple[LayerBytes, ...] = ()
     memory: int | None = None
 
@@ -28,10 +26,4 @@ class ModelLayers:
         return replace(self, asked=None) if self.asked == worker else self
 
     def answered(self, said: protocol.Profile) -> "ModelLayers":
-        return replace(
-            self,
-            costs=said.costs,
-            sizes=said.sizes or said.costs,
-            layers=said.layers,
-            memory=said.memory or None,
-        )
+        return replace(self, costs=said.costs, layers=said.layers, memory=said.memory or None)

@@ -19,7 +19,6 @@ from bamboo_core.planning.desired import PlanningView, Urgency
 from bamboo_core.planning.elastic import drop_old_layouts, resize
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Cell, Plan, WorkerId, plan_problems
-from bamboo_core.planning.shards import sharded
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.splits.resplit import Grid, desired_grid, grid_of, in_places
 from bamboo_core.planning.transitions import StageLost, drain, improve, switch_mode, takeover
@@ -141,8 +140,8 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     """What is lost, with whom, and how they ended."""
     plan = state.current_plan
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
-    lacking = {plan.state_of(c) for c in loss.cells}
-    holders = dict.fromkeys(w for c in plan.cells() if plan.state_of(c) in lacking for w in plan.at(c).holders)
+    lacking = {c.stage for c in loss.cells}
+    holders = dict.fromkeys(w for c in plan.cells() if c.stage in lacking for w in plan.at(c).holders)
     lost = [_ended(state, w) for w in holders if w not in state.workers]
     before = [_ended(state, w) for w in state.ends.since_commit if w not in holders][-SHOWN_ENDS:]
     told = f"{cells}: lost with {' and '.join(lost)}"
@@ -222,7 +221,6 @@ def _start(turn: Turn) -> None:
         spread=spec.spread.policy,
         schedule=grid.schedule,
     )
-    plan = sharded(plan, spec, state.profile.sizes)
     sources = copies.sources(state, back.found, stages[-1][1], {peer.worker: peer for peer in ready})
     known = state.plan.device_layers if state.plan and state.plan.stages == stages else ()
     layers = known or device_layers(spec, stages, state.profile.costs)

@@ -113,18 +113,18 @@ class CoordinatorState:
         return self.roster.live(plan)
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
-        """For each stage of that plan, or each shard, all workers who hold its state for certain, owners first."""
-        of_state: list[list[Cell]] = [[] for _ in plan.state_layers]
+        """For each stage of that plan, all workers who hold its state for certain, owners first."""
+        of_stage: list[list[Cell]] = [[] for _ in plan.stages]
         for cell in plan.cells():
             if cell.pipeline < plan.target.pipelines:
-                of_state[plan.state_of(cell)].append(cell)
+                of_stage[cell.stage].append(cell)
 
         def holders(cells: list[Cell]) -> list[WorkerId]:
             owners = [plan.at(c).owner for c in cells]
             replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in self.plans.synced]
             return list(dict.fromkeys((*owners, *replicas)))
 
-        return [holders(cells) for cells in of_state]
+        return [holders(cells) for cells in of_stage]
 
 
 Record = (

@@ -95,7 +95,7 @@ def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
     state = turn.state
     if state.inquiry.began_at is None or state.plan is None:
         return
-    numbers, steps = range(len(state.plan.state_layers)), state.spec.training.steps
+    numbers, steps = range(len(state.plan.stages)), state.spec.training.steps
     held = {s: v for s, v in message.held.items() if s in numbers and 0 <= v <= steps}
     kept = protocol.Report(committed=min(message.committed, steps - 1), held=held)
     if _is_of_the_past(turn, worker):

@@ -428,19 +428,6 @@ def _most_stages_are_no_fewer_than_fewest(job: JobSpec) -> bool:
 
 @rule(
     JobSpec,
-    "elastic.maxStages",
-    "expected 1 with spec.topology.shardOptimizer",
-    cel="!has(self.elastic.maxStages) || self.elastic.maxStages == 1 || string(self.topology.stages) != '1'"
-    " || !self.topology.shardOptimizer",
-    got=lambda job: f", got {job.elastic.max_stages}",
-)
-def _sharded_optimizers_stay_in_one_stage(job: JobSpec) -> bool:
-    several = job.topology.chooses_stages or job.topology.stages > 1
-    return job.elastic.max_stages in (None, 1) or several or not job.topology.shard_optimizer
-
-
-@rule(
-    JobSpec,
     "elastic.maxWorkers",
     "expected only with an objective",
     cel=f"!has(self.elastic.maxWorkers) || ({_OBJECTIVE})",
@@ -494,36 +481,6 @@ def _most_workers_are_enough_for_the_fewest(job: JobSpec) -> bool:
     return most is None or not job.topology.chooses_stages or most >= fewest
 
 
-# Of the optimizer's shards: a shard needs a second holder, and the workers of several stages hold no more than their
-# stage's state anyway.
-
-
-def _several(grid: TopologySpec) -> str:
-    return "several" if grid.chooses_stages else str(grid.stages)
-
-
-@rule(
-    TopologySpec,
-    "shardOptimizer",
-    "expected only with spec.topology.stages 1",
-    cel="!has(self.shardOptimizer) || !self.shardOptimizer || string(self.stages) == '1'"
-    f" || (string(self.stages) == '{AUTO}' && has(self.split) && size(self.split) == 1)",
-    got=lambda grid: f"; {_several(grid)} stages divide the optimizer's state already",
-)
-def _shards_are_of_one_stage(grid: TopologySpec) -> bool:
-    return not grid.shard_optimizer or (grid.stages == 1 and not grid.chooses_stages)
-
-
-@rule(
-    JobSpec,
-    "topology.shardOptimizer",
-    "expected only with another spec.redundancy.mode than None, or every shard would be lost with its one holder",
-    cel="self.redundancy.mode != 'None' || !self.topology.shardOptimizer",
-)
-def _shards_have_a_second_holder(job: JobSpec) -> bool:
-    return not job.topology.shard_optimizer or job.redundancy.kept > 0
-
-
 # Of a worker's devices, which each run layers of its stage; it has as many GPUs if it has any
 
 
@@ -547,17 +504,6 @@ def _other_gpus(worker: WorkerSpec) -> str | None:
 )
 def _devices_are_the_gpus(worker: WorkerSpec) -> bool:
     return worker.devices == 1 or _other_gpus(worker) is None
-
-
-@rule(
-    JobSpec,
-    "worker.devices",
-    "expected 1 with spec.topology.shardOptimizer, which divides the state of workers of one device; several divide it"
-    " already",
-    cel="self.worker.devices == 1 || !self.topology.shardOptimizer",
-)
-def _shards_are_of_one_device(job: JobSpec) -> bool:
-    return job.worker.devices == 1 or not job.topology.shard_optimizer
 
 
 @rule(

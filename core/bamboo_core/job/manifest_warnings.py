@@ -64,7 +64,7 @@ def _devices(spec: JobSpec) -> str:
         none = "asks for no GPUs, such as nvidia.com/gpu"
         return f"spec.worker.devices {devices}: spec.worker.resources {none}; without them all of it runs on the CPU"
     if idle := next((number for number in gpus if number not in ("0", "1") and devices == 1), ""):
-        allowed = idle.isdigit() and int(idle) <= MOST_DEVICES and not spec.topology.shard_optimizer
+        allowed = idle.isdigit() and int(idle) <= MOST_DEVICES
         better = f"spec.worker.devices {idle} uses all" if allowed else "more workers with one GPU each would use all"
         return f"spec.worker.resources: a worker uses one of its {idle} GPUs; {better}"
     return ""

@@ -149,7 +149,7 @@ class ScheduleChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
-    """The grid of workers; see docs/design/engine.md for lookahead and schedule, shards.md for shard_optimizer.
+    """The grid of workers; see docs/design/engine.md for lookahead and schedule.
 
     stages: with `chooses_stages` the fewest that the coordinator may choose; the manifest says none then, or Auto.
     split: None: as the layers' costs say.
@@ -188,10 +188,6 @@ class TopologySpec:
         Mark.OF_THE_JOB,
     ] = None
     """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
-    shard_optimizer: Annotated[bool, Mark.FIXED] = False
-    """With one stage: each worker holds the optimizer's state of a part of the layers only, and every part has a second
-    holder. From three pipelines on, and with at least as many layers. Cannot change.
-    """
     transport: Annotated[TransportType, Mark.WHILE_SUSPENDED] = TransportType.TCP
     """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name (docs/install.md), over
     RDMA, EFA or shared memory. Can change only while the job is suspended.

@@ -39,7 +39,6 @@ TIME_USE_OF_SPAN = {
     "SumTied": TimeUse.REDUCTION,
     "SyncReplicas": TimeUse.SYNC_COMMIT,
     "ReportReady": TimeUse.SYNC_COMMIT,
-    "TakeParameters": TimeUse.SYNC_COMMIT,
     "OptimizerStep": TimeUse.OPTIMIZER,
     "ReplicaUpdate": TimeUse.REPLICA_UPDATE,
     "Wait": TimeUse.IDLE,

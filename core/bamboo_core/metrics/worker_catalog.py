@@ -38,7 +38,7 @@ WORKER_SENT = _worker(
     "sent_bytes_total",
     MetricKind.COUNTER,
     "Sent to the network, by kind: activation, gradient, reduction, tied, sync (final gradients for "
-    "replicas), parameters (of shards), state (whole states for replicas), layers (after another split, or from a "
+    "replicas), state (whole states for replicas), layers (after another split, or from a "
     "checkpoint's copies) or control.",
     "kind",
     unit="bytes",

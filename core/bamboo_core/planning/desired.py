@@ -56,9 +56,7 @@ class PlanningView:
         return self
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
-        """The replicas of each stage of a pipeline with these workers, or of each shard of one-stage pipelines with
-        these owners: as many as are asked for, or as there are.
-        """
+        """The replicas of each stage of a pipeline with these workers: as many as are asked for, or as there are."""
         return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
 
     def spare(self) -> list[WorkerId]:
@@ -91,8 +89,6 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     owners = {c: replacements.get(c) or plan.at(c).owner for c in plan.cells()}
     rows = [[owners[Cell(d, s)] for s in range(len(plan.stages))] for d in range(plan.target.pipelines)]
     kept = [view.replicas_in(row) for row in rows]
-    if plan.shards:
-        kept = [(replicas,) for replicas in view.replicas_in([row[0] for row in rows])]
     target, load = {}, Counter[WorkerId]()
     running = [{owners[Cell(d, s)] for d in range(plan.target.pipelines)} for s in range(len(plan.stages))]
     places = [{view.domain(w) for w in stage} for stage in running]
@@ -105,9 +101,8 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
         idle, chosen = [w for w in spare if w not in replicas], list[WorkerId]()
         if idle:
             own = {owners[cell], *replicas}
-            holders = own if plan.shards else own | running[cell.stage]
-            lacking = view.redundancy.kept - (len(holders) - 1)
-            held_on = {view.domain(w) for w in own} | (set() if plan.shards else places[cell.stage])
+            lacking = view.redundancy.kept - (len(own | running[cell.stage]) - 1)
+            held_on = {view.domain(w) for w in own} | places[cell.stage]
             before = plan.at(cell).replicas
             if lacking > 0:
                 chosen = nsmallest(lacking, idle, key=lambda w: (w not in before, view.domain(w) in held_on))
@@ -177,7 +172,7 @@ def _to_move(view: PlanningView) -> list[Cell]:
 def owners_of_new_rows(view: PlanningView) -> Workers:
     """The owners of the cells of new rows if the job should grow; whole rows only."""
     plan, depth = view.plan, len(view.plan.stages)
-    if plan.shards or len(plan.layouts) > 1 or view.pipelines <= plan.target.pipelines:
+    if len(plan.layouts) > 1 or view.pipelines <= plan.target.pipelines:
         return {}
     taken = set(replacement_owners(view).values())
     spare = [w for w in view.spare() if w not in taken]

@@ -70,14 +70,14 @@ def level_counts(
     plan: Plan, synced: Synced, there: Set[WorkerId], lost_with: Mapping[WorkerId, str]
 ) -> dict[Cell, int]:
     """For each cell of the plan, how many workers, or nodes, have its state in step: those of its owner, its replicas,
-    and other pipelines' owners unless each holds a shard.
+    and other pipelines' owners.
 
     there: nobody else counts, such as who is lost, or is not heard yet by a restarted coordinator. lost_with: what each
     holder is lost with: itself, or its node. Other pipelines' owners are looked at once for each stage, not for each
     cell: of a thousand workers a hundred may be.
     """
     common = [
-        set() if plan.shards else {lost_with[w] for w in owners if w in there}
+        {lost_with[w] for w in owners if w in there}
         for owners in (
             {plan.at(Cell(d, s)).owner for d in range(plan.target.pipelines)} for s in range(len(plan.stages))
         )
@@ -93,8 +93,6 @@ def level_counts(
 
 def siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
     """The other pipelines' owners that have the cell's state because they have their own."""
-    if plan.shards:
-        return []
     return [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
 
 

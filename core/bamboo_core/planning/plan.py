@@ -139,9 +139,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # of each layer, who has a copy in memory of the state that `restore` names, until all have begun with it; of a
     # checkpoint's layers some may have nobody, and are read from the store
     sources: tuple[tuple[WorkerId, ...], ...] = ()
-    # of pipelines of one stage, the layers whose optimizer state each pipeline's cell has, if not all of them do
-    # (`shards`)
-    shards: tuple[tuple[int, int], ...] = ()
     # of all stages, in order, the layers that each device of a worker runs, if it has several (`splits.devices`)
     device_layers: tuple[tuple[int, int], ...] = ()
     boundary: bool = False  # takes effect at the step boundary that the root picks; else at once
@@ -157,19 +154,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def has(self, cell: Cell) -> bool:
         """Is it one of the plan's cells, whoever says so?"""
         return 0 <= cell.pipeline < len(self.pipelines) and 0 <= cell.stage < len(self.stages)
-
-    @property
-    def state_layers(self) -> tuple[tuple[int, int], ...]:
-        """The layers of each state that workers hold, by its number: of a stage, or of a shard."""
-        return self.shards or self.stages
-
-    def state_of(self, cell: Cell) -> int:
-        """The number of the state that a cell's owner and replicas hold."""
-        return cell.pipeline if self.shards else cell.stage
-
-    def cell_of(self, state: int) -> Cell:
-        """The first cell whose holders hold that state."""
-        return Cell(state, 0) if self.shards else Cell(0, state)
 
     def owned_by(self, worker: WorkerId) -> list[Cell]:
         return list(self._by_owner.get(worker, ()))
@@ -191,9 +175,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Who runs a cell of the target layout."""
         return frozenset(assignment.owner for row in self.pipelines[: self.target.pipelines] for assignment in row)
 
-    def holders_of(self, state: int) -> frozenset[WorkerId]:
-        """Who holds a state, by its number: of a stage, or of a shard."""
-        return self._holders_of[state]
+    def holders_of(self, stage: int) -> frozenset[WorkerId]:
+        """The workers that hold a stage's state."""
+        return self._holders_of[stage]
 
     def holders(self) -> frozenset[WorkerId]:
         """Who has a part: runs a cell, or keeps a replica of one."""
@@ -231,9 +215,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def _holders_of(self) -> tuple[frozenset[WorkerId], ...]:
-        found: list[set[WorkerId]] = [set() for _ in self.state_layers]
+        found: list[set[WorkerId]] = [set() for _ in self.stages]
         for cell in self.cells():
-            found[self.state_of(cell)].update(self.at(cell).holders)
+            found[cell.stage].update(self.at(cell).holders)
         return tuple(map(frozenset, found))
 
     @cached_property
@@ -269,7 +253,6 @@ def plan_problems(plan: Plan) -> list[str]:
         *_portion_problems(plan),
         *_layout_problems(plan),
         *_source_problems(plan),
-        *_shard_problems(plan),
         *_device_problems(plan),
     ]
 
@@ -279,28 +262,13 @@ def _device_problems(plan: Plan) -> list[str]:
         return []
     devices, rest = divmod(len(plan.device_layers), len(plan.stages))
     problems = []
-    if plan.shards or any(assignment.portions for row in plan.pipelines for assignment in row):
-        problems.append("workers have several devices, and shards or portions")
+    if any(assignment.portions for row in plan.pipelines for assignment in row):
+        problems.append("workers have several devices, and portions")
     bounds = [0, *(end for _, end in plan.device_layers)]
     if plan.device_layers != tuple(pairwise(bounds)) or any(a >= b for a, b in pairwise(bounds)):
         problems.append("what devices run is not a partition of the layers")
     if rest or [end for _, end in plan.device_layers[devices - 1 :: max(1, devices)]] != [b for _, b in plan.stages]:
         problems.append("stages do not have the layers of as many devices each")
-    return problems
-
-
-def _shard_problems(plan: Plan) -> list[str]:
-    if not plan.shards:
-        return []
-    problems = []
-    if len(plan.stages) > 1:
-        problems.append("there are shards of the optimizer's state, and several stages")
-    if len(plan.shards) != len(plan.pipelines):
-        problems.append("there is not one shard of the optimizer's state for each pipeline")
-    bounds = [0, *(end for _, end in plan.shards)]
-    expected = tuple(pairwise(bounds))
-    if plan.shards != expected or any(a >= b for a, b in expected) or bounds[-1] != plan.stages[-1][1]:
-        problems.append("shards are not a partition of the layers")
     return problems
 
 

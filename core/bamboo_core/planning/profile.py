@@ -53,11 +53,6 @@ class Layer(_Part, frozen=True, kw_only=True):
     cost: Annotated[float, msgspec.Meta(ge=0, le=1e24)] = 0.0
     name: Name = ""
 
-    @property
-    def trained(self) -> int:
-        """Bytes of the parameters that steps change; they are as large as their gradients, or half as large in bf16."""
-        return min(self.parameters, self.gradients)
-
 
 class Network(_Part, frozen=True, kw_only=True):
     """The network between two machines, in bytes a second."""

@@ -14,7 +14,7 @@ def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]
 def kept_share(plan: Plan, worker: WorkerId) -> set[int]:
     """The layers that a worker keeps copies of in host memory when all have begun: each has one who does."""
     kept: set[int] = set()
-    for number, layers in enumerate(plan.state_layers):
-        holders = dict.fromkeys(w for c in plan.cells() if plan.state_of(c) == number for w in plan.at(c).holders)
+    for number, layers in enumerate(plan.stages):
+        holders = dict.fromkeys(w for c in plan.cells() if c.stage == number for w in plan.at(c).holders)
         kept.update(share(tuple(holders), worker, layers))
     return kept

@@ -45,11 +45,8 @@ def checker(plan: Plan, cell: Cell) -> WorkerId:
     if plan.mixed:
         return owner
     same = [Cell((cell.pipeline + d) % pipelines, cell.stage) for d in range(pipelines)]
-    if plan.shards:  # a replica is one of a shard, and only owners have the whole model
-        others = [plan.at(other).owner for other in same]
-    else:
-        replicas = [worker for other in same for worker in plan.at(other).replicas]
-        others = [*plan.at(cell).replicas, *(plan.at(other).owner for other in same), *replicas]
+    replicas = [worker for other in same for worker in plan.at(other).replicas]
+    others = [*plan.at(cell).replicas, *(plan.at(other).owner for other in same), *replicas]
     running = {plan.at(other).owner for other in plan.cells()}
     candidates = [worker for worker in others if worker != owner]
     return min(candidates, key=lambda worker: worker in running, default=owner)

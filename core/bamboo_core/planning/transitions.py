@@ -58,10 +58,10 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
-    alike = [cell] if plan.shards else [Cell(d, cell.stage) for d in range(plan.target.pipelines)]
+    alike = [Cell(d, cell.stage) for d in range(plan.target.pipelines)]
     idle = [w for one in alike for w in plan.at(one).replicas if w in spare and (one, w) in view.synced]
     first = sorted((*idle, *replicas), key=lambda w: (w in view.leaving, view.domain(w) in doubtful))
-    others = [w for w in (*siblings(plan, cell), *view.reported.get(plan.state_of(cell), ())) if w in view.live]
+    others = [w for w in (*siblings(plan, cell), *view.reported.get(cell.stage, ())) if w in view.live]
     others.sort(key=lambda w: view.domain(w) in doubtful)
     return list(dict.fromkeys((*first, *others)))
 

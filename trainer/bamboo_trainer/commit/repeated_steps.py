@@ -66,7 +66,7 @@ class RepeatedSteps:
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
         """Give the owner of a cell that repeats a committed step all that may help."""
-        number = self._states.number(cell)
+        number = cell.stage
         if number in self._states and self._states.version(number) > step:
             self._replicator.send_state(cell, worker)
         elif self._states.has_final(number, step):
@@ -95,10 +95,7 @@ class RepeatedSteps:
                 FrameKind.GRADIENT: Cell(d, s + 1),
                 FrameKind.TIED: Cell(d, address.part),
             }
-            if self._plan.current.shards:  # else other pipelines have the same state, and send it
-                others = (FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.PARAMETERS)
-                senders |= dict.fromkeys(others, Cell(address.part, s))
-            sender = senders.get(address.kind)
+            sender = senders.get(address.kind)  # of what other pipelines send: they have the same state, and send it
             if sender is not None and first.get(sender, 0) > one.step:
                 return True
         return False

@@ -53,14 +53,12 @@ class Replicator:
     def finalize(self, stage: int, step: int, final: Parts) -> None:
         """The final gradients of a step, with running buffers, are known: for the step here, and soon for the replicas.
 
-        stage: the state's number.
-
         They come from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
         """
         if not self._states.keep_final(stage, step, final):
             return
         for (cell, replica), progress in self.progress.items():
-            if self._states.number(cell) == stage and progress.since is not None and progress.since <= step:
+            if cell.stage == stage and progress.since is not None and progress.since <= step:
                 self._unsent[cell, replica, step] = None
 
     @property
@@ -71,7 +69,7 @@ class Replicator:
         """Final gradients of one step to one replica, if they are still here and still wanted."""
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
-        if (cell, replica) in self.progress and self._states.has_final(self._states.number(cell), step):
+        if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
             self.send_final(replica, cell, step)
 
     def hand_over(self, cell: Cell, worker: WorkerId, step: int) -> Frame:
@@ -80,7 +78,7 @@ class Replicator:
         """
         for key in [one for one in self._unsent if one[:2] == (cell, worker)]:
             del self._unsent[key]
-            if self._states.has_final(self._states.number(cell), key[2]):
+            if self._states.has_final(cell.stage, key[2]):
                 self.send_final(worker, cell, key[2])
         return self._outbox.frame(*self._final(cell, step))
 
@@ -92,7 +90,7 @@ class Replicator:
         """With the gradients go the commits that they follow from: a replica that is being filled may have missed
         those, and nobody waits for it.
         """
-        final = self._states.final(self._states.number(cell), step)
+        final = self._states.final(cell.stage, step)
         assert final is not None
         return Address(FrameKind.SYNC, *cell, step), final, self._committer.log.latest()
 
@@ -119,7 +117,7 @@ class Replicator:
         """
         cells = self._plan.parts(cell)
         parts = [self.progress[part, replica] for part in cells]
-        newest = max(self._states.version(self._states.number(part)) for part in cells)
+        newest = max(self._states.version(part.stage) for part in cells)
         if any(not part.synced or part.acked < newest for part in parts):
             return False
         for part in parts:
@@ -130,12 +128,12 @@ class Replicator:
         """What was sent to that peer may be lost."""
         for (cell, replica), progress in self.progress.items():
             if replica == peer:
-                self._send_owed(cell, replica, progress.relinked(self._states.version(self._states.number(cell))))
+                self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
 
     def skipped(self, stage: int) -> None:
         """The owner goes on from another one's state: the gradients in between never pass by here."""
         for (cell, replica), progress in self.progress.items():
-            if self._states.number(cell) == stage:
+            if cell.stage == stage:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
 
     def _send_owed(self, cell: Cell, replica: WorkerId, owed: Owed) -> None:
@@ -143,12 +141,12 @@ class Replicator:
             return
         if owed is Owed.STATE:
             self.send_state(cell, replica)
-        for step in self._states.final_steps(self._states.number(cell)):
+        for step in self._states.final_steps(cell.stage):
             self._unsent.pop((cell, replica, step), None)
             self.send_final(replica, cell, step)
 
     def send_state(self, cell: Cell, worker: WorkerId) -> None:
-        held = self._states[self._states.number(cell)]
+        held = self._states[cell.stage]
         tensors, facts = held.snapshot()
         generation = self._committer.generation(held.version)
         payload = StatePayload(state=facts, generation=generation, commits=self._committer.log.latest())
@@ -169,7 +167,7 @@ class Replicator:
         held, version = self._states.here(stage), self._states.version(stage)
         digest = held.digest() if held is not None and version == 0 else ""
         for cell in self._plan.current.replicated_by(self._plan.worker):
-            if self._states.number(cell) == stage:
+            if cell.stage == stage:
                 payload = Announce(version=version, secured=self._states.secured(stage), digest=digest)
                 self._outbox.send(
                     self._plan.owner(cell), self._outbox.frame(Address(FrameKind.ANNOUNCE, *cell, 0), payload=payload)
@@ -177,7 +175,7 @@ class Replicator:
 
     def received(self, address: Address, final: Parts) -> None:
         """The final gradients of a stage that is held here, and its running buffers. Raises RefusedFrame."""
-        number, held = self._states.number(address.cell), self._states.of(address.cell)
+        number, held = address.stage, self._states.of(address.cell)
         if held and not held.final.takes(final):
             running = f" and {final[1].nbytes} bytes of buffers" if len(final) > 1 else ""
             raise RefusedFrame(
@@ -189,7 +187,7 @@ class Replicator:
 
     def state_arrived(self, frame: Frame) -> None:
         """Another worker's state of a stage, for `next_state`."""
-        self._arrived[self._states.number(frame.address.cell)] = frame
+        self._arrived[frame.address.stage] = frame
 
     def next_state(self) -> Frame | None:
         """One that may be taken over now: of a replica whose parts are on several devices, not before the others can
@@ -215,11 +213,11 @@ class Replicator:
 
     def restore(self, address: Address, tensors: Parts, state: StatePayload) -> bool:
         """Another worker's state of a stage. False if it is no newer than the one here. Raises Refused."""
-        number = self._states.number(address.cell)
+        number = address.stage
         if self._states.version(number) >= address.step:
             return False
         try:
-            self._states.restore(number, self._plan.current.state_layers, tensors, state.state)
+            self._states.restore(number, self._plan.current.stages, tensors, state.state)
         except ValueError as error:
             raise RefusedFrame(str(error)) from error
         self._committer.log.learn_generation(self._states.version(number), state.generation)

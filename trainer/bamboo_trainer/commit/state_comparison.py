@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bamboo_core.control.verification import PROVEN
-from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.commit.state_sums import EVERY, StateSums, is_due
 from bamboo_trainer.frames.frame import Address, FrameKind
 from bamboo_trainer.frames.payloads import Check
@@ -57,7 +57,7 @@ class StateComparison:
             return
         version, own = held.version, held.checksums()
         sums.own = dict(sorted({**sums.own, version: own}.items())[-KEPT:])
-        comparing = self._plan.owner(self._plan.current.cell_of(index))
+        comparing = self._plan.owner(Cell(0, index))
         if comparing != self._plan.worker:
             told = b"".join(number.to_bytes(8, "little") for number in own.values())
             frame = self._outbox.frame(Address(FrameKind.CHECK, 0, index, version), payload=Check(sums=told))

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from bamboo_core.control.memory import Memory
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo_core.control.verification import LookAgain
-from bamboo_core.planning.plan import ROOT, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.schedule import Computed, Evaluate, Generate, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
 from bamboo_trainer.commit.state_sums import StateSums
-from bamboo_trainer.engine.distribution import ParameterDistribution
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.ports import Ports
@@ -62,7 +61,6 @@ class Components:
         self.plan = PlanState(ports.worker, first, ports.devices)
         self.outbox = Outbox(self.plan, ports.transport, queue, ports.copies)
         self.states = StageStates(ports.builder, ports.on_host, begun)
-        self.distribution = ParameterDistribution(self.plan, self.outbox, self.states)
         self.committer = Committer(
             self.plan,
             self.outbox,
@@ -141,12 +139,11 @@ class Components:
         self.executor.hand_over(old)
         self.replicator.take_roles(old)
         self.executor.take_over(old, arrived)
-        self.distribution.take_roles(old)
         for cell in plan.cells() if old else []:
             if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
                 self.outbox.resend(cell)
         self.redundant.take_roles(self.step, first=old is None)
-        self._timer.hold(set(self.states.run_here()))
+        self._timer.hold(set(self.states))
         self.committer.meet_root(old)
         for stage in self.states:
             self.replicator.announce(stage)
@@ -228,8 +225,6 @@ class Components:
                 self.redundant.repeat_own(cell, address.step, address.microbatch, frame.payload)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
-            case FrameKind.PARAMETERS if cell in self.executor.cells:
-                self.distribution.take(frame)
             case FrameKind.GRADIENT if self.redundant.wants(frame):
                 self.redundant.keep(frame)
             case _:
@@ -243,7 +238,7 @@ class Components:
 
     def _on_state(self, sender: WorkerId, frame: Frame) -> None:
         """Final gradients of a stage, or its whole state."""
-        address, stage = frame.address, self.states.number(frame.address.cell)
+        address, stage = frame.address, frame.address.stage
         if stage not in self.states:
             self._keep_early(sender, frame)
             return
@@ -255,12 +250,12 @@ class Components:
             self._restore(state)
 
     def _restore(self, frame: Frame) -> None:
-        stage = self.states.number(frame.address.cell)
+        stage = frame.address.stage
         self._finish_copies(stage)
         if self.replicator.restore(frame.address, frame.tensors, frame.payload):
             self._reached(stage)
             self.redundant.drop(stage)
-            self._begin(stage)
+            self.executor.begin(stage)
             self.replicator.skipped(stage)
             self.replicator.announce(stage)
 
@@ -330,7 +325,7 @@ class Components:
         if applicable is not None:
             self._apply(applicable)
             return True
-        return self._follow()
+        return False
 
     def _do_last(self) -> bool:
         """What waits until no instruction can run; False if there is none."""
@@ -362,7 +357,7 @@ class Components:
         self._look_again()
         state, step = self.states.by_stage[index], self.states.version(index)
         cell_steps = self.executor.of_state(index)
-        cell = cell_steps[0].cell if cell_steps else self.plan.current.cell_of(index)
+        cell = cell_steps[0].cell if cell_steps else Cell(0, index)
         if state.owned and cell_steps:
             self.redundant.end_wait(cell_steps[0], self.executor.beside(cell_steps[0]), self._clock())
         self._finish_copies(index)
@@ -379,7 +374,7 @@ class Components:
         self._reached(index)
         self._memory_changed(step)
         self.redundant.drop(index)
-        self._begin(index)
+        self.executor.begin(index)
         self.replicator.announce(index)
         self.comparison.look(index)
 
@@ -407,24 +402,6 @@ class Components:
             self.sums.copied(index)
         self._copies.hand_over()
 
-    def _begin(self, index: int) -> None:
-        """A state is new: its cells start their next step, or, of shards, its values are sent to all cells."""
-        if not self.distribution.refresh():
-            self.executor.begin(index)
-
-    def _follow(self) -> bool:
-        """With shards: start the next step when the whole model has come to it."""
-        version = self.states.can_follow()
-        if version is None:
-            return False
-        self._look_again()
-        cell = next(iter(self.executor.cells), ROOT)
-        self._observer.started("TakeParameters", cell, version, 0)
-        self.states.follow()
-        self._observer.finished("TakeParameters", cell, version, 0)
-        self.executor.begin(ROOT.stage)
-        return True
-
     def _decide(self) -> bool:
         """If this worker runs the root cell: commit the step once every cell has finished it."""
         root = self.executor.cells.get(ROOT)
@@ -437,8 +414,7 @@ class Components:
         return True
 
     def _look_at_repeated(self) -> None:
-        never_begun = self.distribution.never_begun(self.executor.cells, self.committer.log)
-        self.repeated.look((*self.executor.repeated(), *never_begun), self.executor.since())
+        self.repeated.look(self.executor.repeated(), self.executor.since())
 
     # what others ask
 

@@ -23,7 +23,7 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.control.verification import LookAgain
 from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo_core.planning.plan import Cell, CheckpointId, Plan, WorkerId
+from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_core.planning.shares import kept_share
 from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_trainer.checkpoint.errors import RestoreError
@@ -137,10 +137,10 @@ class Engine:
         begun, stages = self._ports.clock(), dict[int, Stage]()
         self.timer.begin(plan.stages)
         self._connect(plan)
-        owned = {plan.state_of(cell) for cell in plan.owned_by(self._ports.worker)}
+        owned = {cell.stage for cell in plan.owned_by(self._ports.worker)}
         for index in first_states(plan, self._ports.worker):
             assert not plan.moved, f"stage {index} has none of the layers that were moved"
-            stages[index] = self._ports.builder.stage(index, plan.state_layers, begins=plan.restore is None)
+            stages[index] = self._ports.builder.stage(index, plan.stages, begins=plan.restore is None)
             share = kept_share(plan, self._ports.worker)
             if plan.restore and not self._restore(stages[index].values, plan, share):
                 return
@@ -182,11 +182,11 @@ class Engine:
         """The plan's states are made of layers that workers hold; those that are not here are asked for."""
         assert plan.restore is not None
         worker = self._ports.worker
-        mine = {plan.state_of(c) for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
-        owned = {plan.state_of(c) for c in plan.owned_by(worker)}
+        mine = {c.stage for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
+        owned = {c.stage for c in plan.owned_by(worker)}
         stages = {}
         for index in sorted(mine):
-            stages[index] = self._ports.builder.stage(index, plan.state_layers)
+            stages[index] = self._ports.builder.stage(index, plan.stages)
             stages[index].values.park(self._ports.on_host and index not in owned)
         if plan.moved:
             self.copies.begins_with(plan.restore)
@@ -287,7 +287,7 @@ class Engine:
 
     def trained(self, index: int) -> tuple[StageValues, ...]:
         """The values of the stage in its final state, if it is here; with several devices, those of each part."""
-        stage = self.components.states.run(Cell(0, index)) if self.components else None
+        stage = self.components.states.stage(index) if self.components else None
         return (
             (stage.values,)
             if self.components and stage and stage.values.version >= self.components.executor.steps

@@ -98,7 +98,7 @@ class LayerCopies:
         if mark.hold:
             self.hold(plan.origin, state, values.layer_states(shown=False))
         if stage < len(mark.writers):
-            self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.state_layers[stage]))
+            self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.stages[stage]))
 
     def keep_last(self, wanted: KeepLastState, states: StageStates, plan: Plan) -> bool:
         """The coordinator asks for the last state, perhaps again. False if it is not here as others think it is."""
@@ -111,7 +111,7 @@ class LayerCopies:
         self._last = wanted.checkpoint
         for stage in mine:
             self.finish(stage)
-            layers = share(wanted.writers[stage], self._worker, plan.state_layers[stage])
+            layers = share(wanted.writers[stage], self._worker, plan.stages[stage])
             self._begin(stage, held[stage], wanted.checkpoint, layers)
         return True
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from bamboo_core.control.memory import Memory
-from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.schedule import Backward
 from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.steps.executor import Executor
@@ -88,10 +87,8 @@ def account(
     """
     seen: set[int] = set()
     held = [(index, s.owned, s.stage.values.state_bytes()) for index, s in states.by_stage.items() if s.stage]
-    run = {0} if states.whole else {index for index, owned, _ in held if owned}
+    run = {index for index, owned, _ in held if owned}
     parameters = sum(size for _, owned, (size, _) in held if owned)
-    if states.whole:
-        parameters += states.whole.state_bytes()[0]
     works = [(cell_step.cell.stage, cell_step.work) for cell_step in executor.cell_steps() if cell_step.work]
     adopted = [cell_step.ahead for cell_step in executor.cells.values() if cell_step.ahead]
     shadows = [*redundant.shadows.values(), *adopted]
@@ -101,7 +98,6 @@ def account(
         *beside.early,
         *redundant.mirrored.values(),
     ]
-    waiting = states.whole.tensors() if states.whole else ()
     return Memory(  # in this order, as what has been seen does not count again
         parameters=parameters + sum(_context(states, index).casts for index in run),
         optimizer=sum(remembered for _, owned, (_, remembered) in held if owned),
@@ -112,7 +108,7 @@ def account(
         + sum((work.contexts_here + len(work.postponed)) * _context(states, stage).here for stage, work in works),
         redundant=new_bytes((t for shadow in shadows for t in _in_advance(shadow)), seen)
         + sum(_redundant_contexts(shadow, states, works) for shadow in shadows),
-        received=new_bytes((t for frame in frames for t in frame.tensors), seen) + new_bytes(waiting, seen),
+        received=new_bytes((t for frame in frames for t in frame.tensors), seen),
         copies=new_bytes(beside.copies, seen),
     )
 
@@ -121,7 +117,7 @@ def _context(states: StageStates, index: int) -> ContextSize:
     """What a microbatch of the stage of that number keeps for its backward, if the stage is run here and has measured
     it; else the default.
     """
-    stage = states.run(Cell(0, index))
+    stage = states.stage(index)
     return (stage.context if stage else None) or ContextSize()
 
 

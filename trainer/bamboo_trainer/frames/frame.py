@@ -39,14 +39,12 @@ class FrameKind(IntEnum):
     LAYERS_LACKED = 19  # the answer for those that are not here; payload: as of the question
     HISTORY = 20  # to the root, or by it: steps not known to be in the job's history; payload: a list
     PARTIAL_SUM = 21  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
-    PARAMETERS = 22  # values of a shard's layers at that version; part = shard; microbatch = FIXED: what never changes
-    FORWARD_SUMS = 23  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch
-    SPOT_CHECK = 24  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
-    COMPUTE_AGAIN = 25  # to a cell's owner, by its shadow, which came to another result; payload: of what
+    FORWARD_SUMS = 22  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch
+    SPOT_CHECK = 23  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
+    COMPUTE_AGAIN = 24  # to a cell's owner, by its shadow, which came to another result; payload: of what
 
 
 EVALUATED, GENERATED = 1, 2  # the part of an activation
-FIXED = 1  # the microbatch of parameters
 
 BOUNDARY = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})  # what crosses the boundaries of stages
 BULK = frozenset(
@@ -59,7 +57,6 @@ BULK = frozenset(
         FrameKind.LAYER,
         FrameKind.PARTIAL_SUM,
         FrameKind.SPOT_CHECK,
-        FrameKind.PARAMETERS,
     }
 )
 REDUCED = frozenset({FrameKind.CONTRIBUTION, FrameKind.RESULT})  # microbatch = bucket of the stage's gradients

@@ -242,7 +242,6 @@ FORMS: Final = {
     FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
     FrameKind.HISTORY: PayloadForm(Unwritten),
-    FrameKind.PARAMETERS: PayloadForm(Again | None, 0, torch.inf),
     FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
 }
 

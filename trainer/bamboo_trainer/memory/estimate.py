@@ -23,7 +23,6 @@ from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatch
 from bamboo_core.planning.grid import Roles, worker_roles
 from bamboo_core.planning.offloading import kept_on_device
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.shards import shard_layers
 from bamboo_core.planning.splits.devices import EAGER, device_roles
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.memory.saved_tensors import Holds, is_cast
@@ -222,41 +221,13 @@ def worker_memory(
     parts: the layers of each device stage, if workers have several devices; then it is how much the device that needs
     most does. None: a worker on standby.
     """
-    shards, roles = _shards(sizes, spec), worker_roles(spec, len(stages), taken_over=taken_over)
-    if shards:
-        whole = _account(sizes, stages, spec, roles[0])
-        return 0, max((_sharded(sizes, shards, spec, whole, at) for at in range(len(shards))), key=lambda m: m.total)
     devices = spec.worker.devices
     accounts = [
         (one.stage, _account(sizes, parts or stages, spec, device_roles(one, number, devices)))
-        for one in roles
+        for one in worker_roles(spec, len(stages), taken_over=taken_over)
         for number in range(devices)
     ]
     return max(accounts, key=lambda found: found[1].total)
-
-
-def _shards(sizes: Sequence[LayerSize], spec: JobSpec) -> Sequence[tuple[int, int]]:
-    """The layers whose optimizer state the worker of each pipeline has, if not all of them have all of it."""
-    wanted = spec.topology.shard_optimizer and spec.topology.stages == 1
-    return shard_layers([size.gradients for size in sizes], spec.topology.pipelines) if wanted else ()
-
-
-def _sharded(
-    sizes: Sequence[LayerSize], shards: Sequence[tuple[int, int]], spec: JobSpec, whole: Memory, at: int
-) -> Memory:
-    """The account of a worker that has one shard, and replicas of those after it; whole: that of one that has all.
-
-    Its log has the parameters that it has sent, of as many steps as all frames.
-    """
-    replicas = min(spec.redundancy.kept, len(shards) - 1)
-    own, *kept = (sizes[slice(*shards[(at + ahead) % len(shards)])] for ahead in range(1 + replicas))
-    return msgspec.structs.replace(
-        whole,
-        optimizer=sum(size.remembered for size in own),
-        replica=sum(size.remembered for shard in kept for size in shard),
-        log=whole.log + KEPT_STEPS * sum(size.held for size in own),
-        received=whole.received + sum(size.held for size in sizes) - sum(size.held for size in own),
-    )
 
 
 def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles) -> Memory:

@@ -141,14 +141,6 @@ class RunningBuffers:
             values += [_bytes(folded[name]) for name in one.names]
         return (_joined(values),)
 
-    def part_of(self, values: Tensor, other: "RunningBuffers") -> Tensor:
-        """The part of what `folded` has made for these layers that is of the layers of `other`, another stage."""
-        places, start = dict[tuple[int, str], slice](), 0
-        for index, name, buffer in self._all():
-            places[index, name] = slice(start, start + buffer.nbytes)
-            start += buffer.nbytes
-        return _joined([values[places[index, name]] for index, name, _ in other._all()])
-
     def set(self, values: Tensor) -> None:
         """What `folded` has made, of whoever holds this stage."""
         start = 0

@@ -278,9 +278,7 @@ def build_stage(
     reader: BatchReader | None = None,
     copies: HostCopies | None = None,
     first: Callable[[], Task] | None = None,
-    *,
-    remembers: bool = True,
 ) -> Stage:
-    """A stage with the values before the first step. stages, remembers: as of `StageValues`; first: as of `Stage`."""
-    values = StageValues(task, index, stages, config, device, copies, remembers=remembers)
+    """A stage with the values before the first step. stages: as of `StageValues`; first: as of `Stage`."""
+    values = StageValues(task, index, stages, config, device, copies)
     return Stage(values, reader, copies, first)

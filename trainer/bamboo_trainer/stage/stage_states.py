@@ -1,8 +1,4 @@
-"""The states of stages on this worker: those that it runs, and those that it replicates.
-
-With shards of the optimizer's state (`bamboo_core.planning.shards`) each is a stage of a shard's layers, which is only
-applied, and what is run is the whole model.
-"""
+"""The states of stages on this worker: those that it runs, and those that it replicates."""
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -13,7 +9,6 @@ from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.stage.whole_model import WholeModel
 from bamboo_trainer.task import Parts
 
 
@@ -23,9 +18,6 @@ class StageBuilder(Protocol):
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
         """The one of that number. begins: training begins with its values, and no other state takes their place."""
 
-    def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
-        """The whole model as one stage, without what an optimizer remembers."""
-
 
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
     """The numbers of the states that a worker begins with which has obeyed no plan of this origin before.
@@ -33,8 +25,8 @@ def first_states(plan: Plan, worker: WorkerId) -> list[int]:
     Who owns a cell in the first plan that it hears of owns it since the plan's origin. Of a later plan of that origin
     what it replicates comes from the owners.
     """
-    owned = {plan.state_of(cell) for cell in plan.owned_by(worker)}
-    replicated = {plan.state_of(cell) for cell in plan.replicated_by(worker)}
+    owned = {cell.stage for cell in plan.owned_by(worker)}
+    replicated = {cell.stage for cell in plan.replicated_by(worker)}
     return sorted(owned | replicated if plan.epoch == plan.origin else owned)
 
 
@@ -60,25 +52,19 @@ class StageState:
 
 
 class StageStates:
-    """by_stage: by the number of the stage, or of the shard (`Plan.state_of`); changed here only.
-
-    whole: with shards, of a worker that runs a cell.
-    """
+    """by_stage: by the number of the stage; changed here only."""
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
         """on_host: what is kept for others only waits in host memory. begun: stages in their first state, by number."""
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
-        self._shards: tuple[tuple[int, int], ...] = ()
         self.by_stage: dict[int, StageState] = {}
-        self.whole: WholeModel | None = None
 
     def take_roles(self, plan: Plan, worker: WorkerId) -> None:
         """Keep the states of the stages that this worker has a part in."""
-        self._shards = plan.shards
-        owned = {plan.state_of(c) for c in plan.owned_by(worker)}
-        replicated = {plan.state_of(c) for c in plan.replicated_by(worker)}
+        owned = {c.stage for c in plan.owned_by(worker)}
+        replicated = {c.stage for c in plan.replicated_by(worker)}
         held = (c for c in plan.cells() if worker in plan.at(c).holders)
-        staying = {plan.state_of(c) for c in held if c.pipeline < plan.target.pipelines}
+        staying = {c.stage for c in held if c.pipeline < plan.target.pipelines}
         for index in [s for s in self.by_stage if s not in owned | replicated]:
             del self.by_stage[index]
         for index in sorted(owned | replicated):
@@ -88,13 +74,6 @@ class StageStates:
                 self.by_stage[index] = StageState(stage)
             self._give(self.by_stage[index], index in owned)
             self.by_stage[index].staying = index in staying
-        if not plan.shards or not owned:
-            self.whole = None
-            for state in self.by_stage.values():
-                if plan.shards and state.stage:
-                    state.stage.values.share(None)
-        elif self.whole is None:
-            self.whole = WholeModel(self._builder.whole(plan.stages), plan.shards)
 
     def _give(self, state: StageState, owned: bool) -> None:
         state.owned = owned
@@ -123,63 +102,15 @@ class StageStates:
         state = self.by_stage.get(index)
         return state.stage if state else None
 
-    def number(self, cell: Cell) -> int:
-        """The number of the state that a cell's owner and replicas hold."""
-        return cell.pipeline if self._shards else cell.stage
-
     def of(self, cell: Cell) -> StageValues | None:
-        """That state, if it is here."""
-        return self.here(self.number(cell))
-
-    def run(self, cell: Cell) -> Stage | None:
-        """On what a cell's forwards and backwards run, if it is here."""
-        if self._shards:
-            return self.whole.stage if self.whole else None
-        return self.stage(cell.stage)
-
-    def may_run(self, step: int) -> bool:
-        """With shards: are those that are held here still at that step's version?"""
-        return not self._shards or self.next_version() <= step
+        """The state that a cell's owner and replicas hold, if it is here."""
+        return self.here(cell.stage)
 
     def running(self, cell: Cell) -> Stage:
         """The stage on which a cell's forwards and backwards run, which must be here."""
-        stage = self.run(cell)
+        stage = self.stage(cell.stage)
         assert stage is not None
         return stage
-
-    def run_here(self) -> list[int]:
-        """The stages that are here to be run, or to be run if need be."""
-        return ([0] if self.whole else []) if self._shards else list(self.by_stage)
-
-    def can_follow(self) -> int | None:
-        """With shards: the version of those that are owned here, if the whole model is behind and all of it is here."""
-        version = self.next_version()
-        behind = self.whole is not None and version > self.whole.version
-        return version if behind and not self.lacks() else None
-
-    def follow(self) -> None:
-        """Have the whole model go on to that version."""
-        assert self.whole is not None
-        self.whole.follow(self.next_version(), self._held())
-
-    def _held(self) -> dict[int, StageValues]:
-        return {number: state.stage.values for number, state in self.by_stage.items() if state.stage}
-
-    def next_version(self) -> int:
-        """With shards: the one that the whole model is to be at."""
-        return max((state.version for state in self.by_stage.values() if state.owned), default=-1)
-
-    def lacks(self) -> list[tuple[int, bool]]:
-        """With shards: what the whole model still needs for that, as `WholeModel.lacks` says."""
-        version = self.next_version()
-        return list(self.whole.lacks(version, self._held())) if self.whole and version > self.whole.version else []
-
-    def finals(self, cell: Cell, final: Parts) -> list[tuple[int, Parts]]:
-        """What a cell's final gradients, and running buffers, are for the states that are here, by their numbers."""
-        if not self._shards:
-            return [(cell.stage, final)]
-        assert self.whole is not None
-        return [(number, self.whole.part_for(values, final)) for number, values in self._held().items()]
 
     def version(self, index: int) -> int:
         return self.by_stage[index].version
@@ -227,8 +158,7 @@ class StageStates:
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)
-            alone = not self._shards and index in ran  # shards go on together, as the whole model can go back to none
-            if ready and (alone or self._all_have_final(state.version)):
+            if ready and (index in ran or self._all_have_final(state.version)):
                 return index
         return None
 
@@ -263,8 +193,6 @@ class StageStates:
         state = self.by_stage[index]
         stage = state.stage or self._builder.stage(index, stages)
         values = stage.values
-        if values.shares:
-            values.share(None)  # the whole model stays as it is
         values.restore(tensors, facts)
         state.stage = stage
         self._give(state, state.owned)

@@ -23,7 +23,7 @@ from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule, evaluation_schedule
 from bamboo_trainer.tasks.generation import GenerationSchedule, generation_schedule
-from bamboo_trainer.tasks.inspection.costs import profile, trained_sizes
+from bamboo_trainer.tasks.inspection.costs import profile
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.user_code import dataset_length
 from bamboo_trainer.training import TrainingConfig
@@ -46,10 +46,9 @@ class LoadedJob:
 
     def profile(self, memory: int) -> Profile:
         """What its layers cost: each is built and run. memory: bytes of the worker's device; 0: not known."""
-        sizes = trained_sizes(self.task) if self.spec.topology.shard_optimizer else ()
         costs, chosen = profile(self.task, self.spec), self.spec.elastic.chooses_grid
         layers = tuple(map(_bytes, measure(self.task, self.spec))) if chosen else ()
-        return Profile(costs=costs, sizes=sizes, layers=layers, memory=memory if chosen else 0)
+        return Profile(costs=costs, layers=layers, memory=memory if chosen else 0)
 
     def ready(self) -> WorkerReady:
         samples = self.data.samples if self.data else dataset_length(self.task)
@@ -68,16 +67,9 @@ class StagesOfJob:
     copies: Mapping[torch.device, HostCopies]
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
-        return self._built(self.first.get() if begins else self.job.task, index, stages, remembers=True)
-
-    def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
-        return self._built(self.job.task, 0, stages, remembers=False)
-
-    def _built(self, task: Task, index: int, stages: Sequence[tuple[int, int]], *, remembers: bool) -> Stage:
         job, device = self.job, self.devices[device_of(index, len(self.devices))]
-        copies = self.copies[device]
-        first = self.first.get
-        return build_stage(task, index, stages, job.config, device, job.reader, copies, first, remembers=remembers)
+        task = self.first.get() if begins else job.task
+        return build_stage(task, index, stages, job.config, device, job.reader, self.copies[device], self.first.get)
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:

@@ -14,7 +14,6 @@ KINDS = {
     FrameKind.PARTIAL_SUM: "reduction",
     FrameKind.TIED: "tied",
     FrameKind.SYNC: "sync",
-    FrameKind.PARAMETERS: "parameters",
     FrameKind.STATE: "state",
     FrameKind.LAYER: "layers",
 }  # everything else is control

@@ -38,7 +38,7 @@ class HeldStates:
         self._held = {w: set() for w in plan.worker_ids()}
         for cell in plan.cells():
             for worker in plan.at(cell).holders:
-                self._held[worker].add(plan.state_of(cell))
+                self._held[worker].add(cell.stage)
 
     def follow(self, plan: Plan, now: float) -> list[StateOnItsWay]:
         """Forget what nobody is to hold any more; the states that begin to travel now.
@@ -51,18 +51,18 @@ class HeldStates:
         for cell in plan.cells():
             assignment = plan.at(cell)
             for worker in assignment.holders:
-                wanted.setdefault(worker, set()).add(plan.state_of(cell))
+                wanted.setdefault(worker, set()).add(cell.stage)
         self._held = {w: self._held.get(w, set()) & stages for w, stages in wanted.items()}
         self._coming = {
             (w, s): at for (w, s), at in self._coming.items() if s in wanted.get(w, set()) and w in plan.worker_ids()
         }
         for cell in plan.cells():
-            assignment, number = plan.at(cell), plan.state_of(cell)
+            assignment, number = plan.at(cell), cell.stage
             self._held[assignment.owner].add(number)
             for worker in assignment.replicas:
                 if number in self._held[worker] or (worker, number) in self._coming:
                     continue
-                size = self.state_bytes(plan.state_layers[number])
+                size = self.state_bytes(plan.stages[number])
                 busy[assignment.owner] += size / min(self._link(size), self._limit)
                 at = now + busy[assignment.owner] + self._profile.network.latency
                 self._coming[worker, number] = at
@@ -113,8 +113,8 @@ class HeldStates:
         sent: Counter[WorkerId] = Counter()
         read: Counter[WorkerId] = Counter()
         for worker in workers:
-            mine = {plan.state_of(cell) for cell in plan.cells() if worker in plan.at(cell).holders}
-            for layer in (i for number in sorted(mine) for i in range(*plan.state_layers[number])):
+            mine = {cell.stage for cell in plan.cells() if worker in plan.at(cell).holders}
+            for layer in (i for number in sorted(mine) for i in range(*plan.stages[number])):
                 size, holders = self.bytes_of([layer]), plan.sources[layer] if plan.sources else ()
                 if worker in holders or (copies and layer in copies.get(worker, ())):
                     continue

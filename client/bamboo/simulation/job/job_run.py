@@ -317,8 +317,7 @@ class _Simulation:
             )
             for layer in profile.layers
         )
-        sizes = tuple(float(layer.optimizer) for layer in profile.layers)
-        return protocol.Profile(costs=profile.costs, sizes=sizes, layers=layers, memory=profile.machine.memory)
+        return protocol.Profile(costs=profile.costs, layers=layers, memory=profile.machine.memory)
 
     # nodes and workers
 

@@ -139,7 +139,7 @@ class SimulatedTraining:
     def _say_synced(self, plan: Plan) -> None:
         for cell in plan.cells():
             for replica in plan.at(cell).replicas:
-                if self._held.has(replica, plan.state_of(cell)) and plan.at(cell).owner not in self._gone:
+                if self._held.has(replica, cell.stage) and plan.at(cell).owner not in self._gone:
                     self._tell(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
 
     def _switch(self, plan: Plan) -> None:
@@ -189,7 +189,7 @@ class SimulatedTraining:
         if plan is None or not self._held.arrived(worker, stage, at):
             return
         for cell in plan.cells():
-            roles, ours = plan.at(cell), plan.state_of(cell) == stage
+            roles, ours = plan.at(cell), cell.stage == stage
             if ours and worker in roles.replicas and roles.owner not in self._gone:
                 self._tell(roles.owner, protocol.ReplicaSynced(cell=cell, replica=worker))
 
@@ -367,7 +367,7 @@ class SimulatedTraining:
         layers: dict[WorkerId, list[int]] = {}
         for stage, mine in enumerate(writers):
             for worker in mine:
-                layers.setdefault(worker, []).extend(share(mine, worker, plan.state_layers[stage]))
+                layers.setdefault(worker, []).extend(share(mine, worker, plan.stages[stage]))
         storage = self._profile.storage
         for worker, shares in layers.items():
             if worker in self._gone:
@@ -416,7 +416,7 @@ class SimulatedTraining:
         self._idle_since = self._clock.now
         self._cut_state, self._copies = cut, {}
         for worker in sorted(plan.worker_ids() - self._gone.keys()):
-            layers = tuple(i for s in sorted(self._held.of(worker)) for i in range(*plan.state_layers[s]))
+            layers = tuple(i for s in sorted(self._held.of(worker)) for i in range(*plan.stages[s]))
             self._copies[worker] = frozenset(layers)
             held = protocol.StateHeld(checkpoint=cut, layers=layers)
             if layers:

@@ -23,16 +23,14 @@ from bamboo_core.planning.profile import ModelProfile
 class TrafficKind(StrEnum):
     """What the bytes are for. boundaries: activations and their gradients. redundant: gradients of boundaries that a
     shadow gets as well, in EagerBackward; forwards in advance need nothing from others. reduction: of gradients over
-    pipelines, and of the parts of a lost pipeline of one stage. replicas: final gradients (SYNC). parameters: new ones
-    of a shard (`planning.shards`), to all who run the model. states: whole stages, to new holders. checkpoints: to and
-    from the store.
+    pipelines, and of the parts of a lost pipeline of one stage. replicas: final gradients (SYNC). states:
+    whole stages, to new holders. checkpoints: to and from the store.
     """
 
     BOUNDARIES = "boundaries"
     REDUNDANT = "redundant"
     REDUCTION = "reduction"
     REPLICAS = "replicas"
-    PARAMETERS = "parameters"
     STATES = "states"
     CHECKPOINTS = "checkpoints"
 
@@ -118,7 +116,6 @@ def step_transfers(
             ),
             *_reduction(plan, layout, cell, gradients[cell.stage], final, receivers[cell.stage]),
             *_replicas(plan, cell, profile, final),
-            *_parameters(plan, layout, cell, profile),
         )
     )
     return (transfer for transfer in found if transfer.sender != transfer.receiver)
@@ -156,18 +153,10 @@ def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterat
 
 
 def _replicas(plan: Plan, cell: Cell, profile: ModelProfile, final: float) -> Iterator[Transfer]:
-    """The final gradients of the stage, or shard, that they hold."""
-    size = sum(layer.gradients for layer in profile.layers[slice(*plan.state_layers[plan.state_of(cell)])])
+    """The final gradients of the stage that they hold."""
+    size = sum(layer.gradients for layer in profile.layers[slice(*plan.stages[cell.stage])])
     for replica in plan.at(cell).replicas:
         yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size * final)
-
-
-def _parameters(plan: Plan, layout: Layout, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:
-    """What an update has changed of a shard, from who owns it to all who run the model."""
-    if plan.shards:
-        size = sum(layer.trained for layer in profile.layers[slice(*plan.shards[cell.pipeline])])
-        for other in range(layout.pipelines):
-            yield Transfer(TrafficKind.PARAMETERS, plan.at(cell).owner, plan.at(Cell(other, 0)).owner, size)
 
 
 def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:

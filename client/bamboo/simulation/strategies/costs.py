@@ -303,7 +303,7 @@ def _plain(spec: JobSpec, layers: int) -> JobSpec:
     return replace(
         spec,
         training=training,
-        topology=replace(spec.topology, split=None, shard_optimizer=False),
+        topology=replace(spec.topology, split=None),
         elastic=ElasticSpec(
             min_pipelines=1,
             max_pipelines=training.most_pipelines,

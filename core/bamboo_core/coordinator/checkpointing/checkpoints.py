@@ -182,7 +182,7 @@ def _wish(turn: Turn, at: int) -> None:
         layer: worker
         for stage, mine in enumerate(writers)
         for worker in mine
-        for layer in share(mine, worker, plan.state_layers[stage])
+        for layer in share(mine, worker, plan.stages[stage])
     }
     turn.put(c.wished(at, writers, dealt, turn.now))
     _ask_root(turn)
@@ -192,7 +192,7 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
     """Those that are gone, or that do not hold the stage any more that they should write; not who has written it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
     for stage, writers in enumerate(c.writers):
-        layers = plan.state_layers[stage]
+        layers = plan.stages[stage]
         unwritten = {c.dealt.get(layer) for layer in range(*layers) if layer not in c.parts}
         for worker in writers:
             if c.writing is not None and worker not in unwritten:
@@ -206,7 +206,7 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
 def is_writing(turn: Turn, worker: WorkerId) -> bool:
     """Does a worker that is to leave still write its share, from copies that it took while it held the stages?"""
     plan = turn.state.plan
-    return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.state_layers)
+    return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.stages)
 
 
 def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:

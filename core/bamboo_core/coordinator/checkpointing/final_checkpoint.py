@@ -31,7 +31,7 @@ def begin(turn: Turn) -> bool:
         layer: worker
         for stage, mine in enumerate(writers)
         for worker in mine
-        for layer in share(mine, worker, plan.state_layers[stage])
+        for layer in share(mine, worker, plan.stages[stage])
     }
     wished = c.wished(steps, writers, dealt, turn.now)
     attempt = sha256(f"{state.terms.secret} {wished.number} last".encode()).hexdigest()[:12]
@@ -67,8 +67,8 @@ def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
     """For each stage, the workers who have finished it and are there; who is to leave is named only if all are."""
     found = []
     plan = state.current_plan
-    for number in range(len(plan.state_layers)):
-        named = dict.fromkeys(w for cell, w in sorted(state.ending.finishers.items()) if plan.state_of(cell) == number)
+    for number in range(len(plan.stages)):
+        named = dict.fromkeys(w for cell, w in sorted(state.ending.finishers.items()) if cell.stage == number)
         there = [w for w in named if w in state.workers and not state.workers[w].released]
         staying = [w for w in there if state.workers[w].notice_until is None]
         found.append(tuple((staying or there)[:MOST_WRITERS]))

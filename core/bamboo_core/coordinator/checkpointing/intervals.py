@@ -60,12 +60,9 @@ def seconds_between_losses(state: CoordinatorState, step: float) -> float:
 
 
 def has_copies(state: CoordinatorState) -> bool:
-    """Is each stage, or shard, held by two workers in step?"""
+    """Whether each stage is held by two workers in step."""
     plan = state.plan
-    if plan is None:
-        return False
-    places = range(plan.target.pipelines) if plan.shards else range(len(plan.stages))
-    return all(_is_held_twice(state, Cell(n, 0) if plan.shards else Cell(0, n)) for n in places)
+    return plan is not None and all(_is_held_twice(state, Cell(0, stage)) for stage in range(len(plan.stages)))
 
 
 def _is_held_twice(state: CoordinatorState, cell: Cell) -> bool:
@@ -73,5 +70,5 @@ def _is_held_twice(state: CoordinatorState, cell: Cell) -> bool:
     plan = state.current_plan
     if any((cell, worker) in state.plans.synced for worker in plan.at(cell).replicas):
         return True
-    others = () if plan.shards else range(1, plan.target.pipelines)
-    return any(plan.at(Cell(d, cell.stage)).owner != plan.at(cell).owner for d in others)
+    others = (plan.at(Cell(d, cell.stage)).owner for d in range(1, plan.target.pipelines))
+    return any(owner != plan.at(cell).owner for owner in others)

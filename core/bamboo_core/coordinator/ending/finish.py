@@ -27,8 +27,7 @@ def finish_if_done(turn: Turn) -> None:
         return
     if not is_settled(state, state.spec.training.steps, state.progress.last_at, turn.now):
         return  # not all who hold the last state have said that it is the same
-    of, numbers = state.plan.state_of, range(len(state.plan.state_layers))
-    digests = [{digest for cell, digest in finished.items() if of(cell) == number} for number in numbers]
+    digests = [{digest for cell, digest in finished.items() if cell.stage == stage} for stage in range(stages)]
     diverged = [str(stage) for stage, different in enumerate(digests) if len(different) > 1]
     if diverged and not state.plan.mixed:
         message = f"pipelines ended with different states of stage {', '.join(diverged)}; {DIVERGED}"

@@ -105,7 +105,7 @@ def keeps_split(state: CoordinatorState, rates: GridRates, grid: Grid) -> bool:
     room for them, with the copies that there are to be and with those that there are.
     """
     plan = state.current_plan
-    if grid.stages != len(plan.stages) or state.spec.topology.shard_optimizer:
+    if grid.stages != len(plan.stages):
         return False
     there = _copies(state, grid_of(plan), plan.stages)
     return rates.has_room_at_all(grid, plan.stages) and rates.copies(grid, plan.stages) >= there

@@ -116,8 +116,8 @@ def is_due(state: CoordinatorState, now: float) -> bool:
 
 def splits_anew(state: CoordinatorState) -> bool:
     """Are layers split anew although the stages may stay as many?"""
-    if state.spec.topology.shard_optimizer or state.grids.resize is None:
-        return state.spec.topology.shard_optimizer
+    if state.grids.resize is None:
+        return False
     grid, rates = state.grids.resize[0], choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
     kept = choosing.keeps_split(state, rates, grid) if rates else grid.stages == len(state.current_plan.stages)
     return not kept or holding.picks(state, grid)

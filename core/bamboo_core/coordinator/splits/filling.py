@@ -43,7 +43,7 @@ def replicas(state: CoordinatorState) -> Mapping[Cell, tuple[WorkerId, ...]]:
 
 def _is_due(state: CoordinatorState, now: float) -> bool:
     plan = state.current_plan
-    if state.phase != "Running" or plan.shards or plan.sources or len(plan.layouts) > 1:
+    if state.phase != "Running" or plan.sources or len(plan.layouts) > 1:
         return False
     return resplit.is_resized(state, now) and resplit.known_work(state) is not None and not choosing.is_short(state)
 

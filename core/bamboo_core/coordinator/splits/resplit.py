@@ -18,7 +18,6 @@ from bamboo_core.coordinator.splits import rebalancing
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import StragglerPolicy
 from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
-from bamboo_core.planning.shards import sharded
 from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo_core.planning.splits.speeds import WorkEstimate
 
@@ -64,8 +63,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
 def is_resized(state: CoordinatorState, now: float) -> bool:
     """Have there been workers for a while for another grid that only other states can follow?
 
-    That is another number of stages, or of shards of the optimizer's state, or one for which their memory takes another
-    split.
+    That is another number of stages, or one for which their memory takes another split.
     """
     if state.plan is None or state.grids.resize is None:
         return False
@@ -235,8 +233,7 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     staying = holding.kept(state, staying, grid, turn.now)
     spec = choosing.spec_on(state, grid)
     may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
-    onward = resplit_plan(plan, grid, spec, work, staying, live, beginning, may_be, instead)
-    return sharded(onward, spec, state.profile.sizes)
+    return resplit_plan(plan, grid, spec, work, staying, live, beginning, may_be, instead)
 
 
 def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
@@ -252,7 +249,7 @@ def _all_hold(state: CoordinatorState, plan: Plan) -> bool:
     held = state.splits.resplit.held
     return all(
         held.get(worker, frozenset()).issuperset(range(*layers))
-        for layers, holders in zip(plan.state_layers, state.certain_holders(plan), strict=True)
+        for layers, holders in zip(plan.stages, state.certain_holders(plan), strict=True)
         for worker in holders
         if worker in state.workers
     )

@@ -13,7 +13,7 @@ Layers = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """A result that is a state: that of a stage, or of a shard, at a version. stage: its number."""
+    """A result that is a state: that of a stage at a version."""
 
     kind: ClassVar[str] = "state"
 
@@ -60,9 +60,8 @@ class Dispute:
 
 
 def layers_of(plan: Plan, place: Place) -> Layers | None:
-    """The range of layers that such a result is about under this plan; None if the plan has no such stage or shard."""
-    ranges = plan.state_layers if isinstance(place, StatePlace) else plan.stages
-    return ranges[place.stage] if place.stage < len(ranges) else None
+    """The range of layers that such a result is about under this plan; None if the plan has no such stage."""
+    return plan.stages[place.stage] if place.stage < len(plan.stages) else None
 
 
 def wrong_workers(said: Sums) -> frozenset[WorkerId] | None:

@@ -31,6 +31,6 @@ def is_settled(state: CoordinatorState, version: int, since: float, now: float) 
     v = state.verification
     if v.differing:
         return False
-    told = (v.sums.get(StatePlace(number, version), {}) for number in range(len(state.plan.state_layers)))
+    told = (v.sums.get(StatePlace(number, version), {}) for number in range(len(state.plan.stages)))
     missing = any(holders(state, number) - sums.keys() for number, sums in enumerate(told))
     return not missing or now - since > WAIT_SECONDS

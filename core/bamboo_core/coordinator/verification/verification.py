@@ -34,7 +34,7 @@ from bamboo_core.coordinator.verification.evidence import (
 )
 from bamboo_core.coordinator.verification.settled import WAIT_SECONDS, holders, is_on, replaces
 from bamboo_core.coordinator.workers.membership import declare_lost
-from bamboo_core.planning.plan import Plan, WorkerId
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
 
 MOST_RETURNS: Final = 4  # to a checkpoint, for the same result
 PAST_STEPS: Final = 2  # after which nobody says more of a step
@@ -46,7 +46,7 @@ PAST_STEPS: Final = 2  # after which nobody says more of a step
 def state_sum(turn: Turn, worker: WorkerId, message: StateSum) -> None:
     """A worker tells the checksum of a state that it holds, which is compared with the others' once all have told."""
     plan = _plan(turn.state)
-    if plan is None or message.stage >= len(plan.state_layers) or message.version > turn.state.spec.training.steps:
+    if plan is None or message.stage >= len(plan.stages) or message.version > turn.state.spec.training.steps:
         return
     known, place = turn.state.verification.sums, StatePlace(message.stage, message.version)
     before = known.get(place, {}).get(worker, message.sum)
@@ -65,7 +65,7 @@ def _has_changed(turn: Turn, place: StatePlace, told: Mapping[WorkerId, str], wo
     turn.put(turn.state.verification.known_to_differ(place))
     said = {one: (found, now) if one == worker else (found,) for one, found in told.items()}
     plan = turn.state.current_plan
-    _differs(turn, place, said, plan.at(plan.cell_of(place.stage)).owner)
+    _differs(turn, place, said, plan.at(Cell(0, place.stage)).owner)
 
 
 def forward_differs(turn: Turn, worker: WorkerId, message: ForwardDiffers) -> None:
@@ -110,7 +110,7 @@ def _weigh(turn: Turn, place: StatePlace) -> None:
         turn.put(v.waiting(place, since))
         return
     turn.put(v.weighing(place))
-    owner = plan.at(plan.cell_of(place.stage)).owner
+    owner = plan.at(Cell(0, place.stage)).owner
     _differs(turn, place, {w: (found,) for w, found in told.items()}, owner)
 
 
@@ -180,7 +180,7 @@ def _is_harmless(state: CoordinatorState, dispute: Dispute, wrong: frozenset[Wor
         return dispute.suspect not in wrong
     number = dispute.place.stage
     _, epoch = state.verification.agreed.get(number, (0, 0))
-    owners = {plan.at(cell).owner for cell in plan.cells() if plan.state_of(cell) == number}
+    owners = {plan.at(cell).owner for cell in plan.cells() if cell.stage == number}
     return epoch == plan.epoch and not owners & wrong
 
 

@@ -20,7 +20,7 @@ MOSTLY: Final = 0.5  # of a stage, that a worker must need so that it gets a cop
 def needed(plan: Plan, worker: WorkerId) -> frozenset[int]:
     """The layers of all that a worker runs or keeps a replica of."""
     cells = (*plan.owned_by(worker), *plan.replicated_by(worker))
-    return frozenset(layer for cell in cells for layer in range(*plan.state_layers[plan.state_of(cell)]))
+    return frozenset(layer for cell in cells for layer in range(*plan.stages[cell.stage]))
 
 
 def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, float]:

@@ -211,8 +211,6 @@ class GridRates:
         """A key that is equal for grids whose workers need the same memory: more microbatches than are in flight need
         no more.
         """
-        if self.spec.topology.shard_optimizer:
-            return grid
         order = StageOrder(grid.schedule, self.spec.topology.lookahead)
         devices = grid.stages * self.spec.worker.devices
         most = max(one.in_flight(0, devices, MANY) for one in (order, order.taken_over()))

@@ -44,7 +44,6 @@ class Stages:
     boundary: tuple[int, ...]
     gradients: tuple[int, ...]
     final: tuple[int, ...]  # gradients, as they are applied
-    trained: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class StepModel:
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
         """The seconds from the begin of one step to that of the next, again and again, with nobody lost."""
-        key = (_shape(plan, layout), layout, plan.stages, plan.shards, plan.mode, plan.device_layers)
+        key = (_shape(plan, layout), layout, plan.stages, plan.mode, plan.device_layers)
         if key not in self._steps:
             self._steps[key] = self._calm(on_devices(plan), layout)
         return self._steps[key]
@@ -186,15 +185,8 @@ class StepModel:
         return {worker: updates[worker] + seconds for worker, seconds in work.items()}
 
     def _updates(self, plan: Plan) -> dict[WorkerId, float]:
-        """The seconds of each worker's updates, in pipelines of one stage: of all that it holds; with shards of its
-        shards.
-        """
-        seconds = self.stages(plan.state_layers).update
-        held: defaultdict[WorkerId, set[int]] = defaultdict(set)
-        for cell in plan.cells():
-            for worker in plan.at(cell).holders:
-                held[worker].add(plan.state_of(cell))
-        return {worker: sum(seconds[number] for number in sorted(numbers)) for worker, numbers in held.items()}
+        """The seconds of each holder's updates, in pipelines of one stage."""
+        return dict.fromkeys(plan.holders(), self.stages(plan.stages).update[0])
 
     def _microbatch(self, plan: Plan) -> float:
         stages = self.stages(plan.stages)
@@ -354,24 +346,9 @@ class StepModel:
                     ready = max(ready, synced[owner] + network.latency)
                 ready = max(ready, done)
         over = max((size / network.machine for size in sent.values()), default=0.0)
-        ready = max(ready, over) + self._distribution(plan, layout)
+        ready = max(ready, over)
         alone = len(runs) == 1 and (alike is None or alike.pipelines == 1)
         return ready + self.figures.commit + (0.0 if alone else 2 * network.latency)
-
-    def _distribution(self, plan: Plan, layout: Layout) -> float:
-        """The seconds for which, with shards, all who run the model wait for the new parameters of all of them."""
-        if not plan.shards:
-            return 0.0
-        network, sizes = self.figures.network, self.stages(plan.shards).trained
-        owned: Counter[WorkerId] = Counter()
-        for d in range(layout.pipelines):
-            owned[plan.at(Cell(d, 0)).owner] += sizes[d]
-        others = len(owned) - 1
-        if not others:
-            return 0.0
-        most = max(max(size * others, sum(sizes) - size) for size in owned.values())  # that one sends, or receives
-        largest = max(owned.values())
-        return network.latency + max(largest / self._link(largest), most / network.machine)
 
     def _link(self, size: float) -> float:
         """Bytes a second of a frame of that size, between two workers."""
@@ -386,7 +363,6 @@ class StepModel:
         send and receive all that it does, and to apply the updates of all that it holds.
         """
         stages, network = self.stages(plan.stages), self.figures.network
-        states = self.stages(plan.state_layers)
         out: Counter[str] = Counter()
         into: Counter[str] = Counter()
         followed: Counter[tuple[str, str]] = Counter()  # gradients from one machine to another, for replicas
@@ -394,8 +370,8 @@ class StepModel:
         least = 0.0
         last = len(plan.stages) - 1
         for cell in layout.cells(len(plan.stages)):
-            assignment, count, number = plan.at(cell), len(layout.split[cell.pipeline]), plan.state_of(cell)
-            size = states.final[number]
+            assignment, count, number = plan.at(cell), len(layout.split[cell.pipeline]), cell.stage
+            size = stages.final[number]
             for worker in assignment.holders:
                 holds.setdefault(worker, set()).add(number)
             for replica in assignment.replicas:
@@ -403,7 +379,7 @@ class StepModel:
                 into[machine(replica)] += size
                 followed[machine(assignment.owner), machine(replica)] += size
             if assignment.replicas:
-                least = max(least, self._sync(size, len(assignment.replicas)) + states.update[number] + network.latency)
+                least = max(least, self._sync(size, len(assignment.replicas)) + stages.update[number] + network.latency)
             here, after = machine(assignment.owner), Cell(cell.pipeline, cell.stage + 1)
             if cell.stage < last and (there := machine(plan.at(after).owner)) != here:
                 given = count * stages.boundary[cell.stage]
@@ -412,7 +388,7 @@ class StepModel:
                     into[other] += given
         least = max([least, *(size / self._link(size) for size in followed.values())])
         least = max([least, *(total / network.machine for total in (*out.values(), *into.values()))])
-        return max([least, *(work.get(w, 0.0) + sum(states.update[s] for s in held) for w, held in holds.items())])
+        return max([least, *(work.get(w, 0.0) + sum(stages.update[s] for s in held) for w, held in holds.items())])
 
 
 def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
@@ -431,7 +407,6 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float, final: float) 
         boundary=tuple(layers[-1].boundary for layers in parts),
         gradients=tuple(sum(layer.gradients for layer in layers) for layers in parts),
         final=tuple(round(final * sum(layer.gradients for layer in layers)) for layers in parts),
-        trained=tuple(sum(layer.trained for layer in layers) for layers in parts),
     )
 
 

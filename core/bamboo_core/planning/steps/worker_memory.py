@@ -8,7 +8,6 @@ from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo_core.planning.offloading import kept_on_device
 from bamboo_core.planning.profile import ModelFigures, ModelProfile
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.shards import shard_layers
 from bamboo_core.planning.splits.devices import EAGER, device_layers, device_roles
 from bamboo_core.planning.splits.uneven_split import Ranges
 
@@ -66,21 +65,8 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
     ahead = spec.redundancy.mode in EAGER
     eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
     redundant = sum(in_flight(s, in_advance=True) for s in eager) + each(eager, "gradients")
-    remembered = _of_shards(figures, spec) if depth == 1 else None
-    if remembered is None:
-        remembered = each(owned, "optimizer")
-    return each(owned, "parameters") + remembered + replica + gradients + sum(map(in_flight, owned)) + redundant
-
-
-def _of_shards(figures: ModelFigures, spec: JobSpec) -> int | None:
-    """The most bytes of what the optimizer remembers that the holder of a shard, and of others' shards, has; None: each
-    holder has all of it.
-    """
-    kinds = [layer.optimizer for layer in figures.layers]
-    shards = shard_layers(kinds, spec.topology.pipelines) if spec.topology.shard_optimizer else ()
-    held = range(1 + min(spec.redundancy.kept, len(shards) - 1))
-    of = [sum(kinds[slice(*shard)]) for shard in shards]
-    return max((sum(of[(first + more) % len(of)] for more in held) for first in range(len(of))), default=None)
+    state = each(owned, "parameters", "optimizer") + replica
+    return state + gradients + sum(map(in_flight, owned)) + redundant
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:

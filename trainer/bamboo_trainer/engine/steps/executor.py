@@ -94,7 +94,7 @@ class Executor:
             cell_step = self.cells.pop(cell)
             self._left[cell] = (cell_step.since, cell_step.step)
             newest = self._committer.log.newest
-            if self._states.has_final(self._states.number(cell), newest):
+            if self._states.has_final(cell.stage, newest):
                 self.handed_over[cell] = self._replicator.hand_over(cell, plan.at(cell).owner, newest)
         if not plan.boundary:
             for cell_step in self.cells.values():
@@ -158,7 +158,7 @@ class Executor:
         self._portions.refresh(self.steps)
 
     def _begin(self, cell_step: CellStep) -> None:
-        stage = self._states.run(cell_step.cell)
+        stage = self._states.stage(cell_step.cell.stage)
         if stage is None:
             return
         if cell_step.takeover and cell_step.step >= 0:
@@ -197,13 +197,12 @@ class Executor:
 
     def ran(self) -> set[int]:
         """The stages whose step in progress is done here, but for its commit."""
-        number = self._states.number
-        behind = {number(c) for c, cell_step in self.cells.items() if cell_step.next or cell_step.layout is None}
-        return {number(c) for c in self.cells} - behind
+        behind = {c.stage for c, cell_step in self.cells.items() if cell_step.next or cell_step.layout is None}
+        return {c.stage for c in self.cells} - behind
 
     def of_state(self, number: int) -> list[CellStep]:
         """The steps of the cells that go with the state of that number."""
-        return [cell_step for cell_step in self.cells.values() if self._states.number(cell_step.cell) == number]
+        return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == number]
 
     def active(self) -> tuple[CellStep, ...]:
         """The one cell that is run here, if it is one, and not at its end; with several devices a stage's parts."""
@@ -226,7 +225,7 @@ class Executor:
     def accept(self, frame: Frame) -> None:
         """Raises RefusedFrame if it does not fit the cell's step."""
         cell = frame.address.cell
-        self.cells[cell].accept(frame, self._states.run(cell))
+        self.cells[cell].accept(frame, self._states.stage(cell.stage))
 
     # instructions
 
@@ -252,8 +251,6 @@ class Executor:
         if self._plan.is_outdated and cell_step.step > self._committer.log.newest:
             return False
         if cell_step.is_portion and cell_step.step in self._committer.log.commits:
-            return False
-        if not self._states.may_run(cell_step.step):
             return False
         if cell_step.predecessor is not None:
             if cell_step.step in self._committer.log.commits:
@@ -298,7 +295,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
             else:
                 cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
-        begun, stage = self._clock(), self._states.run(cell_step.cell)
+        begun, stage = self._clock(), self._states.stage(cell_step.cell.stage)
         work_begun, slot = self._timer.now(), (cell_step.cell, cell_step.place)
         self._redundant.end_wait(cell_step, self.beside(cell_step), begun)
         given = self._devices.begin(stage) if stage is not None and stage.runs_ahead else None
@@ -380,7 +377,7 @@ class Executor:
     def _complete_takeover(self, cell_step: CellStep) -> None:
         takeover, cell_step.takeover = cell_step.takeover, None
         assert takeover is not None
-        stage, plan = self._states.run(cell_step.cell), self._plan.current
+        stage, plan = self._states.stage(cell_step.cell.stage), self._plan.current
         if stage is not None and stage.runs_ahead and (takeover.forwards or takeover.backwards or takeover.reused):
             stage.wait()  # for what is repeated, once: until then the device kept the order
             takeover.until = max(takeover.until, self._devices.freed(cell_step.cell.stage) or 0.0)
@@ -408,7 +405,7 @@ class Executor:
         """The committed steps that are repeated here, without a predecessor who would still send what came of them."""
         for cell_step in self.cells.values():
             committed = cell_step.step in self._committer.log.commits and cell_step.step < self.steps
-            number = self._states.number(cell_step.cell)
+            number = cell_step.cell.stage
             if not cell_step.program or not committed or self._states.has_final(number, cell_step.step):
                 continue
             if cell_step.predecessor is None:

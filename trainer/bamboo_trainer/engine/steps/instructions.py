@@ -297,8 +297,7 @@ class Instructions:
         running = form.folded(work.contributions | cell_step.contributions)
         final = (cell_step.final_gradient()[: form.size], *running)
         cell_step.figures = self._copies.start((form.squared_norms(final[0]), *work.figures()))
-        for number, part in self._states.finals(cell_step.cell, final):
-            self._replicator.finalize(number, cell_step.step, part)
+        self._replicator.finalize(cell_step.cell.stage, cell_step.step, final)
 
     def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
         _stage, work = self._parts(cell_step)

@@ -18,7 +18,7 @@ class PortionSteps:
 
     def refresh(self, before: int) -> None:
         """The plan in force or the version of the stage is new. before: the first step that is none of the job's."""
-        plan, stage = self._plan.current, self._states.run(ROOT)
+        plan, stage = self._plan.current, self._states.stage(ROOT.stage)
         layout = self._committer.layout(stage.values.version) if stage and stage.values.version < before else None
         old, self.steps = self.steps, {}
         if stage is None or layout is None:

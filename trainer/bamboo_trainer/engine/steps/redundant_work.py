@@ -134,7 +134,7 @@ class RedundantWork:
         coordinator what the cell comes to now, with the very inputs that it was computed with, if the state is still
         there.
         """
-        stage = self._states.run(cell)
+        stage = self._states.stage(cell.stage)
         if stage is None or stage.values.version != step or not self._sums.has_taken(cell, step, microbatch):
             return
         work = stage.begin([microbatch], [microbatch, microbatch + 1])
@@ -174,7 +174,7 @@ class RedundantWork:
         """The cell's next instruction, or the commit of its step, has come. beside: the other parts of its stage, which
         have waited, too, and wait on. Of several such waits of a part the shortest counts: a layer must fit into one.
         """
-        stage = self._states.run(waiting.cell)
+        stage = self._states.stage(waiting.cell.stage)
         if self.budget.measures(waiting.step) and not (stage and stage.runs_ahead):
             idle, slot = self._idle(until), (waiting.cell, waiting.place)
             for one in beside if idle else ():

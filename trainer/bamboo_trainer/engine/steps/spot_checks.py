@@ -73,7 +73,7 @@ class SpotChecks:
 
     def wants(self, cell_step: CellStep, microbatch: int) -> bool:
         """Is that forward, which is about to be run, to be computed again? It is the first one of its step."""
-        cell, layout, stage = cell_step.cell, cell_step.layout, self._states.run(cell_step.cell)
+        cell, layout, stage = cell_step.cell, cell_step.layout, self._states.stage(cell_step.cell.stage)
         if layout is None or stage is None or stage.context is None:
             return False
         if cell_step.is_portion or cell_step.portions or cell_step.takeover or cell_step.ahead:
@@ -163,8 +163,6 @@ class SpotChecks:
         return " and ".join(stage.as_built.changed()[:3]) if stage.as_built else ""
 
     def _stage(self, cell: Cell) -> Stage | None:
-        if self._plan.current.shards:
-            return self._states.run(cell)
         return self._states.stage(cell.stage)
 
     def _check(self, stage: Stage, owner: WorkerId, frame: Frame) -> None:

@@ -72,11 +72,3 @@ class FinalGradients:
         squares = [slot.of(gradient).double().square_().sum() for slot in slots]
         unscale = self._optimizer.unscale
         return torch.stack(squares) * unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
-
-    def part_for(self, shard: "FinalGradients", final: Parts) -> Parts:
-        """The part of this stage's final gradient and running buffers that a stage of some of its layers takes to
-        `apply`.
-        """
-        gradient, *running = final
-        part = self._parameters.part_of(gradient, shard._parameters)
-        return (part, *(self._running.part_of(values, shard._running) for values in running if shard._running))

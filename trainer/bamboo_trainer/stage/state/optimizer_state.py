@@ -120,11 +120,6 @@ class OptimizerState:
         """A power of two, which takes the scale out: it changes no bit, but of numbers that are too small for fp32."""
         return 1.0 / self.loss_scale.scale if self.loss_scale else 1.0
 
-    def take_of_step(self, other: "OptimizerState") -> None:
-        """Have the loss scale of another stage, which is at the same version, and obey the same decisions."""
-        self.loss_scale = other.loss_scale
-        self.obey(other.decided)
-
     def obey(self, said: Decided | None) -> None:
         """The task's decisions say that of the step that comes next."""
         self.decided, self.frozen = said, frozen_among(self._using, said)

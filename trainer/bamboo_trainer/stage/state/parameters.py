@@ -187,19 +187,6 @@ class FlatParameters:
             for name, buffer in layer.named_buffers():
                 self.constants[f"{index}.{name}"] = buffer
 
-    def share(self, other: "FlatParameters | None", names: Collection[str] = ()) -> None:
-        """Have the memory of another stage's parameters, which have the same bits, instead of one's own.
-
-        names: of those, as in `named`; all others have memory of their own.
-        """
-        theirs = dict(other.named()) if other else {}
-        for name, tensor in self.named():
-            if isinstance(tensor, nn.Parameter):
-                tensor.data = theirs[name].data if name in names else tensor.data.clone()
-        self.flat = self.flat.new_empty(0)
-        for slot, _, parameter in self._others:
-            parameter.data = slot.parameter.data
-
     def holds(self, tensor: Tensor) -> bool:
         """Is it a parameter or a constant, or a part of one?"""
         return tensor.untyped_storage().data_ptr() in self._storages
@@ -254,21 +241,6 @@ class FlatParameters:
             if self._dtype is not torch.float32:
                 slot.parameter.grad_dtype = dtype
             slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
-
-    def part_of(self, gradient: Tensor, other: "FlatParameters") -> Tensor:
-        """The part of a final gradient of these parameters that is of those of `other`, as they lie in that stage: a
-        view if it can be.
-        """
-        own = {slot.name: slot.offset for slot in self.slots}
-        apart = {own[slot.name] - slot.offset for slot in other.slots}
-        if len(apart) < 2:
-            start = min(apart, default=0)
-            return gradient[start : start + other.size]
-        part = torch.zeros(other.size, dtype=gradient.dtype, device=gradient.device)
-        for slot in other.slots:
-            start = own[slot.name]
-            part[slot.offset : slot.offset + slot.size] = gradient[start : start + slot.size]
-        return part
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
         """Mark in the gradient what backwards have reached since the last call. marked: places that it has marked."""

@@ -5,11 +5,11 @@ final gradients, so an owner and its replicas come to the same bits.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bamboo_core.control.evaluations import Course
 from bamboo_trainer.decisions import Committed
@@ -54,13 +54,8 @@ class StageValues:
         config: TrainingConfig,
         device: torch.device | str = "cpu",
         copies: HostCopies | None = None,
-        *,
-        remembers: bool = True,
     ) -> None:
-        """stages: the layers of all stages, half-open ranges. copies: bring what is received to the device.
-
-        remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`).
-        """
+        """stages: the layers of all stages, half-open ranges. copies: bring what is received to the device."""
         self.version = 0
         self.task, self.config, self.index, self.device = task, config, stage, torch.device(device)
         copies = copies or AtOnce(self.device)
@@ -75,11 +70,11 @@ class StageValues:
         self.parameters = FlatParameters(self.layers, shared, self.device, config.parameter_dtype)
         tied = tied_segments(self.parameters, groups, stages)
         self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # told by another stage
-        named = [(slot.name, slot.parameter) for slot in self.parameters.slots] if remembers else []
+        named = [(slot.name, slot.parameter) for slot in self.parameters.slots]
         self.phases = phases_of(task)
-        self._optimizers, ema = PhaseOptimizers(self.phases, named), config.ema if remembers else None
+        self._optimizers = PhaseOptimizers(self.phases, named)
         self.optimizer = OptimizerState(
-            self.parameters, self._optimizers, ema, config.loss_scale, tuple(self.layers), config.early, task
+            self.parameters, self._optimizers, config.ema, config.loss_scale, tuple(self.layers), config.early, task
         )
         self._finite = FiniteState(self.layers, self.parameters, self._optimizers, self.optimizer, copies)
         snapshot.check(self.parameters, self.optimizer)
@@ -94,7 +89,7 @@ class StageValues:
             config.microbatches,
             config.gradient_dtype,
         )
-        self._parked, self._in_others_memory = False, frozenset[str]()
+        self._parked = False
         self._bytes: tuple[int, int] | None = None
         self._digest: str | None = None
         names = [slot.name for slot in self.parameters.slots]
@@ -299,63 +294,8 @@ class StageValues:
         return snapshot.state_sum(self.parameters, self.optimizer)
 
     def state_bytes(self) -> tuple[int, int]:
-        """The bytes of what the layers hold, without what is in another stage's memory, and those of what the optimizer
-        remembers.
-        """
+        """The bytes of what the layers hold, and those of what the optimizer remembers."""
         if self._bytes is None:
-            elsewhere = self._in_others_memory
-            own = (t for n, t in self.parameters.named() if n not in elsewhere or not isinstance(t, nn.Parameter))
-            held = new_bytes(own, set())
+            held = new_bytes((tensor for _, tensor in self.parameters.named()), set())
             self._bytes = held, sum(tensor.nbytes for _, tensor in self.optimizer.named())
         return self._bytes
-
-    # as a shard of the optimizer's state, or as the whole model that follows the shards (`bamboo_core.planning.shards`)
-
-    def of_layers(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
-        """What these layers hold and steps change, or fixed: what none changes; the tensors themselves, in fixed order.
-
-        A tied parameter is a value of its group's first layer. layers: half-open range.
-        """
-        running = {f"constant:{index}.{name}" for index, name in self.running.places()}
-        return [
-            tensor
-            for name, tensor in self.parameters.named()
-            if layers[0] <= layer_state.layer_of(name) < layers[1]
-            and (name.startswith("constant:") and name not in running) == fixed
-        ]
-
-    def share(self, other: "StageValues | None") -> None:
-        """Have the memory of another stage's parameters, which are at the same version; None: memory of one's own.
-
-        A tied parameter of another layer is updated here as well, and so keeps its memory.
-        """
-        if other is None and not self.shares:
-            return
-        own = (name for name, _ in self.parameters.named() if layer_state.layer_of(name) in self.layers)
-        names = list(own) if other is not None else []
-        self.parameters.share(None if other is None else other.parameters, frozenset(names))
-        self._in_others_memory, self._bytes = frozenset(names), None
-        self._constants.renew()
-
-    @property
-    def shares(self) -> bool:
-        """Does it have another stage's memory for its parameters?"""
-        return bool(self._in_others_memory)
-
-    def follow(self, like: "StageValues", values: Iterable[tuple[Tensor, Tensor]], *, begins: bool) -> None:
-        """Go to another stage's version. values: this one's, and what they are then. begins: for the first time."""
-        if not begins:
-            self._constants.check()
-        with torch.no_grad():
-            for own, value in values:
-                if own.data_ptr() != value.data_ptr():
-                    own.copy_(value)
-        if begins:
-            self._constants.renew()
-        else:
-            self._constants.renew_running()
-        self.parameters.unbind()
-        forget_casts()
-        self.optimizer.take_of_step(like.optimizer)
-        self._digest = None
-        self._come_to(like.version)

@@ -23,7 +23,6 @@ from bamboo_trainer.tasks.inspection.no_values import failing_quietly
 from bamboo_trainer.tasks.inspection.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
 from bamboo_trainer.tasks.phases import TaskInPhase, phases_of
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer
 
 logger = logging.getLogger(__name__)
@@ -38,24 +37,6 @@ def profile(task: Task, spec: JobSpec) -> tuple[float, ...]:
     if spec.topology.split is not None:
         return (1.0,) * len(task.layers)
     return layer_costs(task, spec.training.micro_batch_size)
-
-
-def trained_sizes(task: Task) -> tuple[float, ...]:
-    """Elements of each layer's trained parameters, without those that an earlier layer has, too.
-
-    Layers are built one after the other, and without memory for their values if they can be.
-    """
-    again = {name for name, (_, first) in tied_groups(task).items() if name != first}
-
-    def size(index: int, layer: nn.Module) -> int:
-        own = (p for name, p in layer.named_parameters() if f"{index}.{name}" not in again)
-        return sum(p.numel() for p in own if p.requires_grad)
-
-    mode, layers = FakeTensorMode(allow_non_fake_inputs=True), range(len(task.layers))
-    counted, _ = lines_of_child(str(size(i, layer_without_values(task, i, mode))) for i in layers)
-    with torch.random.fork_rng(devices=[]):
-        built = [size(i, build_layer(task, 0, i)) for i in layers[len(counted) :]]
-    return (*map(float, counted), *map(float, built))
 
 
 def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
