@@ -171,7 +171,7 @@ def stream(worker: str, peer: str, sends: bool, flows: int, frames: int, megabyt
 
     with enter(address_of(worker)):
         end = TcpTransport(worker, "bench", deliver, address_of(worker))
-        end.trust("bench", channel=stripes.FlowChannel(flows))
+        end.trust("bench", flows=flows)
         try:
             if sends:
                 tensor = torch.zeros(int(megabytes * 250_000))

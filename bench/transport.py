@@ -1,22 +1,19 @@
-"""How fast large frames go from one process to another on this machine, and what CPU they take: TCP beside NIXL.
+"""How fast large frames go from one process to another on this machine, and what CPU they take: one connection a link,
+or several.
 
-    python bench/transport.py                     # 1 to 300 MB; NIXL over UCX's TCP, and over what UCX chooses
-    python bench/transport.py --only "TCP, 4 flows" --megabytes 100
-    python bench/transport.py --only "NIXL, GPUs by the host" --only "NIXL, GPUs directly"     # with GPUs
+    python bench/transport.py                     # 1 to 300 MB
+    python bench/transport.py --flows 4 --megabytes 100
 
 The real transport at both ends, each in a process of its own. Frames are sent one after the other, and in one stream of
 which the writer always has the next. CPU is that of both processes; idle is what both take in two seconds in which
-nothing is sent, while the links stand. Ways between GPUs are from the memory of one to that of another, if there are
-two, and what the log keeps is left out of them.
+nothing is sent, while the links stand.
 """
 
 import logging
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,14 +21,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from _common import chosen_of, machine, median, say, show, write_json
-from bamboo_core.job.placement_spec import TransportType
-from bamboo_core.job.spec import TopologySpec
-from bamboo_core.names import LARGE_BODY
+from _common import machine, median, say, show, write_json
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.memory.host_copies import host_copies
 from bamboo_trainer.transport.base import Arrived, Event
-from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "bench"
@@ -41,79 +33,28 @@ STREAM_MEGABYTES = 1000
 MEGABYTE = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way for large tensors to travel."""
-
-    transport: TransportType
-    flows: int = 1
-    tls: str = ""  # UCX's transports, as in UCX_TLS
-    gpus: bool = False
-    direct: bool = False  # GPUDirect, where there is any
-
-
-WAYS = {
-    "TCP, 1 flow": Way(TransportType.TCP),
-    "TCP, 4 flows": Way(TransportType.TCP, flows=4),
-    "NIXL over TCP": Way(TransportType.NIXL, tls="tcp"),
-    "NIXL": Way(TransportType.NIXL, tls="all"),
-    "NIXL, GPUs by the host": Way(TransportType.NIXL, gpus=True),
-    "NIXL, GPUs directly": Way(TransportType.NIXL, gpus=True, direct=True),
-}
-
-
 class End:
     """One worker's transport. It answers each frame with tensors by one that has none."""
 
-    def __init__(self, name: str, way: Way, device: torch.device, answers: bool) -> None:
-        if way.tls:
-            os.environ["UCX_TLS"] = way.tls
+    def __init__(self, name: str, flows: int, answers: bool) -> None:
         torch.set_num_threads(1)
         logging.disable(logging.WARNING)  # of links that end when the measurement does
         self.heard = threading.Semaphore(0)
         self._answers = answers
         self.transport = TcpTransport(name, SECRET, self._deliver)
-        self._copies = host_copies(device, lambda: None)
-        topology = TopologySpec(stages=2, transport=way.transport, flows_per_link=way.flows, gpu_direct=way.direct)
-        self.transport.trust(SECRET, None, body_channel(topology, name, device), self._copies.buffer)
-        self._device, self._lock = device, threading.Lock()
-        if way.direct and not self.transport.reads_devices(FrameKind.ACTIVATION, LARGE_BODY):
-            raise SystemExit("there is no GPUDirect here; a worker's log says why")
+        self.transport.trust(SECRET, flows=flows)
 
     def _deliver(self, event: Event) -> None:
         if not isinstance(event, Arrived):
             raise SystemExit(f"a link broke: {event}")
-        self._bring(event.frame)
         if self._answers:
             answer = Frame(address=Address(FrameKind.READY, 0, 0, event.frame.address.step), epoch=1)
             self.transport.send(event.sender, answer)
         self.heard.release()
 
-    def _bring(self, frame: Frame) -> None:
-        """To the device, and until it is there; lanes have threads of their own."""
-        with self._lock:
-            if frame.made is not None:
-                self._copies.arrived(frame.tensors, frame.made)
-            self._copies.bring(frame.tensors)
-            if self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()
 
-    def send(self, address: Address, body: torch.Tensor) -> None:
-        tensors: tuple[torch.Tensor, ...] = (body,)
-        made: torch.cuda.Event | None = None
-        if self.transport.reads_devices(address.kind, body.nbytes):
-            tensors, made = self._copies.leave(tensors)
-        else:
-            tensors = self._copies.start(tensors).wait()
-        self.transport.send("b", Frame(address=address, epoch=1, tensors=tensors, made=made))
-
-
-def device_of(way: Way, number: int) -> torch.device:
-    return torch.device("cuda", number % torch.cuda.device_count()) if way.gpus else torch.device("cpu")
-
-
-def receiver(pipe: Connection, way: Way) -> None:
-    end = End("b", way, device_of(way, 1), answers=True)
+def receiver(pipe: Connection, flows: int) -> None:
+    end = End("b", flows, answers=True)
     pipe.send(end.transport.port)
     end.transport.peers({"a": ("127.0.0.1", pipe.recv())})
     pipe.send("ready")
@@ -125,10 +66,8 @@ def receiver(pipe: Connection, way: Way) -> None:
 class Sender:
     """This side, and the other one's CPU."""
 
-    def __init__(self, pipe: Connection, way: Way) -> None:
-        self.device = device_of(way, 0)
-        self._pipe, self._end, self._step = pipe, End("a", way, self.device, answers=False), 0
-        self._kind = FrameKind.ACTIVATION if way.gpus else FrameKind.SYNC
+    def __init__(self, pipe: Connection, flows: int) -> None:
+        self._pipe, self._end, self._step = pipe, End("a", flows, answers=False), 0
         pipe.send(self._end.transport.port)
         self._end.transport.peers({"b": ("127.0.0.1", pipe.recv())})
         pipe.recv()
@@ -138,7 +77,8 @@ class Sender:
         began = time.monotonic()
         for _ in range(count):
             self._step += 1
-            self._end.send(Address(self._kind, 0, 0, self._step), body)
+            address = Address(FrameKind.SYNC, 0, 0, self._step)
+            self._end.transport.send("b", Frame(address=address, epoch=1, tensors=(body,)))
         for _ in range(count):
             if not self._end.heard.acquire(timeout=SECONDS):
                 raise SystemExit(f"no answer for {SECONDS} s")
@@ -155,16 +95,16 @@ class Sender:
         self._end.transport.close(0.0)
 
 
-def measure(pipe: Connection, way: Way, megabytes: Sequence[int], repeat: int) -> None:
+def measure(pipe: Connection, flows: int, megabytes: Sequence[int], repeat: int) -> None:
     """Measures in a process of its own; sends the list of figures, one for each size, then the idle CPU a second."""
     ours, theirs = multiprocessing.Pipe()
-    other = multiprocessing.Process(target=receiver, args=(theirs, way))
+    other = multiprocessing.Process(target=receiver, args=(theirs, flows))
     other.start()
-    sender = Sender(ours, way)
+    sender = Sender(ours, flows)
     found = []
     for size in megabytes:
-        body = torch.zeros(size * MEGABYTE // 4, device=sender.device)
-        sender.send(body, 2)  # connections, agents and buffers are made
+        body = torch.zeros(size * MEGABYTE // 4)
+        sender.send(body, 2)  # connections and buffers are made
         single = median([sender.send(body, 1) for _ in range(repeat)])
         count = max(2, STREAM_MEGABYTES // size)
         before = sender.cpu()
@@ -180,9 +120,9 @@ def measure(pipe: Connection, way: Way, megabytes: Sequence[int], repeat: int) -
     other.join()
 
 
-def run(way: Way, megabytes: Sequence[int], repeat: int) -> tuple[list[dict[str, float]], float]:
+def run(flows: int, megabytes: Sequence[int], repeat: int) -> tuple[list[dict[str, float]], float]:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=measure, args=(theirs, way, megabytes, repeat))
+    process = multiprocessing.Process(target=measure, args=(theirs, flows, megabytes, repeat))
     process.start()
     theirs.close()
     try:
@@ -196,20 +136,16 @@ def run(way: Way, megabytes: Sequence[int], repeat: int) -> tuple[list[dict[str,
 
 def main(
     megabytes: Annotated[list[int] | None, typer.Option(help="Of a frame (10^6 bytes); may be repeated.")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help=f"One of {', '.join(map(repr, WAYS))}; may be repeated.")
-    ] = None,
+    flows: Annotated[list[int] | None, typer.Option(min=1, max=16, help="Of a link; may be repeated.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Single frames of each size.")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
     multiprocessing.set_start_method("spawn")
-    if not torch.cuda.is_available() and any(WAYS[name].gpus for name in only or () if name in WAYS):
-        raise SystemExit("--only: there is no GPU here")
-    here = [name for name, way in WAYS.items() if torch.cuda.is_available() or not way.gpus]
     rows, document = [], dict[str, Any]()
-    for name in chosen_of(only, here):
+    for number in flows or [1, 4]:
+        name = f"{number} connection{'s' * (number > 1)}"
         say(name)
-        figures, idle = run(WAYS[name], megabytes or [1, 10, 30, 100, 300], repeat)
+        figures, idle = run(number, megabytes or [1, 10, 30, 100, 300], repeat)
         document[name] = {"sizes": figures, "idle_cpu": idle}
         rows += [
             [
@@ -222,8 +158,8 @@ def main(
             ]
             for f in figures
         ]
-    show("One way on this machine", ["way", "MB", "frame, ms", "stream, GB/s", "CPU s per GB", "idle CPU"], rows)
-    write_json(json_file, {"machine": machine(), "ways": document})
+    show("One way on this machine", ["a link", "MB", "frame, ms", "stream, GB/s", "CPU s per GB", "idle CPU"], rows)
+    write_json(json_file, {"machine": machine(), "links": document})
 
 
 if __name__ == "__main__":

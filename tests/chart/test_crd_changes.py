@@ -105,7 +105,6 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         ("topology.stages", 3, "spec.topology.stages: cannot change; create a new job instead"),
         ("topology.lookahead", 0, "spec.topology.lookahead: cannot change; create a new job instead"),
         ("topology.flowsPerLink", 1, "spec.topology.flowsPerLink: can change only while the job is suspended"),
-        ("topology.transport", "NIXL", "spec.topology.transport: can change only while the job is suspended"),
         ("topology.split", [1, 1], "spec.topology.split: cannot change; create a new job instead"),
         ("worker.devices", 2, "spec.worker.devices: can change only while the job is suspended"),
         ("spread.policy", "None", "spec.spread: cannot change; create a new job instead"),

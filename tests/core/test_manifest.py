@@ -170,7 +170,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             schedule=s.ScheduleChoice.ZB_H1,
             flows_per_link=8,
             split=(3, 4, 4, 2),
-            transport=placement.TransportType.NIXL,
         ),
         elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),
         redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),

@@ -230,8 +230,7 @@ class Job:
     capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
     store: of checkpoints, if it is not empty. platforms: of the workers in turn. devices: those of each worker, the
     parts of its stages in turn. copies: of what a worker sends, if that is the CPU alone. per_worker: devices, each of
-    which runs a part of its stage, if the manifest does not say it. direct: boundary tensors go from and to the memory
-    of GPUs.
+    which runs a part of its stage, if the manifest does not say it.
     """
 
     def __init__(
@@ -245,7 +244,6 @@ class Job:
         platforms: Sequence[Platform] = (Platform(),),
         copies: Callable[[], HostCopies] = AtOnce,
         per_worker: int | None = None,
-        direct: bool = False,
     ) -> None:
         self.platforms, self.copies = platforms, copies
         self.store = store or MemoryStore()
@@ -261,7 +259,7 @@ class Job:
             self.task = settled(load_task(task.entrypoint, task.config, training), seed)
         self.faults, self.decide, self.capacity = list(faults), decide, capacity
         self.now, self.turns = 0.0, 0
-        self.network = MemoryNetwork(self.computes_on[0] if direct else None)
+        self.network = MemoryNetwork()
         self.nodes: dict[str, Node] = {}
         self._by_device = defaultdict[str, dict[torch.device, HostCopies]](  # of each worker
             lambda: copies_by_device(self.computes_on, lambda: None)

@@ -3,24 +3,18 @@
 from collections.abc import Mapping
 
 from bamboo_core.control.protocol import Message
-from bamboo_trainer.frames.frame import BOUNDARY, Frame, FrameKind
+from bamboo_trainer.frames.frame import Frame
 
 
 class RecordingTransport:
-    """frames: with their receivers, in order. addresses: of the peers, as they were said last. direct: boundary tensors
-    are sent from where they are.
-    """
+    """frames: with their receivers, in order. addresses: of the peers, as they were said last."""
 
-    def __init__(self, *, direct: bool = False) -> None:
-        self._direct = direct
+    def __init__(self) -> None:
         self.frames: list[tuple[str, Frame]] = []
         self.addresses: Mapping[str, tuple[str, int]] = {}
 
     def send(self, peer: str, frame: Frame) -> None:
         self.frames.append((peer, frame))
-
-    def reads_devices(self, kind: FrameKind, size: int) -> bool:
-        return self._direct and kind in BOUNDARY
 
     def peers(self, peers: Mapping[str, tuple[str, int]]) -> None:
         self.addresses = peers

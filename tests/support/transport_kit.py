@@ -1,4 +1,4 @@
-"""What the tests of the transports share."""
+"""What the tests of the transport share."""
 
 import contextlib
 import gc
@@ -17,11 +17,6 @@ from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
-from bamboo_trainer.transport.bodies import SendingLink
-from bamboo_trainer.transport.one_sided.channel import OneSidedChannel
-from bamboo_trainer.transport.one_sided.contract import OneSided
-from bamboo_trainer.transport.sockets import SocketReader
-from bamboo_trainer.transport.stripes import FlowChannel, FlowReceiver, FlowSender
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"
@@ -107,35 +102,12 @@ def our_sockets() -> dict[str, int]:
     return {link: descriptor for link, descriptor in links.items() if link.startswith("socket:")}
 
 
-class NotedFlows(FlowChannel):
-    """The flows of the links of a transport, by their lane: the newest sender and receiver of each."""
-
-    def __init__(self, flows: int) -> None:
-        super().__init__(flows)
-        self.senders: dict[wire.Lane, FlowSender] = {}
-        self.receivers: dict[wire.Lane, FlowReceiver] = {}
-
-    def sender(self, link: SendingLink, rate: float | None) -> FlowSender:
-        self.senders[link.lane] = super().sender(link, rate)
-        return self.senders[link.lane]
-
-    def receiver(self, sender: str, lane: wire.Lane, sock: socket.socket, reader: SocketReader) -> FlowReceiver:
-        self.receivers[lane] = super().receiver(sender, lane, sock, reader)
-        return self.receivers[lane]
-
-
 class Net:
-    """TCP transports by name, all closed in the end, of which no thread and no socket may remain.
+    """TCP transports by name, all closed in the end, of which no thread and no socket may remain."""
 
-    way: by which large bodies are written, if they are; direct: those between GPUs.
-    """
-
-    def __init__(self, flows: int = 1, way: OneSided | None = None, direct: OneSided | None = None) -> None:
-        self._direct = direct
+    def __init__(self, flows: int = 1) -> None:
         self.ends: list[TcpTransport] = []
-        self.names: dict[TcpTransport, str] = {}
-        self.flows: dict[TcpTransport, NotedFlows] = {}
-        self._flows, self._way = flows, way
+        self._flows = flows
         self._sockets = our_sockets()
 
     def __enter__(self) -> "Net":
@@ -146,26 +118,18 @@ class Net:
             end.close(0.0)
         assert our_threads() == []
         gc.collect()
-        assert eventually(self._leaves_nothing, SECONDS if self._way else 0.0)
-
-    def _leaves_nothing(self) -> bool:
-        if self._way is not None:
-            self._way.target("last").close()  # as any other, it ends what could not end before its peer had gone
-        return our_sockets().keys() <= self._sockets.keys()  # what another test has left may go meanwhile
+        assert our_sockets().keys() <= self._sockets.keys()  # what another test has left may go meanwhile
 
     def add(self, name: str, secret: str = SECRET) -> tuple[TcpTransport, Inbox]:
         inbox = Inbox()
         end = TcpTransport(name, secret, inbox)
-        self.names[end] = name
         self.trust(end, secret)
         self.ends.append(end)
         return end, inbox
 
     def trust(self, end: TcpTransport, secret: str = SECRET, state_rate: float | None = None) -> None:
         """As a job's worker is told."""
-        self.flows[end] = NotedFlows(self._flows)
-        channel = OneSidedChannel(self.names[end], self._way, self._direct) if self._way else self.flows[end]
-        end.trust(secret, state_rate, channel)
+        end.trust(secret, state_rate, self._flows)
 
     def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:
         (a, a_in), (b, b_in) = self.add("a"), self.add("b")

@@ -11,7 +11,6 @@ from bamboo_trainer.compilation.toolchain import CompilerUnavailable
 from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
-from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
 
 
@@ -27,7 +26,6 @@ from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, fa
         (OSError(errno.ENOSPC, "No space left on device"), "WorkerError"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
         (DeviceError("no GPU"), "DeviceUnavailable"),
-        (TransportUnavailable("no library"), "TransportUnavailable"),
         (CompilerUnavailable("no compiler"), "CompilerUnavailable"),
         (RuntimeError("a bug"), "WorkerError"),
     ],

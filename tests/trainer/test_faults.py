@@ -16,19 +16,14 @@ import borrowed_worker
 from bamboo_core.checkpoint.layout import part_name
 from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer.data import Prefetched
-from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import gpt
 from bamboo_trainer.task import Task
-from bamboo_trainer.transport import wire
-from bamboo_trainer.transport.bodies import TransportUnavailable
-from bamboo_trainer.transport.nixl.agent import Nixl
 from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, one_launcher, run, run_slowly, run_with_cut_flows, run_with_faults
 
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
-TRANSPORT = os.environ.get("BAMBOO_TRANSPORT", "TCP")  # of the jobs that are disturbed
 SECONDS = 180.0  # for jobs with many workers
 
 
@@ -38,12 +33,6 @@ def prefetched_gpt(config: Mapping[str, Any]) -> Task:
     return replace(task, dataset=Prefetched(task.dataset, readers=2, ahead=5))
 
 
-def all_large_gpt(config: Mapping[str, Any]) -> Task:
-    """The small GPT, all of whose frames with tensors travel as large ones do."""
-    wire.STRIPED_FROM = 1  # type: ignore[misc]
-    return load_task("bamboo_trainer.models.gpt:build", config)
-
-
 def manifest(
     stages: int = 4,
     pipelines: int = 1,
@@ -51,19 +40,15 @@ def manifest(
     standby: int = 1,
     mode: str = "LazyForward",
     replicas: int = 1,
-    transport: str = TRANSPORT,
 ) -> dict[str, Any]:
     """mixed: bf16 products, and tied embeddings."""
-    document = bamboojob(
+    return bamboojob(
         task=gpt_task(blocks=max(3, stages - 2), tieEmbeddings=mixed),
         training=training(STEPS, 16, 2, maxGradientNorm=1.0, precision="bf16" if mixed else "fp32"),
-        topology={"stages": stages, "pipelines": pipelines, "transport": transport},
+        topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": mode, "replicas": replicas},
         standby={"workers": standby},
     )
-    if transport != "TCP":
-        document["spec"]["task"]["entrypoint"] = "test_faults:all_large_gpt"
-    return document
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,10 +83,7 @@ LARGE: list[Shape] = [(8, 1, False), (4, 2, False)]
 
 
 def undisturbed(shapes: list[Shape], factory: pytest.TempPathFactory) -> References:
-    """Over TCP: so the other transport is compared with it."""
-    return {
-        shape: run(manifest(*shape, transport="TCP"), factory.mktemp("reference"), seconds=SECONDS) for shape in shapes
-    }
+    return {shape: run(manifest(*shape), factory.mktemp("reference"), seconds=SECONDS) for shape in shapes}
 
 
 @pytest.fixture(scope="module")
@@ -155,19 +137,6 @@ def test_a_sigkill_at_an_instruction_leaves_the_bits(
     job = run_with_faults(manifest(), tmp_path, monkeypatch, fault)
     assert_same(job, references[4, 1, False])
     assert job.state.membership.preemptions == 1
-
-
-def test_a_worker_of_a_job_over_nixl_is_killed(
-    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With BAMBOO_TRANSPORT=NIXL all tests of this file are of such jobs."""
-    try:
-        Nixl()
-    except TransportUnavailable as error:
-        pytest.skip(str(error))
-    fault = ("Backward", 0, 2, 5, 3, signal.SIGKILL)
-    job = run_with_faults(manifest(transport="NIXL"), tmp_path, monkeypatch, fault)
-    assert_same(job, references[4, 1, False])
 
 
 def test_a_worker_with_reader_processes_is_killed(

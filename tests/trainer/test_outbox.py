@@ -79,36 +79,6 @@ def test_what_a_stage_gives_another_of_its_worker_is_there_before_the_log_has_it
     assert [peer for peer, _ in sent.frames] == [state.owner(Cell(0, 1))], "who runs the cell by now gets it, too"
 
 
-def test_what_a_network_reads_on_a_device_leaves_at_once_and_the_log_gets_its_copy_later() -> None:
-    sent, own, state = RecordingTransport(direct=True), deque[Received](), PlanState(OWNER[0], PLAN)
-    box, given = Outbox(state, sent, own, Slow()), torch.ones(2, device="meta")
-    address = Address(FrameKind.ACTIVATION, 0, 1, 4, 2)
-    box.emit(address, [given])
-    ((peer, frame),) = sent.take()
-    assert (peer, frame.address, frame.tensors) == (OWNER[1], address, (given,))
-    assert box.log.get(address) is None
-    box.finish()
-    assert box.log.get(address) is not None
-    assert sent.frames == [], "its owner has it"
-    box.emit(address._replace(microbatch=3), [given])
-    assert len(sent.take()) == 1
-    state.activate(after_loss(PLAN, {OWNER[1]}))
-    box.finish()
-    there = [peer for peer, _ in [*sent.frames, *own]]
-    assert there == [state.owner(Cell(0, 1))], "who runs the cell by now gets it, too"
-
-
-@pytest.mark.parametrize("what", ["a device", "host memory", "another kind"])
-def test_only_boundary_tensors_of_a_device_leave_from_there(what: str) -> None:
-    sent = RecordingTransport(direct=True)
-    box = Outbox(PlanState(OWNER[0], PLAN), sent, deque(), Slow())
-    kind = FrameKind.TIED if what == "another kind" else FrameKind.ACTIVATION
-    box.emit(Address(kind, 0, 1, 4), [torch.ones(2, device="cpu" if what == "host memory" else "meta")])
-    assert len(sent.take()) == (what == "a device")
-    box.finish()
-    assert len(sent.take()) == (what != "a device")
-
-
 @pytest.mark.parametrize("kind", [FrameKind.RESULT, FrameKind.READY])
 def test_what_is_no_boundary_tensor_is_copied_first(kind: FrameKind) -> None:
     sent, own = RecordingTransport(), deque[Received]()

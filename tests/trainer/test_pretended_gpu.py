@@ -7,8 +7,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,11 @@ import pretended_gpu
 from bamboo_core.control.protocol import PROFILER_WRITTEN, Message, WorkerWarning
 from bamboo_core.job.training_spec import ProfilerSpec
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.frames.tensors import flat_bytes
 from bamboo_trainer.memory import host_copies
 from bamboo_trainer.memory.host_copies import CudaCopies, together
 from bamboo_trainer.memory.placement import choose_devices, wait_for
 from bamboo_trainer.telemetry.step_profiler import StepProfiler, TraceWriter
 from bamboo_trainer.telemetry.trace import Silent
-from bamboo_trainer.transport.one_sided import slot_copies
 
 HERE = Path(__file__)
 SECONDS = 900.0
@@ -34,7 +31,7 @@ beside = pytest.mark.skipif(
     "PRETENDED_GPU" in os.environ or shutil.which(pretended_gpu.COMPILER) is None, reason="no compiler, or in one"
 )
 FEW = (
-    "pretended_gpu or gpu_direct or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True)"
+    "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True)"
     " or steps_are_counted or (saved_contexts and not any_instruction and not a_loss)"
 )
 
@@ -48,9 +45,7 @@ def library() -> Path:
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("chosen", [FEW, pytest.param("", marks=pytest.mark.slow)])
 def test_what_is_tested_on_a_gpu_holds_on_a_pretended_one(library: Path, chosen: str) -> None:
-    files = [
-        str(HERE.with_name(name)) for name in (HERE.name, "test_gpu.py", "test_gpu_direct.py", "test_saved_contexts.py")
-    ]
+    files = [str(HERE.with_name(name)) for name in (HERE.name, "test_gpu.py", "test_saved_contexts.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rs", "-k", chosen, "-p", "no:cacheprovider", *files]
     there = pretended_gpu.environment(library)
     done = subprocess.run(command, env=there, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -200,32 +195,6 @@ def _source(module: types.ModuleType) -> str:
     return Path(module.__file__).read_text()
 
 
-def _carry(module: types.ModuleType) -> list[list[float]]:
-    """What the first device makes of what the second one has made, carried by a slot of pinned memory by threads of
-    their own, as a network's, while the second one works on.
-    """
-    first, second, found = torch.device("cuda", 0), torch.device("cuda", 1), []
-    sender, receiver = (module.SlotCopies() for _ in range(2))
-    slot = torch.empty(32, dtype=torch.uint8, pin_memory=True)
-
-    def received() -> tuple[torch.Tensor, torch.cuda.Event]:
-        there = receiver.empty((8,), torch.float32, first)
-        return there, receiver.scatter(slot, [flat_bytes(there)])
-
-    with ThreadPoolExecutor(1) as sending, ThreadPoolExecutor(1) as receiving:
-        for number in range(3):
-            made, event = torch.full((8,), float(number), device=second) + 1.0, torch.cuda.Event()
-            event.record(torch.cuda.current_stream(second))
-            sending.submit(sender.gather, [flat_bytes(made)], slot, event).result()
-            del made
-            busy = torch.ones(8, device=second) * 3.0
-            there, after = receiving.submit(received).result()
-            torch.cuda.current_stream(first).wait_event(after)
-            there.record_stream(torch.cuda.current_stream(first))
-            found += [(there * 2.0).tolist(), (busy + busy).tolist()]
-    return found
-
-
 def _pass_on(module: types.ModuleType) -> list[list[float]]:
     """What the second device makes of what the first one gives it, which works on meanwhile; and what the host gets."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -265,24 +234,6 @@ def test_each_event_and_wait_between_pretended_gpus_is_needed(line: str, monkeyp
     assert (found == expected) == (line == "")
 
 
-SLOT_ORDER = (  # what puts the copies of boundary tensors into slots and out of them in order
-    "stream.wait_event(made)",
-    "tensor.record_stream(self._stream(tensor.device))",
-    "done.record(streams[0])",
-    "done.synchronize()",
-)
-
-
-@on_one
-@pytest.mark.parametrize("line", ["", *SLOT_ORDER])
-def test_each_event_and_wait_of_a_network_that_reads_pretended_gpus_is_needed(
-    line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = [[value] * 8 for n in range(3) for value in (2 * n + 2.0, 6.0)]
-    found = _told(_carry, _without(line, slot_copies, monkeypatch))
-    assert (found == expected) == (line == "")
-
-
 def _told(carry: Callable[[types.ModuleType], list[list[float]]], module: types.ModuleType) -> list[list[float]] | str:
     """What comes of it, or what is wrong in the order."""
     try:
@@ -292,14 +243,11 @@ def _told(carry: Callable[[types.ModuleType], list[list[float]]], module: types.
 
 
 @on_one
-@pytest.mark.parametrize(("module", "order"), [(host_copies, ORDER), (slot_copies, SLOT_ORDER)])
-def test_every_event_and_wait_of_copies_is_among_those_that_are_taken_out(
-    module: types.ModuleType, order: Sequence[str]
-) -> None:
+def test_every_event_and_wait_of_copies_is_among_those_that_are_taken_out() -> None:
     marks = (".record(", ".wait_event(", ".wait_stream(", ".record_stream(", ".synchronize(")
-    lines = [line for line in _source(module).splitlines() if any(mark in line for mark in marks)]
-    kept = {line.split("  #")[0].strip() for line in lines} - {"self._event.synchronize()", "made.synchronize()"}
-    assert kept == set(order)
+    lines = [line for line in _source(host_copies).splitlines() if any(mark in line for mark in marks)]
+    kept = {line.split("  #")[0].strip() for line in lines} - {"self._event.synchronize()"}
+    assert kept == set(ORDER)
 
 
 @on_one

@@ -4,7 +4,9 @@ import contextlib
 import random
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,17 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_trainer.frames.frame import FrameKind
-from bamboo_trainer.transport import stripes, wire
+from bamboo_trainer.transport import inbound, outbound, stripes, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from bamboo_trainer.transport.stripes import CHUNK, END, LEAVES, RECORD
-from transport_kit import Net, dial, eventually, greet, make_frame, refused, same
+from bamboo_trainer.transport.stripes import CHUNK, END, LEAVES, RECORD, FlowReceiver, FlowSender
+from transport_kit import Net, dial, eventually, greet, make_frame, our_threads, refused, same
 
 pytest_plugins = ["transport_pair_fixtures"]
-
-
-@pytest.fixture
-def nixl() -> None:
-    """These look at TCP's own connections."""
 
 
 several = pytest.mark.parametrize("flows", [4])
@@ -49,29 +46,55 @@ def test_what_is_left_of_buffers(buffers: list[bytes], count: int) -> None:
     assert b"".join(stripes.after([memoryview(b) for b in buffers], count)) == whole[count:]
 
 
-def joined(net: Net, kind: FrameKind = FrameKind.ACTIVATION) -> tuple[socket.socket, ...]:
-    """The connections that have joined the first one of the newest link to b."""
-    return net.flows[net.ends[1]].receivers[LANES[kind]].joined
+@dataclass
+class Ends:
+    """Both ends of the links of a test, the newest last. In each test only links from a to b carry something."""
+
+    senders: list[FlowSender] = field(default_factory=list)
+    receivers: list[FlowReceiver] = field(default_factory=list)
+
+    @property
+    def joined(self) -> tuple[socket.socket, ...]:
+        """The connections that have joined the first one of the newest link to b."""
+        return self.receivers[-1].joined
+
+    @property
+    def further(self) -> tuple[socket.socket, ...]:
+        """The connections of a's newest link beside the first one."""
+        return self.senders[-1].sockets
 
 
-def further(net: Net) -> tuple[socket.socket, ...]:
-    """The connections of a's link to b beside the first one."""
-    return net.flows[net.ends[0]].senders[wire.Lane.BOUNDARY].sockets
+@pytest.fixture(autouse=True)
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    made = Ends()
+
+    def sender(*arguments: Any) -> FlowSender:
+        made.senders.append(FlowSender(*arguments))
+        return made.senders[-1]
+
+    def receiver(*arguments: Any) -> FlowReceiver:
+        made.receivers.append(FlowReceiver(*arguments))
+        return made.receivers[-1]
+
+    monkeypatch.setattr(outbound, "FlowSender", sender)
+    monkeypatch.setattr(inbound, "FlowReceiver", receiver)
+    return made
 
 
 @several
 @pytest.mark.parametrize("kind", LANES)
-def test_only_large_frames_open_more_connections(flows: int, kind: FrameKind) -> None:
+def test_only_large_frames_open_more_connections(flows: int, kind: FrameKind, ends: Ends) -> None:
     with Net(flows) as net:
         a, _, _, b_in = net.pair()
         a.send("b", make_frame(LARGE[:-1], kind=kind))
         b_in.wait(Arrived)
-        assert joined(net, kind) == ()
+        assert ends.joined == ()
         for count in (2, 3):
             a.send("b", make_frame(LARGE, kind=kind))
             assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-            assert len(joined(net, kind)) == flows - 1
-        assert set(net.flows[a].senders) == {LANES[kind]}
+            assert len(ends.joined) == flows - 1
+        senders = {name for name in our_threads() if name.startswith("bamboo-tx-")}
+        assert senders == {f"bamboo-tx-b-{LANES[kind]}"}
 
 
 @several
@@ -102,7 +125,7 @@ def cut(sock: socket.socket) -> None:
 @several
 @pytest.mark.parametrize("seed", range(8))
 def test_a_connection_lost_within_a_body_is_a_link_lost(
-    net: Net, flows: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    net: Net, flows: int, seed: int, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any of them, at any moment: nothing that is incomplete is delivered, and the link forms again, with all."""
     rng = random.Random(seed)
@@ -135,16 +158,16 @@ def test_a_connection_lost_within_a_body_is_a_link_lost(
     assert places == [*range(len(places) - 1), 9]
     assert len(places) <= 4
     assert all(torch.equal(frame.tensors[0], tensors[frame.address.microbatch % 9]) for frame in frames)
-    assert len(joined(net)) == flows - 1
+    assert len(ends.joined) == flows - 1
 
 
 @several
 @pytest.mark.parametrize("side", ["sender", "receiver"])
-def test_a_connection_lost_while_idle_is_a_link_lost_at_the_next_body(net: Net, side: str) -> None:
+def test_a_connection_lost_while_idle_is_a_link_lost_at_the_next_body(net: Net, side: str, ends: Ends) -> None:
     a, a_in, _b, b_in = net.pair()
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived)
-    cut((further(net) if side == "sender" else joined(net))[1])
+    cut((ends.further if side == "sender" else ends.joined)[1])
     a.send("b", make_frame(torch.ones(2)))  # a small one does not need it
     b_in.wait(Arrived, 2)
     a.send("b", make_frame(LARGE))
@@ -157,7 +180,7 @@ def test_a_connection_lost_while_idle_is_a_link_lost_at_the_next_body(net: Net, 
 
 @several
 def test_a_link_serves_with_fewer_connections_if_more_are_refused(
-    net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    net: Net, ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stripes, "MAX_FLOWS", 2)
     monkeypatch.setattr(stripes, "time", SimpleNamespace(monotonic=lambda: 0.0))  # long ago
@@ -165,7 +188,7 @@ def test_a_link_serves_with_fewer_connections_if_more_are_refused(
     for count in (1, 2):
         a.send("b", make_frame(LARGE))
         assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-    assert len(joined(net)) == len(further(net)) == 1
+    assert len(ends.joined) == len(ends.further) == 1
     assert [r.message for r in caplog.records if "of 4 connections" in r.message] == [
         "boundary link to b has 2 of 4 connections: closed by the peer"
     ]
@@ -173,7 +196,7 @@ def test_a_link_serves_with_fewer_connections_if_more_are_refused(
     monkeypatch.setattr(wire, "STRIPED_FROM", 100)
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived, 3)
-    assert len(joined(net)) == 3
+    assert len(ends.joined) == 3
     assert a_in.events == []
 
 
@@ -306,11 +329,11 @@ def test_no_more_join_than_may(net: Net) -> None:
             sock.close()
 
 
-def test_a_link_that_is_closed_while_it_waits_for_a_chunk_ends(net: Net) -> None:
+def test_a_link_that_is_closed_while_it_waits_for_a_chunk_ends(net: Net, ends: Ends) -> None:
     with Group(net) as group:
         group.first.sendall(HEAD + record(0, END))
         group.other.sendall(chunk(0)[:100])
-        assert eventually(lambda: joined(net) != ())
+        assert eventually(lambda: ends.joined != ())
         group.b.close(0.0)
         assert refused(group.other)
         assert group.b_in.events == []

@@ -23,7 +23,6 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.generation import generation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
-from bamboo_trainer.transport.choice import body_channel
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +69,6 @@ def _first_values(spec: JobSpec, task: Task) -> list[str]:
 
 
 def _check(spec: JobSpec) -> dict[str, Any]:
-    body_channel(spec.topology, "check", torch.device("cpu"))
     require_toolchain(spec.training, gpu=torch.cuda.is_available())
     task, spec = settled_task(spec)
     initial = _first_values(spec, task)

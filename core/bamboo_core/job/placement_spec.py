@@ -16,13 +16,6 @@ MOST_DEVICES = 16  # of a worker
 GPU_SUFFIX = "/gpu"  # of the resources that are GPUs: nvidia.com/gpu, amd.com/gpu
 
 
-class TransportType(StrEnum):
-    """How tensors travel between workers. NIXL: large ones by NVIDIA's library, over RDMA, EFA or shared memory."""
-
-    TCP = "TCP"
-    NIXL = "NIXL"
-
-
 class Capacity(StrEnum):
     SPOT = "Spot"
     ON_DEMAND = "OnDemand"

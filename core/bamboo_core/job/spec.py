@@ -21,7 +21,6 @@ from bamboo_core.job.placement_spec import (
     NodePool,
     SpreadPolicy,
     SpreadSpec,
-    TransportType,
     VerifyMode,
     WorkerSpec,
 )
@@ -188,14 +187,6 @@ class TopologySpec:
         Mark.OF_THE_JOB,
     ] = None
     """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
-    transport: Annotated[TransportType, Mark.WHILE_SUSPENDED] = TransportType.TCP
-    """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name (docs/install.md), over
-    RDMA, EFA or shared memory. Can change only while the job is suspended.
-    """
-    gpu_direct: Annotated[bool, Mark.WHILE_SUSPENDED] = True
-    """With transport NIXL: whether the network reads and writes GPUs' memory, where a worker finds that it can. Else,
-    and where it cannot, boundary tensors go through host memory. Can change only while the job is suspended.
-    """
     chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
 
     @property

@@ -84,8 +84,6 @@ class Engine:
             case Arrived(sender, frame) if frame.address.kind in KINDS:
                 self._on_layers(sender, frame)
             case Arrived(sender, frame):
-                if frame.made is not None:
-                    self._ports.copies.arrived(frame.tensors, frame.made)
                 self._received.append((sender, frame))
             case Copied() if self.components:
                 self.components.outbox.advance()

@@ -94,7 +94,6 @@ class Frame:
     origin: int = 1  # in which the states began that it belongs to
     tensors: tuple[torch.Tensor, ...] = ()
     payload: Any = None  # small facts, of each kind its own (`payloads`)
-    made: torch.cuda.Event | None = None  # after which its tensors are made, if some are in a GPU's memory
 
     @property
     def again(self) -> bool:

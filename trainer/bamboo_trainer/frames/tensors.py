@@ -28,12 +28,7 @@ def byte_view(tensor: torch.Tensor) -> memoryview:
     """The storage of a contiguous CPU tensor of any dtype and shape, as bytes; writable."""
     if tensor.dtype is torch.float32 and tensor.numel():
         return tensor.numpy().data.cast("B")  # most tensors are of these, and this takes half the time
-    return flat_bytes(tensor).numpy().data
-
-
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The storage of a contiguous tensor of any dtype and shape, on any device, as uint8 [its bytes]; writable."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def unsendable(tensor: torch.Tensor, dtypes: Collection[torch.dtype]) -> str:

@@ -70,14 +70,6 @@ class HostCopies(Protocol):
         """
         ...
 
-    def leave(self, tensors: Iterable[Tensor]) -> tuple[Parts, torch.cuda.Event | None]:
-        """As `hand_over`, for a network that reads them where they are, after the event."""
-        ...
-
-    def arrived(self, tensors: Iterable[Tensor], made: torch.cuda.Event) -> None:
-        """The network has brought these to devices of this worker, where they are after the event."""
-        ...
-
     def mark(self, *, tells: bool = False) -> QueueMark:
         """A mark behind what the device has been given to compute. tells: when it is passed, as of a copy."""
         ...
@@ -87,7 +79,7 @@ class HostCopies(Protocol):
         ...
 
 
-class There:
+class _There:
     """A copy that is made."""
 
     def __init__(self, parts: Parts) -> None:
@@ -109,19 +101,13 @@ class AtOnce:
         self._device = device
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
-        return There(tuple([tensor if tensor.is_cpu else tensor.cpu() for tensor in tensors]))
+        return _There(tuple([tensor if tensor.is_cpu else tensor.cpu() for tensor in tensors]))
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
         return tuple([tensor.to(self._device) for tensor in tensors])
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
         return tuple(tensors)
-
-    def leave(self, tensors: Iterable[Tensor]) -> tuple[Parts, None]:
-        return tuple(tensors), None
-
-    def arrived(self, tensors: Iterable[Tensor], made: torch.cuda.Event) -> None:
-        made.synchronize()
 
     def mark(self, *, tells: bool = False) -> QueueMark:
         wait_for(self._device)
@@ -168,20 +154,12 @@ class HandedOver:
     def __init__(self) -> None:
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
-    def add(self, tensors: Iterable[Tensor], device: torch.device) -> torch.cuda.Event:
-        """These tensors of a device are made by what has been started there so far, which the event is behind."""
+    def add(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+        """Record that what has been started on the device so far makes these tensors of it."""
         made = torch.cuda.Event()  # type: ignore[no-untyped-call]
         made.record(torch.cuda.current_stream(device))
-        self.put(tensors, made)
-        return made
-
-    def put(self, tensors: Iterable[Tensor], made: torch.cuda.Event) -> None:
-        """These tensors are made after the event."""
         for tensor in tensors:
             self._made[tensor] = made
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        return tensor in self._made
 
     def wait(self, stream: torch.cuda.Stream, tensor: Tensor) -> None:
         """Let a stream wait until the tensor is made, and for nothing that its device was given after it."""
@@ -212,7 +190,7 @@ class CudaCopies:
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         tensors, stream = tuple(tensors), self._bulk if bulk else self._urgent
         if not tensors or all(tensor.is_cpu for tensor in tensors):
-            return There(tensors)
+            return _There(tensors)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             parts = tuple(tensor if tensor.is_cpu else self._copy(tensor.detach(), stream) for tensor in tensors)
@@ -229,7 +207,6 @@ class CudaCopies:
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
         tensors = tuple(tensors)
-        self._await_here(tensor for tensor in tensors if tensor.device == self._device)
         others = tuple(tensor for tensor in tensors if tensor.device != self._device)
         if not others:
             return tensors
@@ -239,16 +216,6 @@ class CudaCopies:
             brought = self._bring_from_host(mine) if device == CPU else self._bring_across(device, mine)
             here |= zip(map(id, mine), brought, strict=True)
         return tuple(here[id(tensor)] for tensor in tensors)
-
-    def _await_here(self, tensors: Iterable[Tensor]) -> None:
-        """What computes waits for tensors of this device that were handed over, or that the network has brought, which
-        are in memory of a stream of its own.
-        """
-        waited = tuple(tensor for tensor in tensors if tensor in self._handed_over)
-        current = torch.cuda.current_stream(self._device)
-        for tensor in waited:
-            self._handed_over.wait(current, tensor)
-        _keep_for(current, waited)
 
     def _bring_from_host(self, tensors: Sequence[Tensor]) -> Parts:
         with torch.cuda.stream(self._inward):
@@ -275,19 +242,14 @@ class CudaCopies:
         """What a stream has brought, for the one that computes."""
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(stream)
-        _keep_for(current, brought)
+        for tensor in brought:
+            tensor.record_stream(current)
         return brought
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
-        return self.leave(tensors)[0]
-
-    def leave(self, tensors: Iterable[Tensor]) -> tuple[Parts, torch.cuda.Event]:
         tensors = tuple(tensor.detach() for tensor in tensors)
-        mine = (tensor for tensor in tensors if tensor.device == self._device)
-        return tensors, self._handed_over.add(mine, self._device)
-
-    def arrived(self, tensors: Iterable[Tensor], made: torch.cuda.Event) -> None:
-        self._handed_over.put((tensor for tensor in tensors if not tensor.is_cpu), made)
+        self._handed_over.add((tensor for tensor in tensors if tensor.device == self._device), self._device)
+        return tensors
 
     def mark(self, *, tells: bool = False) -> QueueMark:
         return self._marks.add(tells=tells)
@@ -310,12 +272,6 @@ class CudaCopies:
     def _give(self, size: int) -> None:
         with self._lock:
             self._room += size
-
-
-def _keep_for(current: torch.cuda.Stream, tensors: Iterable[Tensor]) -> None:
-    """The memory of these, which is another stream's, is not used again before this one has done with it."""
-    for tensor in tensors:
-        tensor.record_stream(current)
 
 
 class CopiesOfDevices:
@@ -344,15 +300,9 @@ class CopiesOfDevices:
         return self._first.bring(tensors)
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
-        return self.leave(tensors)[0]
-
-    def leave(self, tensors: Iterable[Tensor]) -> tuple[Parts, torch.cuda.Event | None]:
         """They are all of one device, but for those in host memory: a device stage has made them."""
         tensors = tuple(tensors)
-        return self._of(tensors).leave(tensors)
-
-    def arrived(self, tensors: Iterable[Tensor], made: torch.cuda.Event) -> None:
-        self._first.arrived(tensors, made)
+        return self._of(tensors).hand_over(tensors)
 
     def mark(self, *, tells: bool = False) -> QueueMark:
         return self._first.mark(tells=tells)

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
 from torch import Tensor
 
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.frames.frame import GENERATED, Address, Again, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Contributed, PartialSum
-from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies, Parts, There
+from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies, Parts
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.base import Transport
@@ -29,8 +28,7 @@ class _Leaving(NamedTuple):
     copy: Copy
     payload: Any
     receiver: WorkerId | None  # of what is for one worker; None: it is for a cell
-    given_to: WorkerId | None = None  # the cell's owner, which has got it already, from the device it is on
-    made: torch.cuda.Event | None = None  # after which it is made, if it is sent from the device it is on
+    is_here: bool = False  # it was for a cell of this worker, which has it already
 
 
 class Outbox:
@@ -38,8 +36,7 @@ class Outbox:
 
     A frame leaves when its tensors are in host memory, and the engine goes on meanwhile; what is emitted or posted on
     the same lane does not overtake it. What passes between stages of this worker is theirs at once, on whatever device
-    it is, and a network that reads devices sends from there what passes to another worker; for the log it is copied
-    beside.
+    it is; for the log it is copied beside.
     """
 
     def __init__(
@@ -65,34 +62,21 @@ class Outbox:
         """One that is sent at once: its tensors are waited for."""
         return self._frame(address, self._copies.start(tensors).wait(), payload)
 
-    def _frame(self, address: Address, tensors: Parts, payload: Any, made: torch.cuda.Event | None = None) -> Frame:
+    def _frame(self, address: Address, tensors: Parts, payload: Any) -> Frame:
         plan = self._plan.current
-        return Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=tensors, payload=payload, made=made)
+        return Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=tensors, payload=payload)
 
     def emit(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> None:
         """Sends a frame to the owner of the cell that it is for, and keeps it in the log.
 
         A gradient goes to the cell's shadow, too, if that runs backwards in advance.
         """
-        if not _passes_directly(address):
+        if not _passes_directly(address) or self._plan.owner(address.cell) != self._plan.worker:
             self._leave_after(address, tensors, payload, None)
             return
-        tensors, owner = tuple(tensors), self._plan.owner(address.cell)
-        if owner == self._plan.worker:
-            here = self._copies.hand_over(tensors)
-            self._received.append((owner, self._frame(address, here, payload)))
-            self._log_beside(address, here, payload, owner)
-        elif _is_on_device(tensors) and self._transport.reads_devices(address.kind, sum(t.nbytes for t in tensors)):
-            here, made = self._copies.leave(tensor.contiguous() for tensor in tensors)
-            there = _Leaving(address, There(here), payload, owner, made=made)
-            self._leave_in_turn(self._leaving[lane_of(address.kind)], there)
-            self._log_beside(address, here, payload, owner)
-        else:
-            self._leave_after(address, tensors, payload, None)
-
-    def _log_beside(self, address: Address, tensors: Parts, payload: Any, owner: WorkerId) -> None:
-        """The cell's owner gets these on a device; the log gets copies, which others of the cell are sent."""
-        leaving = _Leaving(address, self._copies.start(tensors, bulk=True), payload, None, given_to=owner)
+        here = self._copies.hand_over(tensors)
+        self._received.append((self._plan.worker, self._frame(address, here, payload)))
+        leaving = _Leaving(address, self._copies.start(here, bulk=True), payload, None, is_here=True)
         self._leave_in_turn(self._beside, leaving)
 
     def post(self, worker: WorkerId, address: Address, tensors: Iterable[Tensor], payload: Any) -> None:
@@ -131,13 +115,13 @@ class Outbox:
 
     def _leave(self, leaving: _Leaving) -> None:
         address = leaving.address
-        frame = self._frame(address, leaving.copy.wait(), leaving.payload, leaving.made)
+        frame = self._frame(address, leaving.copy.wait(), leaving.payload)
         if leaving.receiver is not None:
             self.send(leaving.receiver, frame)
             return
         self.log.add(frame)
         roles = self._plan.current.at(address.cell)
-        if roles.owner != leaving.given_to:
+        if not (leaving.is_here and roles.owner == self._plan.worker):
             self.send(roles.owner, frame)
         if self._is_mirrored(address) and roles.shadow is not None and roles.shadow != self._plan.worker:
             self.send(roles.shadow, frame)
@@ -164,10 +148,6 @@ class Outbox:
         for frame in self.log.to(cell):
             payload = _said_again(frame.payload)
             self.send(worker or self._plan.owner(cell), replace(frame, epoch=epoch, payload=payload))
-
-
-def _is_on_device(tensors: Parts) -> bool:
-    return bool(tensors) and not any(tensor.is_cpu for tensor in tensors)
 
 
 def _passes_directly(address: Address) -> bool:

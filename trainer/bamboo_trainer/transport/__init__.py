@@ -1,1 +1,1 @@
-"""How frames between workers travel over TCP, and large tensors over what is faster."""
+"""How frames between workers travel: links over TCP, each of one connection or several."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames.frame import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,6 @@ class Transport(Protocol):
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """Queue a frame. Its tensors must not be written any more. Dropped if the peer is not known or is down."""
-        ...
-
-    def reads_devices(self, kind: FrameKind, size: int) -> bool:
-        """May a frame's tensors, of so many bytes in all, be in GPUs' memory? Else they are in host memory."""
         ...
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:

@@ -10,16 +10,13 @@ import threading
 import time
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from bamboo_core.complaints import said_by
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Buffer
-from bamboo_trainer.transport.bodies import BodyChannel, BodyReceiver
+from bamboo_trainer.transport.stripes import FlowReceiver
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +50,15 @@ class Inbound:
         me: WorkerId,
         secret: bytes,
         acceptor: Acceptor,
-        channel: BodyChannel,
         buffer: Buffer,
     ) -> None:
-        """channel: what large bodies travel over. buffer: where tensors are read into."""
+        """buffer: where tensors are read into."""
         self._sock = sock
         self._me = me
         self._secret = secret
         self._acceptor = acceptor
-        self._channel, self._buffer = channel, buffer
-        self._body_receiver: BodyReceiver | None = None  # once the link stands
+        self._buffer = buffer
+        self._receiver: FlowReceiver | None = None  # of large frames' bodies, once the link stands
         self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
         self._lock = threading.Lock()
@@ -73,8 +69,8 @@ class Inbound:
         """End the thread soon; never blocks."""
         with self._lock:
             sockets.wake(self._sock)
-            if self._body_receiver is not None:
-                self._body_receiver.end()
+            if self._receiver is not None:
+                self._receiver.end()
 
     def take_in(self, sock: socket.socket) -> bool:
         """Have a proven connection share in this link, and tell its sender; False if it may not, or the link has ended.
@@ -82,7 +78,7 @@ class Inbound:
         OSError if it cannot be told.
         """
         with self._lock:
-            return self._body_receiver is not None and self._body_receiver.join(sock)
+            return self._receiver is not None and self._receiver.join(sock)
 
     def _run(self) -> None:
         reason = "ended by an error"
@@ -90,7 +86,7 @@ class Inbound:
             reason = self._serve()
         finally:
             with self._lock:
-                receiver, self._body_receiver = self._body_receiver, None
+                receiver, self._receiver = self._receiver, None
             if receiver is not None:
                 receiver.close()
             if not self._given_away:
@@ -109,9 +105,9 @@ class Inbound:
                 return "not in the plan"
             self._sock.settimeout(None)
             reader = sockets.SocketReader(self._sock)
-            receiver = self._channel.receiver(hello.worker, hello.lane, self._sock, reader)
+            receiver = FlowReceiver(self._sock, reader)
             with self._lock:
-                self._body_receiver = receiver  # before the sender may have others join
+                self._receiver = receiver  # before the sender may have others join
             self._sock.sendall(wire.ACCEPTED)
             while True:
                 self._acceptor.arrived(self, self._read(reader, receiver, hello.lane))
@@ -133,19 +129,18 @@ class Inbound:
         self.thread.name = f"bamboo-rx-{self.hello.worker}-{self.hello.lane}"
         return self.hello
 
-    def _read(self, reader: sockets.SocketReader, receiver: BodyReceiver, lane: wire.Lane) -> Frame:
+    def _read(self, reader: sockets.SocketReader, receiver: FlowReceiver, lane: wire.Lane) -> Frame:
         """Raises WireError, OSError."""
         header = wire.parse_header(reader.receive(wire.HEADER.size))
         if wire.lane_of(header.address.kind) is not lane:
             raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
         specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
         try:
-            tensors = tuple([self._room(receiver if header.striped else None, spec) for spec in specs])
+            tensors = tuple([self._buffer(spec.shape, spec.dtype) for spec in specs])
         except RuntimeError as error:  # how torch says that memory is out
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
-        made: torch.cuda.Event | None = None
         if header.striped:
-            made = receiver.receive_into(tensors)
+            receiver.receive_into(tensors)
         else:
             for tensor in tensors:
                 reader.receive_into(byte_view(tensor))
@@ -155,10 +150,4 @@ class Inbound:
             origin=header.origin,
             tensors=tensors,
             payload=payload,
-            made=made,
         )
-
-    def _room(self, receiver: BodyReceiver | None, spec: wire.TensorSpec) -> Tensor:
-        """A tensor for what comes. receiver: if that takes it in. Raises RuntimeError."""
-        room = receiver.room(spec.shape, spec.dtype) if receiver else None
-        return self._buffer(spec.shape, spec.dtype) if room is None else room

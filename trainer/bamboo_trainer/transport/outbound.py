@@ -15,7 +15,7 @@ from typing import Any
 
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
-from bamboo_trainer.transport.bodies import BodyChannel, BodySender
+from bamboo_trainer.transport.stripes import FlowSender
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ PIECE = 256 << 10  # bytes between two looks at the rate
 Report = Callable[["Outbound"], None]
 
 
-Queued = wire.Encoded | list[wire.Buffer]  # a frame whose body leaves it, or the rest of another one
+Queued = wire.Encoded | list[wire.Buffer]  # a frame whose body is spread over the flows, or the rest of another one
 
 
 class Outbound:
@@ -41,23 +41,23 @@ class Outbound:
         address: tuple[str, int],
         on_broke: Report,
         on_stands: Report,
-        channel: BodyChannel,
+        flows: int,
         rate: float | None,
     ) -> None:
-        """channel: what large bodies travel over. rate: bytes a second that the link sends at most."""
+        """flows: connections that large bodies are spread over. rate: the most bytes that the link sends a second."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
         self._on_broke = on_broke
         self._on_stands = on_stands
-        self._channel, self._rate = channel, rate
+        self._flows, self._rate = flows, rate
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Queued] = deque()
         self._sock: socket.socket | None = None
         # Of the current connection:
         self._nonce = b""  # with which the acceptor began it
-        self._body_sender: BodySender | None = None  # once it is past the handshake
+        self._sender: FlowSender | None = None  # of large frames, once it is past the handshake
         self._standing = False  # it is past the handshake
         self._lost = False  # it has ended at the other side
         self._due = 0.0  # when the rate allows more
@@ -107,8 +107,8 @@ class Outbound:
 
     def _wake(self, *, clean: bool) -> None:
         """Release all who wait for the link. Caller holds the lock."""
-        if self._body_sender is not None:
-            self._body_sender.end(clean=clean)
+        if self._sender is not None:
+            self._sender.end(clean=clean)
         if self._sock is not None:
             sockets.wake(self._sock)
 
@@ -143,7 +143,7 @@ class Outbound:
         """Form the link and send over it until it breaks (an exception) or is closed (a return)."""
         with self._connected() as (sock, sender):
             watcher = threading.Thread(
-                target=self._watch, args=(sock, sender), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
+                target=self._watch, args=(sock,), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
             )
             watcher.start()
             try:
@@ -155,8 +155,8 @@ class Outbound:
                 watcher.join(CONNECT_SECONDS)
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[tuple[socket.socket, BodySender]]:
-        """A socket past the handshake, and the way for its bodies; closed in the end."""
+    def _connected(self) -> Iterator[tuple[socket.socket, FlowSender]]:
+        """A socket past the handshake, and the sender of its large frames; closed in the end."""
         host, port = self._address
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[self._attempts % len(found)]
@@ -171,11 +171,12 @@ class Outbound:
                 with self._changed:
                     if self._closed or self._lost:
                         raise ConnectionAbortedError("closed")
-                    sender = self._body_sender = self._channel.sender(self, self._rate)
+                    name = f"{self.lane} link to {self.peer}"
+                    sender = self._sender = FlowSender(name, self._flows - 1, self._join, self._pace)
                 yield sock, sender
             finally:
                 with self._changed:
-                    ended, self._body_sender = self._body_sender, None
+                    ended, self._sender = self._sender, None
                     self._sock, self._standing = None, False
                 if ended is not None:
                     ended.close()
@@ -192,8 +193,8 @@ class Outbound:
         sock.settimeout(None)
         return nonce
 
-    def join(self, sock: socket.socket, address: Any) -> None:
-        """See `SendingLink`."""
+    def _join(self, sock: socket.socket, address: Any) -> None:
+        """Connect a further flow. Raises OSError, WireError."""
         self._greet(sock, address, joins=self._nonce)
 
     def _stand(self) -> None:
@@ -201,12 +202,10 @@ class Outbound:
             self._broken, self._standing = False, True
         self._on_stands(self)
 
-    def _watch(self, sock: socket.socket, sender: BodySender) -> None:
-        """The acceptor speaks of bodies that were sent, and else never again: what can be read is the end."""
+    def _watch(self, sock: socket.socket) -> None:
+        """Wait for the end of the link: after the handshake the acceptor sends nothing."""
         try:
-            sender.listen(sock)
-        except wire.WireError as error:
-            logger.warning("%s link to %s closed: %s", self.lane, self.peer, error)
+            sock.recv(1)
         except OSError as error:
             logger.debug("%s link to %s ended: %s", self.lane, self.peer, error)
         sockets.wake(sock)
@@ -215,10 +214,8 @@ class Outbound:
             self._wake(clean=False)
             self._changed.notify_all()
 
-    def _send_some(self, sock: socket.socket, sender: BodySender) -> bool:
+    def _send_some(self, sock: socket.socket, sender: FlowSender) -> bool:
         """Wait for frames, send one large or some small ones. False when closed."""
-        if not self._queue:
-            sender.settle()
         with self._changed:
             self._sending = False
             self._changed.notify_all()
@@ -246,11 +243,11 @@ class Outbound:
             sock.sendall(buffer)
             return
         for view in (memoryview(buffer)[at : at + PIECE] for at in range(0, len(buffer), PIECE)):
-            self.pace(len(view))
+            self._pace(len(view))
             sock.sendall(view)
 
-    def pace(self, size: int) -> None:
-        """See `SendingLink`."""
+    def _pace(self, size: int) -> None:
+        """Wait until the link's rate allows this many bytes more. OSError if the link ends meanwhile."""
         if self._rate is None:
             return
         with self._changed:

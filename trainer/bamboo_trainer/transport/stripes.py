@@ -20,15 +20,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
-import torch
 from torch import Tensor
 
-from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.transport import sockets, wire
-from bamboo_trainer.transport.bodies import SendingLink
 
 logger = logging.getLogger(__name__)
 
@@ -113,32 +110,20 @@ def send_body(
     flows[0].sendall(RECORD.pack(number, END))
 
 
-class FlowChannel:
-    """See `BodyChannel`. flows: connections that a link may have; with one bodies stay in their frames."""
-
-    def __init__(self, flows: int = 1) -> None:
-        self._flows, self.takes_bodies = flows, flows > 1
-
-    def reads_devices(self, lane: wire.Lane) -> bool:
-        return False
-
-    def sender(self, link: SendingLink, rate: float | None) -> "FlowSender":
-        return FlowSender(link, self._flows - 1)
-
-    def receiver(
-        self, sender: WorkerId, lane: wire.Lane, sock: socket.socket, reader: sockets.SocketReader
-    ) -> "FlowReceiver":
-        return FlowReceiver(sock, reader)
-
-
 class FlowSender:
-    """See `BodySender`. The flows beside a link's first one end with it. They are opened for the first large frame, so
-    that small jobs need no more than one connection, by the link's own thread.
+    """Sends the large frames of one link, and owns the flows beside its first one, which end with it.
+
+    The link's thread opens those flows for the first large frame, so that a small job needs one connection a link. That
+    thread alone uses this, except for `end`.
     """
 
-    def __init__(self, link: SendingLink, wanted: int) -> None:
-        """wanted: as many further flows as there may be."""
-        self._link, self._wanted = link, wanted
+    def __init__(
+        self, link: str, further: int, join: Callable[[socket.socket, Any], None], pace: Callable[[int], None]
+    ) -> None:
+        """link: its name, for the log. further: the most flows beside the first one. join: connects a socket to the
+        peer's address and has it join the link; raises OSError, WireError. pace: see `send_body`.
+        """
+        self._link, self._further, self._join, self._pace = link, further, join, pace
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._bodies = 0  # sent so far
@@ -150,35 +135,27 @@ class FlowSender:
         """The further flows that are open."""
         return tuple(self._sockets)
 
-    def listen(self, sock: socket.socket) -> None:
-        """The receiver never speaks: what can be read is the end."""
-        sock.recv(1)
-
     def send(self, sock: socket.socket, frame: wire.Encoded) -> None:
-        """See `BodySender`."""
+        """Send a large frame: its head on the first flow, its body on all. OSError once the link has ended."""
         self._open_missing(sock)  # before the head, with which the receiver looks who has joined
         head, *body = frame.buffers
         sock.sendall(head)
-        send_body(self._bodies, body, [sock, *self.sockets], self._link.pace)
+        send_body(self._bodies, body, [sock, *self.sockets], self._pace)
         self._bodies += 1
-
-    def settle(self) -> None:
-        """What the kernel has is sent before the connection is closed."""
 
     def _open_missing(self, first: socket.socket) -> None:
         """To the first one's peer. The link serves without them, too, for some time. OSError if it has ended."""
-        if len(self._sockets) >= self._wanted or time.monotonic() < self._again_at:
+        if len(self._sockets) >= self._further or time.monotonic() < self._again_at:
             return
         try:
-            while len(self._sockets) < self._wanted:
+            while len(self._sockets) < self._further:
                 self._open_one(first)
         except (OSError, wire.WireError) as error:
             if self._ended:
                 raise
             self._again_at = time.monotonic() + AGAIN_SECONDS
-            have, wanted = 1 + len(self._sockets), 1 + self._wanted
-            name = f"{self._link.lane} link to {self._link.peer}"
-            logger.warning("%s has %d of %d connections: %s", name, have, wanted, error)
+            have, wanted = 1 + len(self._sockets), 1 + self._further
+            logger.warning("%s has %d of %d connections: %s", self._link, have, wanted, error)
 
     def _open_one(self, first: socket.socket) -> None:
         sock = socket.socket(first.family, first.type, first.proto)
@@ -187,7 +164,7 @@ class FlowSender:
                 if self._ended:
                     raise ConnectionAbortedError("closed")
                 self._sockets.append(sock)  # at once, so that who ends the link wakes it, too
-            self._link.join(sock, first.getpeername())
+            self._join(sock, first.getpeername())
             sock.setblocking(False)
         except BaseException:
             with self._lock:
@@ -197,7 +174,7 @@ class FlowSender:
             raise
 
     def end(self, *, clean: bool) -> None:
-        """See `BodySender`. If it is clean the receiver is told that nothing follows."""
+        """Wake the link's thread; never blocks. clean: nothing was being sent, and the receiver hears that."""
         with self._lock:
             self._ended = True
             for sock in self._sockets:
@@ -207,6 +184,7 @@ class FlowSender:
                 sockets.wake(sock)
 
     def close(self) -> None:
+        """Close the further flows, once the link's thread has done with them."""
         with self._lock:
             ended, self._sockets = self._sockets, []
         for sock in ended:
@@ -214,7 +192,10 @@ class FlowSender:
 
 
 class FlowReceiver:
-    """See `BodyReceiver`."""
+    """Receives the bodies of one link's large frames, and owns the flows that join it.
+
+    The link's reader alone uses it, except for `join` and `end`.
+    """
 
     def __init__(self, sock: socket.socket, reader: sockets.SocketReader) -> None:
         """reader: of the link's first flow."""
@@ -228,19 +209,17 @@ class FlowReceiver:
         """The further flows."""
         return tuple(flow.sock for flow in self._joined or ())
 
-    def room(self, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Anywhere in host memory."""
-
     def receive_into(self, tensors: Sequence[Tensor]) -> None:
-        """See `BodyReceiver`."""
+        """Fill contiguous tensors, one after the other. Raises OSError, WireError."""
         with self._lock:
             flows = [self._first, *(self._joined or ())]
         receive_body(ArrivingBody(self._bodies, list(map(byte_view, tensors))), flows)
         self._bodies += 1
 
     def join(self, sock: socket.socket) -> bool:
-        """See `BodyReceiver`. Its sender hears it before anything can be sent on it, so every body is read from all
-        flows that it is sent on.
+        """Have a proven connection carry a share of the bodies; False if it may not. Raises OSError.
+
+        Its sender hears that before anything can be sent on it, so a body is read from all flows that it is sent on.
         """
         with self._lock:
             if self._joined is None or len(self._joined) >= MAX_FLOWS - 1:
@@ -251,11 +230,13 @@ class FlowReceiver:
             return True
 
     def end(self) -> None:
+        """Wake the reader, which then finds the flows lost; never blocks."""
         with self._lock:
             for flow in self._joined or ():
                 sockets.wake(flow.sock)
 
     def close(self) -> None:
+        """Close the flows that have joined; none can any more."""
         with self._lock:
             ended, self._joined = self._joined or [], None
         for flow in ended:

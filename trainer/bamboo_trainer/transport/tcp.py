@@ -17,11 +17,9 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Arrived, Buffer, Deliver, LinkDown, LinkUp, ordinary
-from bamboo_trainer.transport.bodies import BodyChannel
 from bamboo_trainer.transport.inbound import Inbound
 from bamboo_trainer.transport.link_states import LinkStates
 from bamboo_trainer.transport.outbound import Outbound
-from bamboo_trainer.transport.stripes import FlowChannel
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ class TcpTransport:
     def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
         self._me = worker
         self._secret = secret.encode()
-        self._channel: BodyChannel = FlowChannel()
+        self._flows = 1
         self._buffer: Buffer = ordinary
         self._state_rate: float | None = None
         self._deliver = deliver
@@ -58,26 +56,20 @@ class TcpTransport:
         with self._changed:
             self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
 
-    def trust(
-        self,
-        secret: str,
-        state_rate: float | None = None,
-        channel: BodyChannel | None = None,
-        buffer: Buffer = ordinary,
-    ) -> None:
+    def trust(self, secret: str, state_rate: float | None = None, flows: int = 1, buffer: Buffer = ordinary) -> None:
         """Replace the job's secret, for links formed from now on.
 
-        state_rate: whole states are limited to so many bytes a second. channel: what large bodies travel over; None:
-        each link's one connection. buffer: where tensors are read into.
+        state_rate: the most bytes of whole states that a link sends a second. flows: connections that a link spreads
+        large frames over. buffer: where tensors are read into.
         """
-        self._secret, self._channel, self._buffer = secret.encode(), channel or FlowChannel(), buffer
+        self._secret, self._flows, self._buffer = secret.encode(), flows, buffer
         self._state_rate = state_rate
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
         key = (peer, wire.lane_of(frame.address.kind))
-        channel, rate = self._channel, self._state_rate if key[1] is wire.Lane.STATE else None
-        encoded = wire.encode_frame(frame, may_stripe=channel.takes_bodies)
+        flows, rate = self._flows, self._state_rate if key[1] is wire.Lane.STATE else None
+        encoded = wire.encode_frame(frame, may_stripe=flows > 1)
         size = encoded.size
         with self._lock:
             if self._closed or peer not in self._peers:
@@ -87,17 +79,13 @@ class TcpTransport:
             if link is None:
                 route = (self._me, *key)
                 address, reports = self._peers[peer], (self._out_broke, self._out_stands)
-                link = Outbound(route, self._secret, address, *reports, channel, rate)
+                link = Outbound(route, self._secret, address, *reports, flows, rate)
                 self._outbound[key] = link
                 self._start(link.thread)
             self.sent[frame.address.kind] += size
             if frame.payload is not None and frame.again:
                 self.resent[frame.address.kind] += size
         link.send(encoded)
-
-    def reads_devices(self, kind: FrameKind, size: int) -> bool:
-        """See Transport."""
-        return size >= wire.STRIPED_FROM and self._channel.reads_devices(wire.lane_of(kind))
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
         """See Transport."""
@@ -228,6 +216,6 @@ class TcpTransport:
                 if self._closed or len(self._accepted) - len(self._inbound) >= MAX_STRANGERS:
                     sock.close()
                     continue
-                link = Inbound(sock, self._me, self._secret, self, self._channel, self._buffer)
+                link = Inbound(sock, self._me, self._secret, self, self._buffer)
                 self._accepted.add(link)
                 self._start(link.thread)

@@ -106,14 +106,13 @@ _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowErro
 class Encoded(NamedTuple):
     """A frame as it is sent; it shares the storage of the frame's tensors.
 
-    head: header and meta. parts: contiguous tensors, whose bytes follow. striped: these leave the frame, and travel as
-    `bodies` says. made: after which they are made, if some are in a GPU's memory, which only striped ones may be.
+    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. striped: they leave the frame,
+    and travel as `stripes` says.
     """
 
     head: bytes
     parts: tuple[torch.Tensor, ...]
     striped: bool = False
-    made: torch.cuda.Event | None = None
 
     @property
     def size(self) -> int:
@@ -130,8 +129,7 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
     """The frame as it is sent. ValueError if it cannot go. may_stripe: a large body is to leave the frame."""
     parts, specs, body_length = [], [], 0
     for tensor in frame.tensors:
-        stays = tensor.is_cpu or frame.made is not None
-        ready = stays and not tensor.requires_grad and tensor.is_contiguous()
+        ready = tensor.is_cpu and not tensor.requires_grad and tensor.is_contiguous()
         here = tensor if ready else tensor.detach().cpu().contiguous()
         name, size = _NAMES.get(here.dtype), here.nbytes
         if name is None or here.dim() > MAX_DIMENSIONS:
@@ -149,7 +147,7 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
         header = HEADER.pack(MAGIC, VERSION, kind, striped, frame.epoch, frame.origin, *place, len(meta), body_length)
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
-    return Encoded(header + meta, tuple(parts), striped, frame.made)
+    return Encoded(header + meta, tuple(parts), striped)
 
 
 @lru_cache(maxsize=PLAIN_METAS)

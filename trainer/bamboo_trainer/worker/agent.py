@@ -71,7 +71,6 @@ from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.telemetry.place import place_of
 from bamboo_trainer.telemetry.step_profiler import StepProfiler, TraceWriter
 from bamboo_trainer.telemetry.work_clock import WorkClock
-from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
@@ -279,10 +278,9 @@ class WorkerAgent:
         if welcome.history:
             self.history = self._keep_history(job, welcome.history)
         self.profiler = self._profile(job, devices[0], welcome.history)
-        channel = body_channel(job.spec.topology, self.worker, devices[0])
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
         rate = job.spec.redundancy.transfer_mbps * 1e6
-        self.transport.trust(welcome.secret, rate, channel, together(by_device).buffer)
+        self.transport.trust(welcome.secret, rate, job.spec.topology.flows_per_link, together(by_device).buffer)
         owner = owner_of(welcome.secret)
         self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send, job.data)
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)

@@ -8,21 +8,18 @@ from bamboo_trainer.compilation.toolchain import CompilerUnavailable
 from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told
-from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.worker.final_weights import SaveError
 
 logger = logging.getLogger(__name__)
 
 # What this machine does not have, or does not let us do: the sentence says all, and a traceback nothing.
-SELF_EXPLANATORY: Final = (DeviceError, TransportUnavailable, CompilerUnavailable, SaveError)
+SELF_EXPLANATORY: Final = (DeviceError, CompilerUnavailable, SaveError)
 
 
 def failure_reason(error: BaseException) -> str:
     """The reason for an error that ends the worker: the machine's, the task's, memory, or a bug."""
     if isinstance(error, DeviceError):
         return "DeviceUnavailable"
-    if isinstance(error, TransportUnavailable):
-        return "TransportUnavailable"
     if isinstance(error, CompilerUnavailable):
         return "CompilerUnavailable"
     if isinstance(error, SaveError):

@@ -1,1 +1,0 @@
-"""One-sided writes by NIXL, over whatever network UCX finds."""
