@@ -8,18 +8,16 @@ from functools import cache
 from pathlib import Path
 
 from bamboo_operator.signals import cloud_marks as marks
-from bamboo_trainer.worker import cloud_notices as cloud
 
 PAGE = Path(__file__).with_name("troubleshooting.md")
 CLUSTER_TESTS = Path(__file__).parent.parent / "tests" / "cluster"
-BEGIN = "<!-- notices: made by `make docs` from cloud_marks.py and cloud_notices.py -->\n"
+BEGIN = "<!-- notices: made by `make docs` from cloud_marks.py -->\n"
 END = "<!-- end of notices -->\n"
 
 WRITERS = {  # who writes the marks of a source, by how the source begins
     "Aws": "AWS",
     "Karpenter": "Karpenter",
     "Gke": "GKE",
-    "Gcp": "GCP",
     "Azure": "Azure",
     "Aks": "AKS",
     "OpenShift": "OpenShift",
@@ -31,9 +29,7 @@ WRITERS = {  # who writes the marks of a source, by how the source begins
     "Node": "Kubernetes",
 }
 SHORTER = {  # when there is less time than the mark alone says, by how the source begins
-    "AwsRebalance": "by metadata only with `BAMBOO_METADATA_REBALANCE=true`",
     "Aws": "or what is left of it",
-    "GcpPreempted": "or `BAMBOO_METADATA_GCP_SECONDS`",
     "Karpenter": "or until its deadline",
     "Azure": "or until the time in it",
 }
@@ -78,18 +74,6 @@ def _marks() -> Iterator[tuple[str, float | None, str, str]]:
         (marks.DELETING, "field", "metadata.deletionTimestamp"),
     ):
         yield mark.source, mark.seconds, place, text
-    yield from _metadata()
-
-
-def _metadata() -> Iterator[tuple[str, float, str, str]]:
-    place = "metadata"
-    yield "AwsSpotInterruption", cloud.AWS_SECONDS, place, cloud.AWS_ACTION
-    yield "AwsRebalanceRecommendation", cloud.AWS_SECONDS, place, cloud.AWS_REBALANCE
-    yield "GcpPreempted", cloud.GCP_PREEMPTED_SECONDS, place, f"{cloud.GCP_PREEMPTED}: TRUE"
-    maintenance = f"{cloud.GCP_MAINTENANCE}: TERMINATE_ON_HOST_MAINTENANCE"
-    yield "GcpMaintenance", cloud.GCP_MAINTENANCE_SECONDS, place, maintenance
-    for kind, seconds in cloud.AZURE_SECONDS.items():
-        yield f"Azure{kind}", seconds, place, f"{cloud.AZURE_EVENTS.partition('?')[0]}: {kind}"
 
 
 def _order(source: str) -> tuple[int, str]:
@@ -115,10 +99,9 @@ def _notice(source: str, seconds: float | None) -> str:
 
 
 def _tried(found: Sequence[Mark]) -> str:
-    """How tests have shown it to a worker or an operator: their texts say which marks a test on a cluster sets."""
-    texts = [text.partition(": ")[0].partition("=")[0] for place, text in found if place != "metadata"]
-    ways = ["API server" if text in _cluster_tests() else "object" for text in texts]
-    return ", ".join(dict.fromkeys(sorted(ways) + ["endpoint"] * (len(texts) < len(found))))
+    """How tests have shown it to an operator: their texts say which marks a test on a cluster sets."""
+    texts = [text.partition(": ")[0].partition("=")[0] for _, text in found]
+    return ", ".join(sorted({"API server" if text in _cluster_tests() else "object" for text in texts}))
 
 
 @cache

@@ -31,12 +31,6 @@ ENV_HOST = "POD_IP"
 ENV_ZONE = "BAMBOO_ZONE"
 ENV_GRACE = "BAMBOO_GRACE_SECONDS"  # seconds from SIGTERM to SIGKILL
 ENV_LAUNCH = "BAMBOO_LAUNCH"  # of a local run's processes: which launcher they descend from
-ENV_METADATA = "BAMBOO_METADATA"  # whose metadata endpoint the worker watches for notices
-ENV_METADATA_URL = "BAMBOO_METADATA_URL"
-ENV_METADATA_REBALANCE = "BAMBOO_METADATA_REBALANCE"
-ENV_METADATA_GCP_SECONDS = "BAMBOO_METADATA_GCP_SECONDS"
-ENV_METADATA_ACKNOWLEDGE = "BAMBOO_METADATA_ACKNOWLEDGE"
-METADATA_CHOICES = ("off", "auto", "aws", "gcp", "azure")
 ENV_METRICS_PORT = "BAMBOO_METRICS_PORT"  # where the worker serves its own metrics; unset: nowhere
 ENV_CA = "BAMBOO_CA"  # PEM of the authority that signed the coordinator's certificate
 

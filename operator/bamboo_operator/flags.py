@@ -15,7 +15,6 @@ from bamboo_core.job.fields import ManifestError
 from bamboo_core.names import (
     EXIT_USAGE,
     LABEL_ACTIVE,
-    METADATA_CHOICES,
     PAGE_AUDIENCE,
     TOKEN_AUDIENCE,
     WEB_PORT,
@@ -66,9 +65,6 @@ _Image = Annotated[
     str, typer.Option(help="Trainer image of jobs without spec.worker.image.", envvar="BAMBOO_TRAINER_IMAGE")
 ]
 _RunAsUser = Annotated[int, typer.Option(help="User id of workers; -1 leaves it to the image.")]
-_Metadata = Annotated[
-    str, typer.Option(help=f"Cloud whose metadata endpoint workers watch: {', '.join(METADATA_CHOICES)}.")
-]
 _NodeMarks = Annotated[
     Path | None,
     typer.Option(help="YAML file with your own marks on nodes that will be taken away (docs/install.md)."),
@@ -199,7 +195,6 @@ class WorkerFlags:
     key_file: _KeyFile
     image: _Image = "bamboo-trainer"
     run_as_user: _RunAsUser = 65532
-    metadata: _Metadata = "off"
     node_marks: _NodeMarks = None
     node_record: _NodeRecord = None
     network_policy: _NetworkPolicy = True
@@ -217,16 +212,11 @@ class WorkerFlags:
         except ValueError as error:
             raise wrong(f"--prices: {error}") from None
 
-    def check_metadata(self) -> None:
-        if self.metadata not in METADATA_CHOICES:
-            raise wrong(f'--metadata: expected one of {", ".join(METADATA_CHOICES)}, got "{self.metadata}"')
-
     def settings(self, authority: str) -> WorkerPodSettings:
         return WorkerPodSettings(
             coordinator_url="",
             image=self.image,
             run_as_user=None if self.run_as_user < 0 else self.run_as_user,
-            metadata=self.metadata,
             network_policy=self.network_policy,
             disruption_budgets=self.disruption_budgets,
             authority=authority,
@@ -362,7 +352,6 @@ def operator_options(
 ) -> OperatorOptions:
     """What the flags say; nothing has been done yet. Most files are read last."""
     listen, web_listen = _address("--listen", ports.listen), _address("--web-listen", ports.web_listen)
-    workers.check_metadata()
     certificate = tls.certificate()
     ports.check_url(encrypted=certificate is not None)
     authority = _read("--tls-ca", certificate.trusted) if certificate else ""

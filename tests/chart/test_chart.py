@@ -188,7 +188,6 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         f"--url=wss://bamboo-operator.bamboo-system.svc:{names.WORKERS_PORT}",
         "--image=bamboo-trainer:0.1.0",
         "--run-as-user=65532",
-        "--metadata=off",
         "--key-file=/var/run/secrets/bamboo.dev/operator/key",
         "--tls-cert=/var/run/secrets/bamboo.dev/tls/tls.crt",
         "--tls-key=/var/run/secrets/bamboo.dev/tls/tls.key",
@@ -202,11 +201,10 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         "--page-audience=bamboo.dev/page",
     ]
     everything = container(rendered["everything"])["args"]
-    assert {"--namespace=team-a", "--namespace=team-b", "--verbose", "--metadata=aws"} <= set(everything)
+    assert {"--namespace=team-a", "--namespace=team-b", "--verbose"} <= set(everything)
     assert everything[-1] == SETS["everything"]["extraArgs"][0]
     plain = container(rendered["off without quotes"])["args"]
     assert f"--url=ws://bamboo-operator.bamboo-system.svc:{names.WORKERS_PORT}" in plain
-    assert "--metadata=off" in plain
     assert not any("--tls" in argument for argument in plain)
     assert {"--no-network-policy", "--no-kueue"} <= set(container(rendered["nothing"])["args"])
     assert "--run-as-user=-1" in container(rendered["OpenShift"])["args"]

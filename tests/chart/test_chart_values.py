@@ -80,7 +80,6 @@ def test_the_schema_takes_the_defaults() -> None:
         ({"watchNamespaces": "team-a"}, r"watchNamespaces.*(got string, want array|Expected: array)"),
         ({"watchNamespaces": ["Team"]}, r"watchNamespaces.0.*does not match"),
         ({"watchNamespaces": ["a", "a"]}, r"watchNamespaces.*(unique|equal)"),
-        ({"workers": {"metadata": "ibm"}}, r"workers.metadata.*must be one of"),
         ({"prices": {"configMap": "a", "url": "https://b/c"}}, "prices: expected configMap or url, got both"),
         ({"prices": {"url": "https://user:secret@b/c"}}, r"prices.url.*does not match"),
         ({"prices": {"intervalSeconds": 0}}, r"prices.intervalSeconds"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis_kit import found, lines, node, operator_pod, spec, spot_node
+from diagnosis_kit import found, lines, node, spec, spot_node
 
 TAINT = {"key": "team", "value": "x", "effect": "NoSchedule"}
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -97,7 +97,5 @@ def test_aws_nodes_of_no_pool_may_go_without_a_word() -> None:
     nodes = [*four(), node("own", provider="aws:///eu/i-1")]
     (said,) = lines(found(nodes=nodes))
     assert said.startswith("warning notices: 1 node of AWS, such as own, belong to no managed node group")
-    watching = operator_pod("--metadata=aws", "--namespace=team")
-    assert not lines(found(nodes=nodes, operators=[watching]))
     nodes[-1]["metadata"]["labels"]["eks.amazonaws.com/nodegroup"] = "g"
     assert not lines(found(nodes=nodes))

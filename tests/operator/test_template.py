@@ -1,7 +1,6 @@
 """What a user's pod template changes, what it changes in vain, and that nothing in it breaks the operator's part."""
 
 import copy
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -216,18 +215,6 @@ def test_lists_of_named_things_are_merged_by_name_and_others_replaced():
     assert merge({"containers": [{"name": "a", "x": 1}]}, {"containers": [{"name": "b"}, {"name": "a", "y": 2}]}) == {
         "containers": [{"name": "a", "x": 1, "y": 2}, {"name": "b"}]
     }
-
-
-def test_the_cloud_to_watch_is_set_in_pods_and_a_template_may_overrule_it() -> None:
-    def found(pod: Any) -> list[Any]:
-        return [e for e in trainer(pod)["env"] if e["name"] == "BAMBOO_METADATA"]
-
-    settings = WorkerPodSettings(coordinator_url="ws://x", image="i", metadata="auto")
-    assert found(render()) == []
-    assert found(render(settings=settings)) == [{"name": "BAMBOO_METADATA", "value": "auto"}]
-    own = {"name": "BAMBOO_METADATA", "value": "off"}
-    template = {"spec": {"containers": [{"name": "trainer", "env": [own]}]}}
-    assert found(render(settings=settings, template=template)) == [own]
 
 
 def test_a_pools_template_is_merged_over_that_of_all_workers():

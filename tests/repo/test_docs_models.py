@@ -13,11 +13,6 @@ import yaml
 
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.names import (
-    ENV_METADATA,
-    ENV_METADATA_ACKNOWLEDGE,
-    ENV_METADATA_GCP_SECONDS,
-    ENV_METADATA_REBALANCE,
-    ENV_METADATA_URL,
     ENV_METRICS_PORT,
     METRICS_PORT,
     TOKEN_FOLDER,
@@ -29,18 +24,12 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.placement import DEVICE_VARIABLE
 from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
-from bamboo_trainer.worker.cloud_notices import DEFAULT_URL, GCP_PREEMPTED_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 SETTABLE = {
     DEVICE_VARIABLE: "a GPU",
-    ENV_METADATA: "`off`",
-    ENV_METADATA_URL: f"`{DEFAULT_URL}`",
-    ENV_METADATA_REBALANCE: "`false`",
-    ENV_METADATA_GCP_SECONDS: f"`{GCP_PREEMPTED_SECONDS:.0f}`",
-    ENV_METADATA_ACKNOWLEDGE: "`false`",
     ENV_METRICS_PORT: f"`{METRICS_PORT}`",
 }
 

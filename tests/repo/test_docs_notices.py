@@ -3,19 +3,15 @@
 The marks are read from the page, so that it cannot say what is not so; that it leaves none out is the generator's part.
 """
 
-import json
 import re
 import runpy
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bamboo_operator.signals.signals import Signal, SignalKind, node_signal
-from bamboo_trainer.worker import cloud_notices
-from bamboo_trainer.worker.cloud_notices import Answer, CloudNotice
 from operator_kit import NOW, at, node
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,7 +24,6 @@ PLACES = {
     "annotation",
     "field",
     "false condition Ready with",
-    "metadata",
 }
 
 
@@ -49,17 +44,16 @@ MARKS = list(rows())
 
 def test_the_table_is_not_stale() -> None:
     assert GENERATOR["page"](PAGE) == PAGE, "run `make docs`"
-    assert len(MARKS) > 50
+    assert len(MARKS) > 40
     assert {place for _, place, _, _ in MARKS} == PLACES
 
 
 @pytest.mark.parametrize(("source", "place", "mark", "notice"), MARKS, ids=[f"{row[1]} {row[2]}" for row in MARKS])
 def test_a_mark_gives_the_notice_that_the_page_says(source: str, place: str, mark: str, notice: str) -> None:
-    found = heard_by_metadata(mark) if place == "metadata" else seen(place, mark)
+    found = seen(place, mark)
     assert found is not None
     assert found.source == source
     if notice == "none: lost":
-        assert isinstance(found, Signal)
         assert found.kind is SignalKind.LOST
     else:
         assert notice.startswith(f"{found.seconds:.0f} s")
@@ -85,24 +79,3 @@ def seen(place: str, mark: str) -> Signal | None:
         case _:
             ready = {"type": "Ready", "reason": "KubeletNotReady", "status": "False", "message": mark}
             return node_signal(node(conditions=(ready,)), NOW)
-
-
-def heard_by_metadata(mark: str) -> CloudNotice | None:
-    """What a worker makes of that answer at that path; of times there is as much left as the cloud ever gives."""
-    path, _, said = mark.partition(": ")
-    ends = NOW.replace(hour=23)
-    readers: dict[str, tuple[Callable[[Answer, datetime], CloudNotice | None], str]] = {
-        cloud_notices.AWS_ACTION: (
-            cloud_notices.aws_action,
-            json.dumps({"action": "terminate", "time": ends.isoformat()}),
-        ),
-        cloud_notices.AWS_REBALANCE: (cloud_notices.aws_rebalance, json.dumps({"noticeTime": NOW.isoformat()})),
-        cloud_notices.GCP_PREEMPTED: (cloud_notices.gcp_preempted, said),
-        cloud_notices.GCP_MAINTENANCE: (cloud_notices.gcp_maintenance, said),
-        cloud_notices.AZURE_EVENTS.partition("?")[0]: (
-            lambda answer, now: cloud_notices.azure_events(answer, "vm", now),
-            json.dumps({"Events": [{"EventId": "e", "EventType": said, "Resources": ["vm"]}]}),
-        ),
-    }
-    read, body = readers[path]
-    return read(Answer(status=200, body=body), NOW)

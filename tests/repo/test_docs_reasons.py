@@ -28,7 +28,6 @@ TELLERS: dict[str, tuple[int, str]] = {
     "DisruptionMark": (0, "source"),
     "Signal": (9, "source"),
     "Notice": (9, "source"),
-    "CloudNotice": (9, "source"),
     "Finish": (1, "reason"),
     "finish": (1, "reason"),
     "lost": (1, "reason"),

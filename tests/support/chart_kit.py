@@ -21,7 +21,6 @@ SETS: dict[str, Json] = {
         "imagePullSecrets": [{"name": "pull"}],
         "workers": {
             "image": {"repository": "registry.example:5000/bamboo-trainer", "tag": "2"},
-            "metadata": "aws",
         },
         "tls": {"dnsNames": ["bamboo.example"], "ipAddresses": ["10.0.0.1", "fd00::1"]},
         "nodeMarks": [
@@ -78,7 +77,7 @@ SETS: dict[str, Json] = {
         "tls": {"mode": "CertManager", "certManager": {"issuerRef": {"name": "x", "kind": "ClusterIssuer"}}}
     },
     "own certificate": {"tls": {"mode": "Secret", "existingSecret": "own"}},
-    "off without quotes": {"tls": {"mode": False}, "workers": {"metadata": False}, "kueue": {"enabled": False}},
+    "off without quotes": {"tls": {"mode": False}, "kueue": {"enabled": False}},
     "OpenShift": {
         "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
         "workers": {"runAsUser": -1},

@@ -209,11 +209,6 @@ def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(agent: 
     assert 30.0 - (time.monotonic() - before) - 1e-6 <= again.seconds <= 30.0
 
 
-def test_the_earliest_of_several_notices_counts(agent: WorkerAgent) -> None:
-    run(agent, *(NoticeReceived(seconds=seconds) for seconds in (100.0, 20.0, 50.0)), STOP)
-    assert agent.leave_by <= time.monotonic() + 20.0
-
-
 def test_what_is_told_late_of_a_commit_leaves_before_the_worker_waits(agent: WorkerAgent, channel: Channel) -> None:
     def answers(message: Message | None) -> list[ToWorker]:
         return [STOP] if message is None and "CellFinished" in dict(channel.sent) else []

@@ -10,11 +10,6 @@ from bamboo_core.names import (
     ENV_COORDINATOR,
     ENV_GRACE,
     ENV_HOST,
-    ENV_METADATA,
-    ENV_METADATA_ACKNOWLEDGE,
-    ENV_METADATA_GCP_SECONDS,
-    ENV_METADATA_REBALANCE,
-    ENV_METADATA_URL,
     ENV_METRICS_PORT,
     ENV_TOKEN_FILE,
     ENV_WORKER,
@@ -22,7 +17,6 @@ from bamboo_core.names import (
     EXIT_USAGE,
     GRACE_SECONDS,
 )
-from bamboo_trainer.worker.cloud_notices import wanted
 from bamboo_trainer.worker.launch.imports import lasting_imports
 
 LEAST_LOGGER_SECONDS = 5.0  # of the pod's grace period, for loggers, and for what comes after them
@@ -39,12 +33,7 @@ Runs one worker of a BambooJob until the coordinator tells it to stop. Bamboo's 
   {ENV_GRACE}        seconds from SIGTERM to SIGKILL (default {GRACE_SECONDS})
   {ENV_METRICS_PORT}  port of that address for its own metrics (default: none)
   BAMBOO_DEVICE       cpu, cuda or cuda:N (default: a GPU if there is one)
-SIGTERM counts as a notice: the worker hands over its stages and ends. So do notices of the cloud, if these are set:
-  {ENV_METADATA}              whose metadata endpoint is watched: aws, gcp, azure, auto or off (default off)
-  {ENV_METADATA_URL}          the endpoint's address, http://HOST[:PORT], if it is not the usual one
-  {ENV_METADATA_REBALANCE}    true: a rebalance recommendation of AWS is a notice, too (default: only logged)
-  {ENV_METADATA_GCP_SECONDS}  what GCP leaves after its notice of a preemption, in seconds (default 30)
-  {ENV_METADATA_ACKNOWLEDGE}  true: tell Azure not to wait once the worker has left (default false)"""
+SIGTERM counts as a notice: the worker hands over its stages and ends."""
 
 
 def main() -> int:
@@ -57,7 +46,7 @@ def main() -> int:
         print(f"bamboo_trainer: {wrong} (see python -m bamboo_trainer --help)", file=sys.stderr)
         return EXIT_USAGE
     try:
-        metadata, grace = wanted(os.environ), _grace(os.environ.get(ENV_GRACE))
+        grace = _grace(os.environ.get(ENV_GRACE))
         metrics_port = _port(os.environ.get(ENV_METRICS_PORT))
     except ValueError as error:
         print(f"bamboo_trainer: {error} (see python -m bamboo_trainer --help)", file=sys.stderr)
@@ -72,7 +61,6 @@ def main() -> int:
         host=os.environ.get(ENV_HOST) or "127.0.0.1",
         grace=grace,
         authority=os.environ.get(ENV_CA, ""),
-        metadata=metadata,
         metrics_port=metrics_port,
         logger_seconds=max(LEAST_LOGGER_SECONDS, grace - LEAST_LOGGER_SECONDS),
         shared_log=False,

@@ -41,10 +41,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- ternary "Off" .Values.tls.mode (eq (toString .Values.tls.mode) "false") -}}
 {{- end -}}
 
-{{- define "bamboo.metadata" -}}
-{{- ternary "off" .Values.workers.metadata (eq (toString .Values.workers.metadata) "false") -}}
-{{- end -}}
-
 {{- define "bamboo.tlsSecret" -}}
 {{- if eq (include "bamboo.tlsMode" .) "Secret" -}}
 {{- .Values.tls.existingSecret -}}

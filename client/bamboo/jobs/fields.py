@@ -246,14 +246,6 @@ class TopologyFields(TypedDict, total=False):
     """With one stage: each worker holds the optimizer's state of a part of the layers only, and every part has a second
     holder. From three pipelines on, and with at least as many layers. Cannot change.
     """
-    transport: Literal["TCP", "NIXL"]
-    """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name (docs/install.md), over
-    RDMA, EFA or shared memory. Can change only while the job is suspended.
-    """
-    gpuDirect: bool
-    """With transport NIXL: whether the network reads and writes GPUs' memory, where a worker finds that it can. Else,
-    and where it cannot, boundary tensors go through host memory. Can change only while the job is suspended.
-    """
 
 
 class ElasticFields(TypedDict, total=False):

@@ -52,7 +52,6 @@ class WorkerPodSettings:
     image: str  # for jobs that name none
     run_as_user: int | None = 65532  # a user that is not root; None leaves it to the image or the platform
     service_account: str | None = None  # None for the namespace's default one
-    metadata: str = "off"  # the cloud's endpoint that workers watch for notices, one of names.METADATA_CHOICES
     # PEM of the certificate authority by which workers know the coordinator; "" for those of the image
     authority: str = ""
     network_policy: bool = True  # only workers of the same job may connect to a worker
@@ -239,8 +238,6 @@ def _spec(job: JobSpec, meta: JobMeta, group: int, settings: WorkerPodSettings) 
 def _container(job: JobSpec, settings: WorkerPodSettings) -> Json:
     env = {"HOME": "/tmp", "USER": "bamboo"}  # the user has no entry
     env[names.ENV_METRICS_PORT] = str(names.METRICS_PORT)
-    if settings.metadata != "off":
-        env[names.ENV_METADATA] = settings.metadata
     storage = [{"name": STORAGE_VOLUME, "mountPath": names.STORAGE_FOLDER}] if claim_name(job) else []
     asked = {"limits": job.worker.resources.limits, "requests": job.worker.resources.requests}
     return {

@@ -72,7 +72,6 @@ from bamboo_trainer.telemetry.place import place_of
 from bamboo_trainer.telemetry.step_profiler import StepProfiler, TraceWriter
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.tcp import TcpTransport
-from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
 from bamboo_trainer.worker.final_weights import FinalWeights
 from bamboo_trainer.worker.history.history_buffer import Rates
@@ -91,6 +90,7 @@ FLUSH_SECONDS = 2.0
 LATE_SECONDS = 0.02  # after which what nobody waits for is told between two pieces of work
 HISTORY_SECONDS = 2.0  # for what happened last
 PROFILER_SECONDS = 2.0  # for files of a step that was in progress
+LEAST_NOTICE_SECONDS = 5.0  # when one is said again: it alone must not end a worker that still talks
 SHORT_LOGGER_SECONDS = 5.0  # if others wait for this worker's end, to take its work over
 LOGGER_SECONDS = 60.0  # for loggers at the end, to take what is left
 
@@ -104,15 +104,13 @@ class WorkerSettings:
     """Where a worker runs.
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
-    signed the coordinator's certificate; "" for those that this machine trusts. metadata: the cloud's endpoint that is
-    watched for notices, if any. metrics_port: of its own metrics. logger_seconds:
-    that loggers have at the end. shared_log: others write to the same file.
+    signed the coordinator's certificate; "" for those that this machine trusts. metrics_port: of its own metrics.
+    logger_seconds: that loggers have at the end. shared_log: others write to the same file.
     """
 
     host: str = "127.0.0.1"
     grace: float = GRACE_SECONDS
     authority: str = ""
-    metadata: Wanted | None = None
     metrics_port: int | None = None
     logger_seconds: float = LOGGER_SECONDS
     shared_log: bool = True
@@ -152,7 +150,7 @@ class WorkerAgent:
         self.profiler: StepProfiler | None = None
         self.job_over = False  # or goes on without this worker
         self.terminated = False  # by a first SIGTERM
-        self.leave_by = math.inf  # the earliest deadline of all notices
+        self.leave_by = math.inf  # the deadline, once there is a notice
         self.doing = "starting"
         self.thread = threading.get_ident()  # that runs the task's code
         self.began: float | None = None  # to load the task
@@ -255,7 +253,7 @@ class WorkerAgent:
             case CommitWeights():
                 self.weights.commit(message)
             case NoticeReceived(seconds=seconds):
-                self.leave_by = min(self.leave_by, time.monotonic() + seconds)
+                self.leave_by = time.monotonic() + seconds
                 self.control.send(message)
             case Stop(discard=given_up):
                 self.weights.discard(given_up)
@@ -291,7 +289,7 @@ class WorkerAgent:
         assert self.job is not None
         self.control.send(self.job.ready())
         if self.leave_by < math.inf:
-            self.control.send(NoticeReceived(seconds=max(LEAST_SECONDS, self.leave_by - time.monotonic())))
+            self.control.send(NoticeReceived(seconds=max(LEAST_NOTICE_SECONDS, self.leave_by - time.monotonic())))
         engine.report()
         if self.checkpoints:
             self.checkpoints.report()
@@ -422,12 +420,8 @@ class WorkerAgent:
         return Heartbeat(step=step, doing=doing, memory=memory, busy=busy, times=times, headroom=room, traffic=traffic)
 
     def _on_term(self, *_: object) -> None:
-        """SIGTERM is a notice; a second one ends the worker at once. A cloud's own notice may come before or after."""
+        """SIGTERM is a notice; a second one ends the worker at once."""
         if self.terminated:
             os._exit(128 + signal.SIGTERM)
         self.terminated = True
         self.inbox.put(NoticeReceived(seconds=self.grace))
-
-    def notice(self, notice: CloudNotice) -> None:
-        """From any thread. What several notices mean is for the coordinator to decide."""
-        self.inbox.put(NoticeReceived(seconds=notice.seconds))

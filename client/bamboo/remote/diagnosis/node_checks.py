@@ -6,7 +6,6 @@ from typing import Any
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.quantities import quantity
-from bamboo.remote.operator_pods import arguments
 from bamboo_core.job.node_placement import PLACEMENTS, asked_of_nodes, placement, worker_resources
 from bamboo_core.job.placement_spec import GPU_SUFFIX, Capacity, NodePool
 from bamboo_core.job.spec import JobSpec, whole_workers
@@ -35,7 +34,7 @@ def nodes(facts: ClusterFacts) -> Iterator[Finding]:
         return
     yield _overview(usable)
     yield from _device_plugin(usable)
-    yield from _notices(usable, facts)
+    yield from _notices(usable)
     yield from _notice_seconds(usable)
     if facts.spec is not None:
         yield from _pools(usable, facts.spec)
@@ -60,7 +59,7 @@ def _device_plugin(usable: Sequence[Object]) -> Iterator[Finding]:
         )
 
 
-def _notices(usable: Sequence[Object], facts: ClusterFacts) -> Iterator[Finding]:
+def _notices(usable: Sequence[Object]) -> Iterator[Finding]:
     """Self-managed nodes of EC2 are taken without a word unless something on the cluster listens."""
     alone = [
         node
@@ -68,9 +67,7 @@ def _notices(usable: Sequence[Object], facts: ClusterFacts) -> Iterator[Finding]
         if str((node.get("spec") or {}).get("providerID") or "").startswith("aws:")
         and not any(label in _labels(node) for label in MANAGED)
     ]
-    pod = facts.operator_pod
-    watches = pod is not None and bool(arguments(pod, "--metadata") & {"aws", "auto"})
-    if alone and not watches:
+    if alone:
         yield warning(
             "notices",
             f"{count(len(alone), 'node')} of AWS, such as {alone[0]['metadata']['name']}, belong to no managed node"

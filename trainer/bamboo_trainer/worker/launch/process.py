@@ -1,4 +1,4 @@
-"""One worker in this process: its agent, its log, its metrics, and an eye on the cloud's notices."""
+"""One worker in this process: its agent, its log and its metrics."""
 
 import os
 from functools import partial
@@ -6,12 +6,10 @@ from pathlib import Path
 
 import torch
 
-from bamboo_core.names import EXIT_DRAINED
 from bamboo_trainer.telemetry import logs
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.telemetry.trace import Silent, TraceFile
 from bamboo_trainer.worker.agent import LOCAL_SETTINGS, ClosingObserver, WorkerAgent, WorkerSettings
-from bamboo_trainer.worker.cloud_watch import Watcher
 
 
 def _read_token(path: Path) -> str:
@@ -52,20 +50,6 @@ def main(
             from bamboo_trainer.worker.metrics import serve  # nobody else needs it
 
             serve(agent, observer, settings.host, settings.metrics_port)
-        return _run(agent, settings)
+        return agent.run()
     finally:
         logs.end()
-
-
-def _run(agent: WorkerAgent, settings: WorkerSettings) -> int:
-    """With an eye on the cloud's notices, if that is wanted."""
-    if settings.metadata is None:
-        return agent.run()
-    watcher = Watcher(settings.metadata, agent.notice)
-    watcher.start()
-    code = None
-    try:
-        code = agent.run()
-    finally:
-        watcher.close(left=code == EXIT_DRAINED)
-    return code
