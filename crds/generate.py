@@ -9,7 +9,6 @@ likewise from `bamboo_core.job.runtime.RuntimeSpec` and crds/runtime_frame.yaml.
 import ast
 import inspect
 from collections.abc import Iterator
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ from bamboo_core.job.runtime import RuntimeSpec
 from bamboo_core.job.spec import JobSpec, RuntimeKind
 from bamboo_core.job.status import BambooJobStatus, BambooRuntimeStatus
 from bamboo_core.kube.request_parts import runtime_plural
-from bamboo_core.names import BETA
 
 FOLDER = Path(__file__).parent
 FRAME, RUNTIME_FRAME = FOLDER / "frame.yaml", FOLDER / "runtime_frame.yaml"
@@ -59,7 +57,7 @@ ONLY_SUSPENDED = "can change only while the job is suspended"
 
 
 def crd(frame: dict[str, Any]) -> dict[str, Any]:
-    """The frame with the schemas of spec and status, in all versions."""
+    """The frame with the schemas of spec and status."""
     (version,) = frame["spec"]["versions"]
     spec = object_schema(JobSpec)
     spec[VALIDATIONS] += [*_suspended_rules(JobSpec, "")]
@@ -68,7 +66,7 @@ def crd(frame: dict[str, Any]) -> dict[str, Any]:
         "spec": {"description": class_description(JobSpec), **spec},
         "status": {"description": class_description(BambooJobStatus), **status},
     }
-    return in_all_versions(frame)
+    return frame
 
 
 def runtime_crd(frame: dict[str, Any], kind: RuntimeKind) -> dict[str, Any]:
@@ -90,19 +88,6 @@ def runtime_crd(frame: dict[str, Any], kind: RuntimeKind) -> dict[str, Any]:
         "spec": {"description": class_description(RuntimeSpec), **object_schema(RuntimeSpec)},
         "status": {"description": class_description(BambooRuntimeStatus), **status},
     }
-    return in_all_versions(frame)
-
-
-def in_all_versions(frame: dict[str, Any]) -> dict[str, Any]:
-    """The frame whose only version, which is stored, is served by its newer name, too. The API server converts by the
-    name alone, which is right as long as both have one schema.
-    """
-    (stored,) = frame["spec"]["versions"]
-    newer = deepcopy(stored) | {"name": BETA, "storage": False}
-    for version in (stored, newer):
-        says = version["schema"]["openAPIV3Schema"]["properties"]["apiVersion"]
-        says["description"] = f"The version of this API, {frame['spec']['group']}/{version['name']}."
-    frame["spec"] |= {"conversion": {"strategy": "None"}, "versions": [stored, newer]}
     return frame
 
 

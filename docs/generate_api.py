@@ -7,8 +7,6 @@ from typing import Any
 
 import yaml
 
-from bamboo_core.names import BETA
-
 ROOT = Path(__file__).parent.parent
 CRD, RUNTIME = ROOT / "crds" / "bamboojob.yaml", ROOT / "crds" / "clusterbambooruntime.yaml"
 PAGE = ROOT / "docs" / "api.md"
@@ -24,7 +22,7 @@ HEAD = """\
 
 <!-- Made by `make docs` from crds/bamboojob.yaml, and that from the types in core/bamboo_core/job/; change those. -->
 
-`{kind}`, `{group}/{version}` or `{stored}`; `kubectl get {short}` for short. `bamboo run`, `bamboo validate` and the
+`{kind}`, `{group}/{version}`; `kubectl get {short}` for short. `bamboo run`, `bamboo validate` and the
 operator read the same manifest by the same rules. The smallest one:
 
 ```yaml
@@ -45,7 +43,7 @@ needs a new job.
 def page(crd: Schema, runtime: Schema) -> str:
     names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
-    words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": BETA, "stored": version["name"]}
+    words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}
     parts = [HEAD.format(**words, short=names["shortNames"][0])]
     parts += (part for name in ("spec", "status") for part in _sections(name, schema["properties"][name]))
     return "\n".join([*parts, _columns(version), _scale(version), _runtimes(runtime)])

@@ -65,7 +65,7 @@ class Size:
 def job(folder: Path, size: Size) -> dict[str, Any]:
     """32.6 million parameters in 11 layers on four stages, and one worker that stands by."""
     return {
-        "apiVersion": "bamboo.dev/v1beta1",
+        "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
         "metadata": {"name": "gpt"},
         "spec": {

@@ -4,12 +4,10 @@ import re
 from enum import StrEnum
 
 GROUP = "bamboo.dev"
-VERSION = "v1alpha1"  # of the API, which is stored, and of which everything of Bamboo asks the API server
-BETA = "v1beta1"  # with the same schema
+VERSION = "v1alpha1"  # of the API
 KIND = "BambooJob"
 PLURAL = "bamboojobs"
 API_VERSION = f"{GROUP}/{VERSION}"
-BETA_API_VERSION = f"{GROUP}/{BETA}"  # that users write
 
 PROTOCOL_VERSION = 4
 DATA_PLANE_VERSION = 5  # of what workers say to each other

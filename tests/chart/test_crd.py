@@ -62,24 +62,14 @@ def test_its_names_are_the_projects() -> None:
 
 
 @pytest.mark.parametrize("crd", sorted((ROOT / "crds").glob("*bamboo*.yaml")), ids=lambda path: path.stem)
-def test_its_versions_have_one_schema_and_nothing_is_converted(crd: Path) -> None:
-    """The old one is stored: an operator from before the new one goes on after a rollback."""
-    spec = yaml.safe_load(crd.read_text())["spec"]
-    assert spec["conversion"] == {"strategy": "None"}
-    alpha, beta = spec["versions"]
-    assert [(one["name"], one["served"], one["storage"]) for one in (alpha, beta)] == [
-        (names.VERSION, True, True),
-        (names.BETA, True, False),
-    ]
-    for one in (alpha, beta):
-        says = one["schema"]["openAPIV3Schema"]["properties"]["apiVersion"].pop("description")
-        assert says == f"The version of this API, bamboo.dev/{one['name']}."
-    assert {**alpha, "name": "", "storage": ""} == {**beta, "name": "", "storage": ""}
+def test_it_has_one_version(crd: Path) -> None:
+    (version,) = yaml.safe_load(crd.read_text())["spec"]["versions"]
+    assert (version["name"], version["served"], version["storage"]) == (names.VERSION, True, True)
 
 
 def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
-    """With both versions, as JSON, and a quarter to spare."""
-    assert len(json.dumps(CRD, separators=(",", ":"))) < 262_144 * 3 / 4
+    """As JSON, and half of it to spare."""
+    assert len(json.dumps(CRD, separators=(",", ":"))) < 262_144 / 2
 
 
 def test_the_schema_is_structural() -> None:

@@ -22,12 +22,6 @@ def crd_without(field: str) -> dict[str, Any]:
     return changed
 
 
-def crd_without_beta() -> dict[str, Any]:
-    changed = copy.deepcopy(dict(WELL.crd or {}))  # type: ignore[arg-type]
-    changed["spec"]["versions"].pop()
-    return changed
-
-
 def crd_with(field: str) -> dict[str, Any]:
     changed = copy.deepcopy(dict(WELL.crd or {}))  # type: ignore[arg-type]
     schema = changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -51,10 +45,6 @@ def test_nothing_is_said_against_a_cluster_on_which_all_is_well() -> None:
         (
             {"crd": crd_without("stages")},
             "problem CRD: it is older than this bamboo and would drop spec.topology.stages",
-        ),
-        (
-            {"crd": crd_without_beta()},
-            "warning CRD: it is older than this bamboo and does not serve v1beta1, in which manifests are written now",
         ),
         ({"crd": crd_with("later")}, "warning CRD: it is newer than this bamboo, which does not know spec.later"),
         (

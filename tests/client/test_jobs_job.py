@@ -38,7 +38,7 @@ def test_a_job_is_the_manifest_that_its_arguments_say() -> None:
     )
     assert yaml.safe_load(job.to_yaml()) == job.document
     assert job.document == {
-        "apiVersion": "bamboo.dev/v1beta1",
+        "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
         "metadata": {"name": "quickstart", "namespace": "team", "labels": {"a": "b"}},
         "spec": {

@@ -226,12 +226,6 @@ def test_examples_are_valid(path: Path) -> None:
     load_manifest(path)
 
 
-@pytest.mark.parametrize("document", [minimal(), changed({"spec.suspend": True})])
-def test_both_versions_of_the_api_mean_the_same(document: dict[str, Any]) -> None:
-    read = [parse_manifest({**document, "apiVersion": f"bamboo.dev/{version}"}) for version in ("v1alpha1", "v1beta1")]
-    assert read[0] == read[1]
-
-
 T, P = "spec.training", "spec.nodePools"
 
 
@@ -244,7 +238,7 @@ RULE = {"name": "r", "onExitCodes": [1], "action": "FailJob"}
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        ("apiVersion", "v1", 'apiVersion: expected "bamboo.dev/v1beta1" or "bamboo.dev/v1alpha1", got "v1"'),
+        ("apiVersion", "v1", 'apiVersion: expected "bamboo.dev/v1alpha1", got "v1"'),
         ("kind", "Job", 'kind: expected "BambooJob", got "Job"'),
         ("metadata.name", "My_Job", f'metadata.name: {LABEL}, got "My_Job"'),
         ("metadata.name", "tiny\n", f'metadata.name: {LABEL}, got "tiny\\n"'),

@@ -68,10 +68,9 @@ def runtime(job: dict[str, Any], generation: int = 1, **spec: Any) -> Runtime:
     )
 
 
-def test_both_versions_of_the_api_mean_the_same() -> None:
+def test_another_version_of_the_api_is_refused() -> None:
     document = runtime({"worker": {"image": "trainer"}}).document()
-    assert parse_runtime({**document, "apiVersion": "bamboo.dev/v1beta1"}) == parse_runtime(document)
-    with pytest.raises(ManifestError, match=r'expected "bamboo.dev/v1beta1" or "bamboo.dev/v1alpha1", got "v1"'):
+    with pytest.raises(ManifestError, match=r'expected "bamboo.dev/v1alpha1", got "v1"'):
         parse_runtime({**document, "apiVersion": "v1"})
 
 

@@ -73,12 +73,11 @@ def at(path: str) -> Mapping[str, Any]:
 
 
 class Served:
-    """A kind of objects, as its CRD says. Its versions have one schema."""
+    """A kind of objects, as its CRD says."""
 
     def __init__(self, crd: Mapping[str, Any]) -> None:
-        version, *others = crd["spec"]["versions"]
-        kind, group = crd["spec"]["names"]["kind"], crd["spec"]["group"]
-        self._heads = [(f"{group}/{one['name']}", kind) for one in (version, *others)]
+        (version,) = crd["spec"]["versions"]
+        self._head = (f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"])
         self.schema: dict[str, Any] = _read(version["schema"]["openAPIV3Schema"])
         self._validator = _Judge(_strict_root(self.schema))
         self._known: dict[str, tuple[dict[str, Any], list[str]]] = {}
@@ -92,8 +91,8 @@ class Served:
     def refusals(self, document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
         """Why it cannot be created, or put in the place of the old one; empty if it can."""
         new, wrong = self._read(document)
-        if (new.get("apiVersion"), new.get("kind")) not in self._heads:
-            return [f"expected one of {self._heads}"]
+        if (new.get("apiVersion"), new.get("kind")) != self._head:
+            return [f"expected {self._head}"]
         before = self._read(old)[0] if old else ABSENT
         return wrong or [*_duplicates(self.schema, new, ""), *broken(self.schema, new, before, "")]
 

@@ -9,7 +9,7 @@ from bamboo.cli.commands import app
 from remote_kit import Asked, Json, event, kubeconfig, node, pod, refusal, server
 
 MANIFEST = """
-apiVersion: bamboo.dev/v1beta1
+apiVersion: bamboo.dev/v1alpha1
 kind: BambooJob
 metadata: {name: story, resourceVersion: "9"}
 spec:

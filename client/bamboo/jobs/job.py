@@ -36,7 +36,7 @@ from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
 from bamboo_core.job.pod_fields import unknown_in_template
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import source_of
-from bamboo_core.names import BETA_API_VERSION, ENV_LAUNCH, KIND
+from bamboo_core.names import API_VERSION, ENV_LAUNCH, KIND
 
 T = TypeVar("T")
 _FLAG: Final = re.compile(r"--([a-z][a-z-]*)")
@@ -80,7 +80,7 @@ class Job:
             said["config"] = dict(config)
         metadata = {"name": name, "namespace": namespace, "labels": labels, "annotations": annotations}
         document = {
-            "apiVersion": BETA_API_VERSION,
+            "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {key: value for key, value in metadata.items() if value is not None},
             "spec": {"task": said, **parts},

@@ -13,7 +13,6 @@ from bamboo.remote.session import patiently
 from bamboo.remote.watch import WaitTimedOut
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, RemoteError, UsageError
-from bamboo_core.names import API_VERSION
 from bamboo_core.view.job_view import JobView, view_of
 
 SERVERS: Final = (
@@ -61,12 +60,10 @@ async def put(
 
 
 def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Without what belongs to the server, so that what `-o yaml` printed can be submitted again; in the version of the
-    API of which the server is asked, whichever the manifest names.
-    """
+    """Return the document without what belongs to the server, so that the output of `-o yaml` can be submitted again."""
     metadata = {key: value for key, value in document["metadata"].items() if key not in SERVERS and value is not None}
     body = {key: value for key, value in document.items() if key != "status"}
-    return {**body, "apiVersion": API_VERSION, "metadata": {**metadata, "namespace": namespace}}
+    return {**body, "metadata": {**metadata, "namespace": namespace}}
 
 
 async def change_spec(api: KubeApi, job: JobView, spec: dict[str, Any]) -> None:

@@ -14,15 +14,14 @@ from bamboo_core.job.manifest_rules import check_rules
 from bamboo_core.job.misspelled_fields import causes_first
 from bamboo_core.job.model import ReadObject, places, read_object
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.text_patterns import DNS_LABEL, exactly, one_of
+from bamboo_core.job.text_patterns import DNS_LABEL, exactly
 from bamboo_core.job.yaml_file import ManifestSource, load_document, read_manifest_source
-from bamboo_core.names import API_VERSION, BETA_API_VERSION, KIND
+from bamboo_core.names import API_VERSION, KIND
 
 __all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source", "read_job", "read_manifest"]
 
 Check = Callable[[JobSpec], Sequence[Problem]]
 
-SERVED = one_of(f'"{BETA_API_VERSION}" or "{API_VERSION}"', BETA_API_VERSION, API_VERSION)
 ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
 METADATA = (
     *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "uid"),
@@ -95,7 +94,7 @@ def fields_by_name() -> dict[str, tuple[str, ...]]:
 
 def _root(document: Mapping[str, Any], problems: list[Problem], found: list[ReadObject]) -> JobSpec:
     root = Fields(document, "", problems)
-    root.text("apiVersion", SERVED)
+    root.text("apiVersion", exactly(API_VERSION))
     root.text("kind", exactly(KIND))
     root.known.extend(ROOT)
     metadata = root.child("metadata")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from bamboo_core.job.fields import Fields, ManifestError, Problem
 from bamboo_core.job.forms import FieldSlot, OneOf, Quantities, TextList, Tree
-from bamboo_core.job.manifest import METADATA, ROOT, SERVED, Check, parse_manifest
+from bamboo_core.job.manifest import METADATA, ROOT, Check, parse_manifest
 from bamboo_core.job.manifest_rules import check_rules
 from bamboo_core.job.model import (
     ApiField,
@@ -30,7 +30,7 @@ from bamboo_core.job.model import (
 from bamboo_core.job.pod_template import two_templates
 from bamboo_core.job.spec import JobSpec, RuntimeKind, RuntimeRef
 from bamboo_core.job.status import BambooJobStatus, JobRuntime
-from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME, one_of
+from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME, exactly, one_of
 from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
 from bamboo_core.names import API_VERSION
 
@@ -100,7 +100,7 @@ def parse_runtime(document: Json) -> Runtime:
     problems: list[Problem] = []
     found: list[ReadObject] = []
     root = Fields(document, "", problems)
-    root.text("apiVersion", SERVED)
+    root.text("apiVersion", exactly(API_VERSION))
     kind = OneOf(RuntimeKind).read(FieldSlot(root, "kind", required=True)) or RuntimeKind.CLUSTER
     root.known.extend(ROOT)
     metadata = root.child("metadata")

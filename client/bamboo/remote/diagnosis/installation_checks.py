@@ -12,7 +12,7 @@ from bamboo.remote.operator_pods import arguments, is_ready, is_running
 from bamboo_core.job.model import Object as InnerObject
 from bamboo_core.job.model import ObjectList, api_fields
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import BETA, GROUP, PLURAL, VERSION
+from bamboo_core.names import GROUP, PLURAL, VERSION
 from bamboo_core.text import count
 
 LEAST_MINOR = 29
@@ -57,12 +57,6 @@ def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
         yield problem(
             "CRD",
             f"it is older than this bamboo and would drop {_named(missing)}",
-            "apply crds/bamboojob.yaml of this version, or upgrade the chart (docs/upgrade.md)",
-        )
-    elif BETA not in served:
-        yield warning(
-            "CRD",
-            f"it is older than this bamboo and does not serve {BETA}, in which manifests are written now",
             "apply crds/bamboojob.yaml of this version, or upgrade the chart (docs/upgrade.md)",
         )
     elif more := sorted(known - ours):
