@@ -46,7 +46,7 @@ def page(crd: Schema, runtime: Schema) -> str:
     words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}
     parts = [HEAD.format(**words, short=names["shortNames"][0])]
     parts += (part for name in ("spec", "status") for part in _sections(name, schema["properties"][name]))
-    return "\n".join([*parts, _columns(version), _scale(version), _runtimes(runtime)])
+    return "\n".join([*parts, _columns(version), _runtimes(runtime)])
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:
@@ -140,15 +140,6 @@ def _columns(version: Schema) -> str:
     for column in sorted(version["additionalPrinterColumns"], key=lambda column: column.get("priority", 0)):
         lines.append(f"| {column['name']} | `{column['jsonPath']}` |")
     return "\n".join([*lines, ""])
-
-
-def _scale(version: Schema) -> str:
-    scale = version["subresources"]["scale"]
-    return (
-        f"## Scale\n\n`kubectl scale` and autoscalers set `{scale['specReplicasPath']}` and read"
-        f" `{scale['statusReplicasPath']}` and `{scale['labelSelectorPath']}`,"
-        " which selects one pod of each ready pipeline, so that pods and pipelines are counted alike.\n"
-    )
 
 
 def _runtimes(crd: Schema) -> str:

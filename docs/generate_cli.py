@@ -100,7 +100,7 @@ the job is not fully protected, neighbouring stages would be lost at once, or wo
 ## Editing a job
 
 `bamboo submit FILE` refuses a job that exists. With `--apply` the manifest is merged into it by server-side apply, as
-field manager `bamboo`. A field that another manager has set, such as `spec.topology.pipelines` by `kubectl scale`, is
+field manager `bamboo`. A field that another manager has set, such as `spec.topology.pipelines` by `kubectl edit`, is
 reported as a conflict; `--force` takes it over.
 """  # noqa: E501
 

@@ -92,11 +92,6 @@ def shard_lease(lease: str, shard: int) -> str:
     return f"{lease}-shard-{shard}" if shard else lease
 
 
-def worker_index(worker: str) -> str:
-    """The number that `worker_name` has put at the end of a worker's name."""
-    return worker.rpartition("w")[2]
-
-
 def worker_name(job: str, number: int) -> str:
     """The name of a job's worker, which is also its pod's: a DNS label. Each incarnation has a number of its own."""
     suffix = f"-w{number}"

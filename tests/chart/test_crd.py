@@ -162,12 +162,8 @@ def test_columns_show_what_is_there() -> None:
     assert [c["name"] for c in columns if c.get("priority") == 1] == ["Samples/s", "Loss", "Cost", "Runtime", "Epoch"]
 
 
-def test_kubectl_scale_sets_the_pipelines() -> None:
-    scale = VERSION["subresources"]["scale"]
-    assert scale["specReplicasPath"] == ".spec.topology.pipelines"
-    assert json_path(scale["specReplicasPath"])["type"] == json_path(scale["statusReplicasPath"])["type"] == "integer"
-    assert json_path(scale["labelSelectorPath"])["type"] == "string"
-    assert VERSION["subresources"]["status"] == {}
+def test_the_status_is_written_apart_from_the_spec() -> None:
+    assert VERSION["subresources"] == {"status": {}}
 
 
 def test_a_status_as_the_operator_writes_it_fits() -> None:
@@ -192,7 +188,6 @@ def test_a_status_as_the_operator_writes_it_fits() -> None:
         | {"doneBy": "done by 2026-12-01 14:00 UTC: 30 min before it at the present rate"},
         "digests": ["a1b2", "c3d4"],
         "cost": {"perHour": "3.64", "total": "0.91"},
-        "selector": "bamboo.dev/job-name=x",
     }
     STATUS_VALIDATOR.validate(status)
     with pytest.raises(ValidationError, match="unknown"):

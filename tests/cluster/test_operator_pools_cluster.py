@@ -67,17 +67,10 @@ def test_a_job_is_scaled(installed: Cluster, namespace: str, operator: Operator)
     job = Job(installed.api, namespace, small("scaled", elastic={"stabilizationSeconds": 1}))
     job.until("WorkersReady")
 
-    def scale(pipelines: int) -> None:
-        installed.api.patch(f"{job.path}/scale", {"spec": {"replicas": pipelines}})
-
-    scale(2)
+    job.edit({"topology": {"pipelines": 2}})
     job.wait(lambda s: s["pipelines"] == {"desired": 2, "ready": 2, "degraded": 0})
-    found = installed.api.get(f"{job.path}/scale")
-    assert found["status"]["replicas"] == 2
-    selected = installed.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=found["status"]["selector"])
-    assert len(selected["items"]) == 2, "an autoscaler would ask for a pipeline for each worker"
 
-    scale(1)
+    job.edit({"topology": {"pipelines": 1}})
     job.wait(lambda s: s["pipelines"]["ready"] == 1)
     job.until_pods(lambda pods: len(pods) == 2)
     status = job.wait(lambda s: s["state"] == "Running" and s["workers"]["ready"] == 2)

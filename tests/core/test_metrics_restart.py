@@ -125,7 +125,7 @@ class Operated:
         self._cluster, self._cache = cluster, cluster.seen()
         identity, api = JobIdentity(("default", "tiny"), "u"), cast(ApiClient, None)  # nothing is asked or written
         self._meter = JobMeter(OperatorCounts())
-        self._writer = StatusWriter(identity, "", status, api)
+        self._writer = StatusWriter(identity, status, api)
         self._cost = CostCounter(JobPods(identity, self._cache), self._writer, self._meter, PriceSource())
         self._said: Status | None = None
         self.first = self._page()  # before anything is known but the status

@@ -97,7 +97,7 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
         made["metadata"] |= {"uid": f"p{number}"}
         made["spec"]["nodeName"] = f"n{number}"
         cluster.pod_event(None, made | {"status": {"phase": "Running"}})
-    status = StatusWriter(identity, "", {}, ApiClient(NoCalls()))
+    status = StatusWriter(identity, {}, ApiClient(NoCalls()))
     counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()), prices)
     totals = []
     status.update(spec=spec)
@@ -126,7 +126,7 @@ def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeyp
     for number, made in enumerate(pods):
         made["metadata"] |= {"uid": f"p{number}"}
         cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
-    status = StatusWriter(identity, "", {}, ApiClient(NoCalls()))
+    status = StatusWriter(identity, {}, ApiClient(NoCalls()))
     counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()), prices)
     status.update(spec=spec)
     prices.current = price_list(3.0, {})

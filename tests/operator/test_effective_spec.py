@@ -48,7 +48,7 @@ class One:
         self.api.try_pod = self._try_pod
         self._refusals, self.tried = list(refusals), list[dict[str, Any]]()
         status = {**more, "plan": plan}
-        self.status = StatusWriter(JobIdentity(KEY, "u1"), "", status, self.api)
+        self.status = StatusWriter(JobIdentity(KEY, "u1"), status, self.api)
         self.runtimes = RuntimeCache(self.api)
         self.spec = EffectiveSpec(
             JobIdentity(KEY, "u1"),

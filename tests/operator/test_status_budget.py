@@ -74,12 +74,12 @@ def test_a_job_whose_tenant_has_spent_its_money_is_suspended_and_says_so_until_t
     found = conditions(status)["Suspended"]
     assert (found["reason"], found["message"]) == ("TenantBudgetSpent", why)
     assert status["cost"]["budget"] == f"1.50 of 10 spent; {left}"
-    assert StatusWriter(JobIdentity(("ns", "job"), "uid"), "", status, None).tenant_spent == why
+    assert StatusWriter(JobIdentity(("ns", "job"), "uid"), status, None).tenant_spent == why
     own = conditions(seen(None, spec=BUDGETED, cost=Decimal(10), tenant=broke))["Suspended"]
     assert own["reason"] == "BudgetSpent", "what the job's own user can change comes first"
     again = seen(said(), status, spec=BUDGETED, cost=Decimal("1.5"), tenant=MoneyStanding(left=left))
     assert again["state"] == "Running"
-    assert StatusWriter(JobIdentity(("ns", "job"), "uid"), "", again, None).tenant_spent == ""
+    assert StatusWriter(JobIdentity(("ns", "job"), "uid"), again, None).tenant_spent == ""
 
 
 def test_a_job_that_is_suspended_by_its_user_says_so():

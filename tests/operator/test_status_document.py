@@ -162,36 +162,14 @@ def test_progress_is_what_the_coordinator_says():
     assert "loss" not in seen(said(loss=float("inf")))["training"]
 
 
-@pytest.mark.parametrize(
-    ("grid", "chosen"),
-    [
-        (((("sim-w0", True), ("sim-w1", True)), (("sim-w2", True), ("sim-w13", True))), "0,2"),
-        (((("sim-w10", True), ("sim-w1", True)), (("sim-w9", True), ("sim-w13", True))), "9,10"),
-        (((("sim-w0", False), ("sim-w1", True)), (("sim-w0", False), ("sim-w3", True))), "0,3"),  # one runs two stages
-        (((("sim-w0", False),), (("sim-w0", False),)), "0"),
-        (((),), "none"),
-    ],
-)
-def test_an_autoscaler_counts_as_many_pods_as_pipelines(grid, chosen):
-    found = seen(said(grid=grid), selector="x=y")
-    assert found["selector"] == f"x=y,bamboo.dev/worker-index in ({chosen})"
-    assert seen(None, found, selector="x=y")["selector"] == found["selector"], "until its coordinator says more"
-    suspended = replace(JOB, suspend=True)
-    assert seen(None, found, selector="x=y", spec=suspended)["selector"] == "x=y,bamboo.dev/worker-index in (none)"
-
-
 def test_checkpoints_digests_and_plan_stay_when_nothing_new_is_known():
     kept = checkpoints(step=2, age=5.0, restores=3, repeated=7)
-    found = seen(said(digests=("a", "b"), checkpoint=kept), plan="{}", selector="x=y")
+    found = seen(said(digests=("a", "b"), checkpoint=kept), plan="{}")
     assert found["checkpoint"] == {"lastStep": 2, "lastTime": at(-5)}
     assert (found["restores"], found["repeatedSteps"]) == (3, 7)
     later = seen(said(checkpoint=replace(kept, age=9.0)), found)
     assert later["checkpoint"] == found["checkpoint"], "its time is not computed anew"
-    assert (found["digests"], found["plan"], found["selector"]) == (
-        ["a", "b"],
-        "{}",
-        "x=y,bamboo.dev/worker-index in (0)",
-    )
+    assert (found["digests"], found["plan"]) == (["a", "b"], "{}")
     again = seen(None, found)
     assert (again["digests"], again["plan"], again["checkpoint"]["lastStep"]) == (["a", "b"], "{}", 2)
     restarted = seen(said(checkpoint=checkpoints(step=None)), found, earlier=EarlierCounts.of(read_status(found)))

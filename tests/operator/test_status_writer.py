@@ -33,7 +33,7 @@ class Api:
 async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
     """Another operator would take the plan for that of workers that train."""
     api = Api()
-    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), "selector", {}, api)  # type: ignore[arg-type]
+    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
     writer.update(spec=job())
     await writer.write(None)
     writer.update(plan='{"epoch":1}')
@@ -49,7 +49,7 @@ async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
 
 async def test_what_may_have_been_written_is_written_over_though_nothing_has_changed_since() -> None:
     api = Api()
-    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), "selector", {}, api)  # type: ignore[arg-type]
+    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
     writer.update(spec=job())
     await writer.write(None)
     before = dict(api.status)
@@ -74,7 +74,7 @@ def rollout(stalled: str) -> RolloutRecord:
 async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_more(answered: bool) -> None:
     """Kubernetes 1.20 refuses a status with an empty string."""
     api = Api()
-    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), "selector", {}, api)  # type: ignore[arg-type]
+    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
     writer.update(spec=job(), rollout=rollout(""))
     await writer.write(None)
     assert "message" not in api.status["rollout"]
@@ -92,7 +92,7 @@ async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_mo
 
 async def test_a_loss_that_is_not_known_any_more_is_not_shown() -> None:
     api = Api()
-    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), "selector", {}, api)  # type: ignore[arg-type]
+    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
     writer.update(spec=job())
     await writer.write(said())
     assert api.status["training"]["loss"] == 4.0

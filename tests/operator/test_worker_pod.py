@@ -18,7 +18,6 @@ from bamboo_core.names import worker_name
 from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
-    selector,
     template_problems,
     weights_folder,
     worker_image,
@@ -441,7 +440,6 @@ def test_what_a_pod_says_of_itself():
     assert worker_number(render(number=12)) == 12
     assert worker_number({"metadata": {"name": "x"}}) is None
     assert worker_pool(render()) is None
-    assert selector(META) == f"bamboo.dev/job-uid={META.uid}"
 
 
 def test_prices_are_no_business_of_pods():

@@ -60,7 +60,7 @@ async def put(
 
 
 def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Return the document without what belongs to the server, so that the output of `-o yaml` can be submitted again."""
+    """Return the document without the fields that the server writes, so that it accepts the output of `-o yaml`."""
     metadata = {key: value for key, value in document["metadata"].items() if key not in SERVERS and value is not None}
     body = {key: value for key, value in document.items() if key != "status"}
     return {**body, "metadata": {**metadata, "namespace": namespace}}

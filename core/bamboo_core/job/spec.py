@@ -160,7 +160,7 @@ class TopologySpec:
     change.
     """
     pipelines: Annotated[int, Integer(1, MOST_PIPELINES)] = 1
-    """The number of pipelines, which share the batch; `kubectl scale` sets it. With stages Auto it is chosen, too."""
+    """The number of pipelines, which share the batch. With stages Auto it is chosen, too."""
     lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
     """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
     memory for more activations. Cannot change.

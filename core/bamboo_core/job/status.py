@@ -282,10 +282,6 @@ class BambooJobStatus(ApiPart, frozen=True):
     """The address of the job's page, if the operator was told where people reach it."""
     plan: Annotated[str | None, _schema(maxLength=262144)] = None
     """The assignment of workers as JSON: {"epoch": ..., "pipelines": [[worker of stage 0, ...], ...]}."""
-    selector: Annotated[str | None, _schema(maxLength=16384)] = None
-    """A label selector for autoscalers, of one worker's pod of each ready pipeline. All of the job's pods have the
-    label bamboo.dev/job-uid.
-    """
 
     def condition(self, kind: str) -> ReportedCondition | None:
         return next((one for one in self.conditions if one.type == kind), None)

@@ -36,7 +36,7 @@ from bamboo_operator.jobs.training import Training
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import API_ERRORS
 from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
-from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
+from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.pool_choice import PoolChoice
@@ -76,7 +76,7 @@ class JobReconciler:
         self._asks = False  # for workers, when its demand was looked at last
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
-        self._status = StatusWriter(self._job, selector(self._meta), status, shared.api)
+        self._status = StatusWriter(self._job, status, shared.api)
         if shared.tenants:
             self._status.update(tenant=MoneyStanding(spent=self._status.tenant_spent))
         if shared.page_url:

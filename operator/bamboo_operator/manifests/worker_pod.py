@@ -1,7 +1,7 @@
 """The pod that a worker runs in. Equal arguments give the same pod."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
@@ -80,16 +80,6 @@ def worker_pool(pod: Mapping[str, Any]) -> str | None:
     """The name of the node pool that a worker's pod was made for."""
     found: str | None = ((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_NODE_POOL)
     return found
-
-
-def selector(meta: JobMeta) -> str:
-    """The label selector of a job's pods, as text."""
-    return f"{names.LABEL_JOB_UID}={meta.uid}"
-
-
-def selector_of(job: str, numbers: Iterable[str]) -> str:
-    """A selector of the pods, among those that `job` selects, of the workers with these numbers, perhaps of none."""
-    return f"{job},{names.LABEL_WORKER_INDEX} in ({','.join(sorted(numbers, key=int)) or 'none'})"
 
 
 def template_problems(job: JobSpec) -> list[str]:

@@ -75,7 +75,7 @@ def surplus_worker(
     leaving: Collection[WorkerId],
     wanted: int,
 ) -> WorkerId | None:
-    """The worker that is given back because there are more than wanted, as after `kubectl scale` to fewer pipelines.
+    """The worker that is given back because there are more than wanted, as after an edit to fewer pipelines.
 
     One at a time: None while any worker is leaving, and while nobody is idle. placed: the pool of each worker that is
     there or requested; waiting: those of them without a node, which go first; standby: those that hold no stage. Of the

@@ -20,11 +20,8 @@ from bamboo_core.job.status import (
     TrainingProgress,
     WorkerCounts,
 )
-from bamboo_core.names import worker_index
-from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.pool_order import told_order
 from bamboo_core.view.run_status import run_status
-from bamboo_operator.manifests.worker_pod import selector_of
 from bamboo_operator.status.budget import budget_left, warned_of
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
@@ -74,7 +71,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         digests=run.digests or previous.digests,
         page=facts.page,
         plan=_plan(status, previous, facts),
-        selector=_selector(given, previous),
     )
 
 
@@ -173,23 +169,6 @@ def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
     if status is None:
         return previous.pipelines.desired or wanted_pipelines(spec)
     return len(status.grid) or wanted_pipelines(spec)
-
-
-def _selector(given: RuleInput, previous: BambooJobStatus) -> str | None:
-    """A selector of as many pods as there are ready pipelines: one owner of each, of the first stage if it runs no
-    other pipeline.
-
-    An autoscaler counts these pods and sets the number of pipelines. With all workers' pods it would ask for as many
-    pipelines as there are workers.
-    """
-    job, status = given.facts.selector, given.status
-    if job is None or (status is None and not given.idle and previous.selector):
-        return previous.selector
-    chosen: list[WorkerId] = []
-    for row in status.grid if status and not given.idle else ():
-        owners = [owner for owner, _ in row]
-        chosen += [owner for owner in owners if owner not in chosen][:1]
-    return selector_of(job, map(worker_index, chosen))
 
 
 def _workers(given: RuleInput, previous: BambooJobStatus) -> WorkerCounts:

@@ -74,7 +74,6 @@ class StatusFacts:
     tenant: MoneyStanding = UNCOUNTED  # of its tenant's money
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
-    selector: str | None = None  # of all the job's pods
     page: str | None = None  # the address of the job's page; None if people reach none
     rollout: RolloutRecord | None = None  # None if it is not known yet
     pool_ranks: tuple[PoolRank, ...] = ()  # the order in which pools are asked, if that is not the listed one

@@ -26,7 +26,7 @@ from bamboo_operator.status.savings import CostComparison
 class StatusWriter:
     """What writes a job's status. found: the status that there is."""
 
-    def __init__(self, job: JobIdentity, selector: str, found: Mapping[str, Any], api: ApiClient) -> None:
+    def __init__(self, job: JobIdentity, found: Mapping[str, Any], api: ApiClient) -> None:
         (self._key, self._uid), self._api = job, api
         self.written = read_status(found)
         self._written_at = 0.0
@@ -38,7 +38,6 @@ class StatusWriter:
             generation=0,
             spec=None,
             earlier=EarlierCounts.of(self.written),
-            selector=selector,
             comparison=CostComparison.of(self.written.cost),
             counted_until=self.written.cost.counted_until,
         )

@@ -25,7 +25,7 @@ def submit(
     file: Annotated[str, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.", show_default=False)],
     apply: Annotated[bool, typer.Option("--apply", help="Merge the manifest into a job that exists.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="With --apply: also fields that others have set, such as kubectl scale.")
+        bool, typer.Option("--force", help="With --apply: also fields that others have set, such as kubectl edit.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only let the API server check the manifest.")] = False,
     watch: Annotated[
