@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from _common import machine, median, say, show, write_json
+from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.layout import new_attempt
 from bamboo_core.checkpoint.manifest import CheckpointManifest, DataPosition
 from bamboo_core.checkpoint.store import CheckpointStore
@@ -113,6 +114,8 @@ def write(store: CheckpointStore, states: list[LayerState]) -> CheckpointManifes
         digest="0" * 16,
         versions=versions(),
         created=datetime.now(UTC),
+        owner="0a",
+        of_data=DataRecord(samples=1, order="0" * 16),
     )
     store.commit(manifest)
     return manifest

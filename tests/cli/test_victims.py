@@ -12,7 +12,7 @@ from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.view.job_view import view_of
 from remote_kit import SPEC, Json, condition, ended, job, plan, pod
 
-DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")
+UNPROTECTED = condition("Protected", False, "Unprotected", "stage 2 has no copy")
 
 
 def workers(*numbers: int, **status: Json) -> tuple[RemoteWorker, ...]:
@@ -93,8 +93,13 @@ TWO = plan([f"story-w{n}" for n in range(4)], [f"story-w{n}" for n in range(5, 9
         (job(spec=SEVERAL), [1, 2, 3], True, "neighbouring stages of the only pipeline"),
         (job(spec=NONE), [1], True, "redundancy.mode None"),
         (job(spec=NONE), [1], False, None),
-        (job(conditions=[DEGRADED]), [1], False, "is not fully protected"),
-        (job(conditions=[condition("Degraded", True, "X", "a; b; c; and 1 more")]), [1], False, "not fully"),
+        (
+            job(conditions=[UNPROTECTED]),
+            [1],
+            False,
+            "is not fully protected (stage 2 of pipeline 0 has no second copy)",
+        ),
+        (job(conditions=[condition("Protected", False, "Off", "redundancy.mode is None")]), [1], False, None),
         (job(conditions=[condition("Degraded", True, "X", "stage 1 runs on w0, too")]), [1], False, None),
     ],
 )

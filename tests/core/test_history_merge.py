@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bamboo_core.history.files import HistoryFile, HistoryFiles, find
 from bamboo_core.history.merge import curve, merged, newest, to_csv
 from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, StepRecord, to_lines
-from history_kit import FROM_ZERO, evaluated, event, shown, step
+from history_kit import evaluated, event, shown, step
 
 pytest_plugins = ["history_fixtures"]
 
@@ -112,9 +112,8 @@ def test_a_history_is_shown_with_its_evaluations(tmp_path):
     ]
 
 
-def test_the_files_of_older_and_newer_writers_are_one_history(tmp_path):
-    """A job whose workers were those of an older Bamboo, which counted from 0, until it went on after an upgrade."""
-    (tmp_path / "000001-0000000001-000000.jsonl").write_bytes(FROM_ZERO)
+def test_a_history_of_several_files_is_shown_as_text_and_as_records(tmp_path):
+    HistoryFiles(str(tmp_path)).write(HistoryFile(1, 1, 0), [step(1), step(2), evaluated(2, x=0.5)])
     HistoryFiles(str(tmp_path)).write(HistoryFile(1, 5, 0), [step(3), step(4), evaluated(4, x=0.25)])
     text = [line.split("  ", 1)[1] for line in shown(tmp_path).splitlines()]
     assert text == [

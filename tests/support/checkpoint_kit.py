@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from fsspec.implementations.memory import MemoryFileSystem
 
+from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.found import Found, FoundState
 from bamboo_core.checkpoint.layout import Attempt, new_attempt, part_name
 from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
@@ -38,6 +39,8 @@ def make_manifest(
         digest=digest,
         versions=Versions(bamboo="0.1.0", torch="2.13.0", python="3.11.9"),
         created=datetime.fromtimestamp(EPOCH + attempt.step if created is None else created, UTC),
+        owner="0a",
+        of_data=DataRecord(samples=400, order="0" * 16),
     )
 
 

@@ -5,13 +5,6 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
 
-# As version 1 had it: two steps, and the last state's evaluation.
-FROM_ZERO = b"""\
-{"kind":"step","attempt":1,"step":0,"time":1001.0,"loss":1.0,"gradient_norm":0.5,"samples":4,"evaluation":{},"trained":true}
-{"kind":"step","attempt":1,"step":1,"time":1002.0,"loss":0.5,"gradient_norm":0.5,"samples":8}
-{"kind":"step","attempt":1,"step":2,"time":1003.0,"loss":null,"gradient_norm":null,"samples":8,"evaluation":{"x":0.5},"trained":false}
-"""
-
 
 def step(number, attempt=1, **more):
     usual = {"time": 1000.0 * attempt + number, "loss": 1.0 / number, "gradient_norm": 0.5}

@@ -92,9 +92,9 @@ def _alive(worker: RemoteWorker) -> RemoteWorker:
 
 def objections(job: JobView, lost: Sequence[RemoteWorker], *, kill: bool) -> str | None:
     """Why the drill could cost more than a pause; None if nothing speaks against it."""
-    if not job.protected:
-        told = job.status.condition("Protected") or job.status.condition("Degraded")
-        return f"{job.name} is not fully protected ({told.message if told else 'unknown'}); it could fail"
+    protection = job.status.condition("Protected")
+    if protection is not None and not job.protected:
+        return f"{job.name} is not fully protected ({protection.message}); it could fail"
     if kill and job.spec.redundancy.mode == "None":
         return f"{job.name} has spec.redundancy.mode None: without a notice it will fail"
     taken = {cell for worker in lost for cell in worker.cells}

@@ -60,12 +60,10 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
     versions: Versions
     created: Annotated[datetime, msgspec.Meta(tz=True)]
-    # the job that wrote it (`resume.owner_of`); empty if that is not known
-    owner: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,64}$")] = ""
+    owner: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,64}$")]  # the job that wrote it (`resume.owner_of`)
+    of_data: DataRecord  # what it was trained with
     # that of the state, as evaluated; the one with the largest is the best. None: it is not to be compared
     score: float | None = None
-    # what it was trained with; None if that is not known, as in those of earlier versions
-    of_data: DataRecord | None = None
 
     @property
     def place(self) -> Attempt:

@@ -1,10 +1,9 @@
 """The lines of a history: steps, evaluations, events, and what is missing. Anything may be added to them later.
 
-The first line of a file says of which version the others are. Files without one are of version 1: they count steps from
-0, and a step has the evaluation of the state before it. They are read as if they were of the newest version.
+The first line of a file names the version of the others.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
@@ -94,31 +93,8 @@ class _Beginning(msgspec.Struct, frozen=True, tag="history", tag_field="kind"):
     version: int
 
 
-class _StepFromZero(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
-    """A step as version 1 of the files has it."""
-
-    attempt: int
-    step: int
-    time: float
-    loss: float | None
-    gradient_norm: float | None
-    learning_rate: float | None = None
-    seconds: float | None = None
-    samples: int | None = None
-    samples_per_second: float | None = None
-    tokens: int | None = None
-    tokens_per_second: float | None = None
-    skipped: bool = False
-    metrics: Metrics = msgspec.field(default_factory=dict)
-    evaluation: Metrics = msgspec.field(default_factory=dict)  # of the state before the step
-    trained: bool = True  # False of what had an evaluation only
-
-
 Record = StepRecord | EvaluationRecord | EventRecord | GapRecord
 _decoder: msgspec.json.Decoder[Record | _Beginning] = msgspec.json.Decoder(Record | _Beginning)
-_first_decoder: msgspec.json.Decoder[_StepFromZero | EventRecord | GapRecord | _Beginning] = msgspec.json.Decoder(
-    _StepFromZero | EventRecord | GapRecord | _Beginning
-)
 _encoder = msgspec.json.Encoder()
 BEGINNING: Final = _encoder.encode(_Beginning(VERSION)) + b"\n"
 
@@ -133,34 +109,21 @@ def to_line(record: Record) -> bytes:
 
 
 def from_lines(data: bytes, name: str) -> list[Record]:
-    """The records of a file of any version, in the newest version's form. Raises HistoryError naming the line. name: of
-    the file.
+    """Return the records of a file, or of several that were joined. Raises HistoryError naming the line. name: of the
+    file.
     """
     records: list[Record] = []
-    version = 1
+    version = None
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            found = _decoder.decode(line) if version > 1 else _first_decoder.decode(line)
+            found = _decoder.decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
             raise HistoryError(f"{name} line {number} is no record of a history: {error}") from None
-        match found:
-            case _Beginning():
-                version = found.version
-                if not 1 <= version <= VERSION:
-                    raise HistoryError(f"{name} is of version {version}; this version of Bamboo knows 1 to {VERSION}")
-            case _StepFromZero():
-                records += _counted(found)
-            case GapRecord() if version == 1:
-                records.append(msgspec.structs.replace(found, first=found.first + 1, last=found.last + 1))
-            case _:
-                records.append(found)
+        if isinstance(found, _Beginning):
+            version = found.version
+        else:
+            records.append(found)
+        if version != VERSION:
+            told = "does not begin with its version" if version is None else f"is of version {version}"
+            raise HistoryError(f"{name} {told}; this version of Bamboo reads {VERSION}")
     return records
-
-
-def _counted(old: _StepFromZero) -> Iterator[Record]:
-    """The evaluation was of the state after as many steps as version 1 gave as the number of the one that followed."""
-    if old.evaluation:
-        yield EvaluationRecord(attempt=old.attempt, step=old.step, time=old.time, metrics=old.evaluation)
-    if old.trained:
-        known = {name: getattr(old, name) for name in StepRecord.__struct_fields__ if name != "checkpoint"}
-        yield StepRecord(**(known | {"step": old.step + 1}))

@@ -97,17 +97,9 @@ class JobView:
 
     @property
     def protected(self) -> bool:
-        """Has every stage what is meant to protect it?
-
-        Without the condition Protected, as an older operator has it, Degraded names three faults at most, and more
-        may hide others.
-        """
-        if told := self.status.condition("Protected"):
-            return told.holds or told.reason == OFF
-        degraded = self.status.condition("Degraded")
-        if degraded is None or not degraded.holds:
-            return True
-        return not any(sign in degraded.message for sign in ("has no second copy", "; and "))
+        """Return whether every stage has what is meant to protect it; True until the operator has written a status."""
+        found = self.status.condition("Protected")
+        return found is None or found.holds or found.reason == OFF
 
     @cached_property
     def plan(self) -> tuple[tuple[str, ...], ...]:

@@ -84,11 +84,11 @@ def store_url(spec: JobSpec) -> str | None:
 
 class Checkpointing:
     """The checkpoints of one job; see `CheckpointFiles`. layers: of its model. owner: the job. tell: sends a message to
-    the coordinator, from any thread. data: what the job trains with; None if that is not known.
+    the coordinator, from any thread. data: what the job trains with; None if it keeps no checkpoints.
     """
 
     def __init__(
-        self, spec: JobSpec, layers: int, owner: str, tell: Callable[[Message], None], data: DataRecord | None = None
+        self, spec: JobSpec, layers: int, owner: str, tell: Callable[[Message], None], data: DataRecord | None
     ) -> None:
         self._layers, self._owner, self._data = layers, owner, data
         self._spec, self._tell_coordinator, self._url = spec, tell, store_url(spec)
@@ -285,6 +285,7 @@ class Checkpointing:
 
     def _commit(self, checkpoint: CheckpointId, parts: Sequence[CheckpointPart], score: float | None) -> None:
         spec = self._spec
+        assert self._data is not None
         manifest = CheckpointManifest(
             job=spec.name,
             step=checkpoint.step,
@@ -345,7 +346,8 @@ class Checkpointing:
     def _other_data(self, manifest: CheckpointManifest) -> str:
         """What a checkpoint was trained with and what this worker has, if these differ and may not."""
         assert self._spec.checkpoint is not None
-        if self._data is None or manifest.of_data is None or self._spec.checkpoint.allow_other_data:
+        assert self._data is not None
+        if self._spec.checkpoint.allow_other_data:
             return ""
         found = difference(manifest.of_data, self._data)
         return "" if found is None else f"data of {found[0]}, and the job's have {found[1]}"
