@@ -37,7 +37,7 @@ define INSTALL_TORCH
 $(PIP) install -q $(PIP_ARGS) $(TORCH_ARGS) --no-deps $(TORCH)
 endef
 
-.PHONY: help setup demo test lint style types tests soak simulate cluster image kind bench docs site chart screenshots clean
+.PHONY: help setup demo test lint style types tests soak simulate cluster image kind bench docs site screenshots clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -118,7 +118,7 @@ bench: ## list the benchmarks
 	if [ -z "$$found" ]; then echo "there are no benchmarks yet"; \
 	else for f in $$found; do echo "$(BIN)/python $$f"; done; fi
 
-docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, docs/cli.md, docs/python-api.md, Python's types of a job, tables in docs/metrics.md and of notices, journeys in docs/where.md, dashboards
+docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, docs/cli.md, docs/python-api.md, Python's types of a job, tables in docs/metrics.md, docs/chart.md and of notices, journeys in docs/where.md, dashboards
 	$(BIN)/python core/generate.py
 	$(BIN)/python crds/generate.py
 	$(BIN)/python crds/generate_python.py
@@ -128,17 +128,14 @@ docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, doc
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python docs/generate_notices.py
 	PYTHONPATH=tests/support $(BIN)/python tests/journeys/generate_journeys.py
+	$(BIN)/python docs/generate_chart.py
 	$(BIN)/python dashboards/generate.py
-	$(BIN)/python charts/generate.py
 
 architectures: $(STAMP) ## compare models of transformers with themselves, and write the table in docs/huggingface.md
 	$(BIN)/python docs/generate_architectures.py
 
 site: $(STAMP) ## build the documentation site into build/site; links that lead nowhere are errors
 	$(BIN)/python docs/build_site.py build/site
-
-chart: $(STAMP) ## bring the chart's copies of CRD, rules and dashboards up to date, and the table in docs/chart.md
-	$(BIN)/python charts/generate.py
 
 screenshots: $(STAMP) ## write docs/images anew: a real run, looked at with Chromium
 	$(BIN)/python docs/screenshots.py

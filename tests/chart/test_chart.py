@@ -13,17 +13,24 @@ from bamboo_core import names
 from bamboo_operator.kube.job_shards import MOST_SHARDS
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.signals.node_marks import read_marks
-from chart_kit import DIGEST, FOREIGN, GENERATOR, SETS, container, rules_of, worker
+from chart_kit import DIGEST, FOREIGN, SETS, container, rules_of, worker
 from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
 
 pytest_plugins = ["chart_fixtures"]
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
+LINKED = CHART / "linked"
 SPENDING = "bamboo-operator-spending"  # the ConfigMap
 
 
-def test_copies_in_the_chart_are_not_stale() -> None:
-    assert GENERATOR["present"]() == GENERATOR["copies"](), "run `make chart`"
+def test_the_chart_links_to_the_files_of_the_repository() -> None:
+    """Helm reads only what is in the chart's folder, and follows links from it."""
+    files = {path.relative_to(LINKED): path for path in LINKED.rglob("*") if not path.is_dir()}
+    sources = [ROOT / "operator" / "rbac.yaml", ROOT / "dashboards" / "alerts.yaml"]
+    sources += [*(ROOT / "crds").glob("*bamboo*.yaml"), *(ROOT / "dashboards").glob("*.json")]
+    assert all(path.is_symlink() for path in files.values())
+    assert {path.resolve() for path in files.values()} == set(sources)
+    assert all(path.name == path.resolve().name for path in files.values())
 
 
 def test_versions_agree() -> None:
@@ -392,18 +399,17 @@ def test_monitors_find_what_they_measure(rendered: dict[str, list[Json]]) -> Non
 
 def test_rules_and_dashboards_arrive_as_they_are(rendered: dict[str, list[Json]]) -> None:
     """Prometheus' own braces, too."""
-    files = GENERATOR["present"]()
     documents = rendered["everything"]
     rules = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
-    assert rules == [yaml.safe_load(files["alerts.yaml"])]
+    assert rules == [yaml.safe_load((LINKED / "alerts.yaml").read_text())]
     found: Json = {}
     for document in documents:
         if document["kind"] == "ConfigMap" and "node-marks.json" not in document["data"]:
             assert document["metadata"]["namespace"] == "grafana"
             assert document["metadata"]["labels"]["grafana_dashboard"] == "1"
             found |= {name: json.loads(text) for name, text in document["data"].items()}
-    boards = {path: text for path, text in files.items() if path.startswith("dashboards/")}
-    assert found == {f"bamboo-{Path(path).name}": json.loads(text) for path, text in boards.items()}
+    boards = (LINKED / "dashboards").iterdir()
+    assert found == {f"bamboo-{path.name}": json.loads(path.read_text()) for path in boards}
 
 
 @pytest.mark.parametrize("base", ["https://git.example/bamboo/blob/main", "https://git.example/bamboo/blob/main/"])
@@ -411,7 +417,7 @@ def test_runbooks_are_found_from_where_people_read(chart: Helm, base: str) -> No
     document = one(
         chart.template({"monitoring": {"enabled": True, "runbookBaseUrl": base}}, apis=FOREIGN), "PrometheusRule"
     )
-    expected: Json = yaml.safe_load(GENERATOR["present"]()["alerts.yaml"])
+    expected: Json = yaml.safe_load((LINKED / "alerts.yaml").read_text())
     alerts = [rule for group in expected["groups"] for rule in group["rules"] if "alert" in rule]
     assert alerts
     for alert in alerts:

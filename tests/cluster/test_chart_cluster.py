@@ -154,7 +154,7 @@ def rights(cluster: Cluster, namespace: str) -> list[tuple[str, str]]:
 
 def test_the_crd_is_upgraded_and_may_go_with_the_release(release: Install, cluster: Cluster) -> None:
     bamboo = release("3")
-    crd = bamboo.chart / "files" / "bamboojob.yaml"
+    crd = bamboo.chart / "linked" / "bamboojob.yaml"
     newest = crd.read_text()
     document: Json = yaml.safe_load(newest)
     document["spec"]["names"]["shortNames"] = ["old"]
@@ -171,7 +171,7 @@ def test_the_crd_is_upgraded_and_may_go_with_the_release(release: Install, clust
 
 def older_crd(release: Release) -> str:
     """What kubectl has installed before: the chart's CRD, but for what a newer one changes."""
-    document: Json = yaml.safe_load((release.chart / "files" / "bamboojob.yaml").read_text())
+    document: Json = yaml.safe_load((release.chart / "linked" / "bamboojob.yaml").read_text())
     document["spec"]["names"]["shortNames"] = ["old"]
     return yaml.safe_dump(document, sort_keys=False)
 

@@ -47,20 +47,17 @@ later = job_status(None, first, facts)
 shown = view_of({"status": written(later)})
 print(json.dumps([written(later)["training"]["lostSamples"], shown.status.training.lost_samples]))
 """
-MADE = ["crds/bamboojob.yaml", "charts/bamboo/files/bamboojob.yaml", "docs/api.md"]
+MADE = ["crds/bamboojob.yaml", "docs/api.md"]
 MADE_OF_SPEC = "client/bamboo/jobs/fields.py"
-GENERATORS = ["crds/generate.py", "crds/generate_python.py", "docs/generate_api.py", "charts/generate.py"]
+GENERATORS = ["crds/generate.py", "crds/generate_python.py", "docs/generate_api.py"]
 COPIED = [
     "core/bamboo_core",
     "crds",
-    "charts",
     MADE_OF_SPEC,
     "docs/generate_api.py",
     "docs/api.md",
-    "docs/chart.md",
-    "operator/rbac.yaml",
 ]
-MOST_FILES = 6
+MOST_FILES = 5
 PROBE = """\
 import json, sys
 from bamboo_core.job.edits import numbers_digest, refused_fields
@@ -101,7 +98,7 @@ def run(root: Path, *arguments: str, text: str = "") -> str:
 def copy_with(factory: pytest.TempPathFactory, *fields: tuple[str, str, str]) -> Path:
     """A copy of what the API is made from, and of what is made of it. fields: file, what comes after, and new lines."""
     copy = factory.mktemp("repository")
-    for name in [*COPIED, "dashboards"]:
+    for name in COPIED:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,14 +1,10 @@
 """Sets of values for the chart, and what tests look for in what it renders."""
 
-import runpy
-from typing import Any
-
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
-from helm_kit import ROOT, Json, one
+from helm_kit import Json, one
 from manifest_kit import minimal
 
-GENERATOR: dict[str, Any] = runpy.run_path(str(ROOT / "charts" / "generate.py"))
 PROMETHEUS, CERT_MANAGER = "monitoring.coreos.com/v1", "cert-manager.io/v1"
 FOREIGN = (PROMETHEUS, CERT_MANAGER)  # kinds whose schemas are not Kubernetes' own
 DIGEST = "sha256:" + "0123456789abcdef" * 4

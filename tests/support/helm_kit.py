@@ -176,8 +176,8 @@ def _definitions(version: str) -> Any:
 
 
 def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
-    """A copy of that chart, in place of another one there. For a server too old it is without CEL rules, which that
-    would refuse, and the version's bound.
+    """Copy the chart, with what it links to, in place of another one there. For a server too old the copy has neither
+    CEL rules, which that would refuse, nor the bound of Kubernetes' version.
     """
     copied = folder / "bamboo"
     shutil.rmtree(copied, ignore_errors=True)
@@ -187,7 +187,7 @@ def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
     description = copied / "Chart.yaml"
     kept = [line for line in description.read_text().splitlines() if not line.startswith("kubeVersion:")]
     description.write_text("\n".join(kept) + "\n")
-    for crd in (copied / "files").glob("*bamboo*.yaml"):
+    for crd in (copied / "linked").glob("*bamboo*.yaml"):
         document = yaml.safe_load(crd.read_text())
         strip_rules(document)
         crd.write_text(yaml.safe_dump(document, sort_keys=False))

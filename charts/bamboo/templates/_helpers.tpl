@@ -82,7 +82,7 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- $root := .root -}}
 {{- $scope := .scope -}}
 {{- $kept := list -}}
-{{- range splitList "\n---\n" ($root.Files.Get "files/rbac.yaml") -}}
+{{- range splitList "\n---\n" ($root.Files.Get "linked/rbac.yaml") -}}
 {{- $object := fromYaml . -}}
 {{- if eq $object.kind "ClusterRole" -}}
 {{- range $object.rules -}}

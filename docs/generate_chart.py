@@ -1,8 +1,4 @@
-"""Brings the chart up to date with what it is made from: `make chart`. A test fails if anything committed is stale.
-
-A chart reads only what lies in its folder. So the CRDs, the operator's rules, the dashboards and the alerts are copied
-into charts/bamboo/files, and the table in docs/chart.md is written from the comments in values.yaml.
-"""
+"""Writes the table of values in docs/chart.md from the comments in values.yaml: `make docs`."""
 
 import re
 from collections.abc import Iterator
@@ -12,29 +8,11 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parent.parent
-CHART = ROOT / "charts" / "bamboo"
-FILES = CHART / "files"
-VALUES = CHART / "values.yaml"
+VALUES = ROOT / "charts" / "bamboo" / "values.yaml"
 PAGE = ROOT / "docs" / "chart.md"
-BEGIN, END = "<!-- values: made by `make chart` from values.yaml -->\n", "<!-- end of values -->\n"
+BEGIN, END = "<!-- values: made by `make docs` from values.yaml -->\n", "<!-- end of values -->\n"
 LONGEST = 48
 KEY = re.compile(r"( *)([A-Za-z]\w*):")
-
-
-def copies(root: Path = ROOT) -> dict[str, str]:
-    """What is to be in files/, by its path there. Dashboards and alerts are there if they have been made."""
-    sources = {"rbac.yaml": root / "operator" / "rbac.yaml"}
-    sources |= {path.name: path for path in (root / "crds").glob("*bamboo*.yaml")}
-    alerts = root / "dashboards" / "alerts.yaml"
-    if alerts.exists():
-        sources["alerts.yaml"] = alerts
-    sources |= {f"dashboards/{path.name}": path for path in sorted((root / "dashboards").glob("*.json"))}
-    return {name: path.read_text() for name, path in sources.items()}
-
-
-def present(files: Path = FILES) -> dict[str, str]:
-    """What is in files/."""
-    return {str(path.relative_to(files)): path.read_text() for path in sorted(files.rglob("*")) if path.is_file()}
 
 
 def documented(text: str) -> Iterator[tuple[str, str]]:
@@ -80,15 +58,5 @@ def _default(value: Any) -> str:
     return f"`{text}`" if len(text) <= LONGEST else "see `values.yaml`"
 
 
-def main() -> None:
-    wanted = copies()
-    for name in present().keys() - wanted.keys():
-        (FILES / name).unlink()
-    for name, text in wanted.items():
-        (FILES / name).parent.mkdir(parents=True, exist_ok=True)
-        (FILES / name).write_text(text)
-    PAGE.write_text(page(PAGE.read_text(), VALUES.read_text()))
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(PAGE.read_text(), VALUES.read_text()))
