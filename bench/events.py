@@ -31,7 +31,6 @@ from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.api_calls import ApiCallCounts
@@ -123,7 +122,6 @@ async def _node_event(repeat: int) -> float:
         cluster=ClusterCache(),
         gateway=WorkerGateway(),
         api=api,
-        runtimes=RuntimeCache(api),
         reviews=TokenReviewer(api),
         key=b"k" * 16,
         url="",

@@ -1,9 +1,8 @@
-"""Writes the CRDs in this folder: `make docs`. A test fails if a committed file is stale.
+"""Writes the CRD in this folder: `make docs`. A test fails if the committed file is stale.
 
-The spec's schema of a BambooJob is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults are in its
+The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults are in its
 annotations, descriptions below its fields, rules in `bamboo_core.job.manifest_rules`. The status's is made from
-`bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml. Those of the two kinds of runtimes are made
-likewise from `bamboo_core.job.runtime.RuntimeSpec` and crds/runtime_frame.yaml.
+`bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
 """
 
 import ast
@@ -31,26 +30,19 @@ from msgspec.inspect import (
 from msgspec.inspect import type_info as inspect_type
 
 from bamboo_core.job.forms import ANYTHING, Schema
-from bamboo_core.job.manifest_rules import RULES, waits_for_runtime
+from bamboo_core.job.manifest_rules import RULES
 from bamboo_core.job.model import (
     ApiField,
     Mark,
     Object,
     ObjectList,
-    PartOf,
     api_fields,
-    divided,
-    part_fields,
-    stored_default,
 )
-from bamboo_core.job.runtime import RuntimeSpec
-from bamboo_core.job.spec import JobSpec, RuntimeKind
-from bamboo_core.job.status import BambooJobStatus, BambooRuntimeStatus
-from bamboo_core.kube.request_parts import runtime_plural
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import BambooJobStatus
 
-FOLDER = Path(__file__).parent
-FRAME, RUNTIME_FRAME = FOLDER / "frame.yaml", FOLDER / "runtime_frame.yaml"
-HEAD = "# Made by `make docs` from the types in core/bamboo_core/job/ and from crds/{frame}; change those instead.\n"
+FRAME, FILE = (Path(__file__).parent / name for name in ("frame.yaml", "bamboojob.yaml"))
+HEAD = "# Made by `make docs` from the types in core/bamboo_core/job/ and from crds/frame.yaml; change those instead.\n"
 VALIDATIONS = "x-kubernetes-validations"
 CANNOT_CHANGE = "cannot change; create a new job instead"
 ONLY_SUSPENDED = "can change only while the job is suspended"
@@ -69,41 +61,16 @@ def crd(frame: dict[str, Any]) -> dict[str, Any]:
     return frame
 
 
-def runtime_crd(frame: dict[str, Any], kind: RuntimeKind) -> dict[str, Any]:
-    """The frame of both kinds of runtimes made that of one, with the schemas of spec and status."""
-    plural, namespaced = runtime_plural(kind), kind is RuntimeKind.NAMESPACE
-    names = {
-        "kind": str(kind),
-        "listKind": f"{kind}List",
-        "plural": plural,
-        "singular": plural[:-1],
-        "shortNames": ["br" if namespaced else "cbr"],
-        "categories": ["all"] if namespaced else [],
-    }
-    frame["metadata"]["name"] = f"{plural}.{frame['spec']['group']}"
-    frame["spec"] |= {"scope": "Namespaced" if namespaced else "Cluster", "names": names}
-    (version,) = frame["spec"]["versions"]
-    status = status_schema(inspect_type(BambooRuntimeStatus))
-    version["schema"]["openAPIV3Schema"]["properties"] |= {
-        "spec": {"description": class_description(RuntimeSpec), **object_schema(RuntimeSpec)},
-        "status": {"description": class_description(BambooRuntimeStatus), **status},
-    }
-    return frame
+def text(document: dict[str, Any]) -> str:
+    """Return what crds/bamboojob.yaml has to say."""
+    return HEAD + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
-def made() -> dict[str, str]:
-    """The texts of the files in this folder, by their names."""
-    found = {"bamboojob.yaml": text(crd(yaml.safe_load(FRAME.read_text())), FRAME)}
-    for kind in RuntimeKind:
-        one = runtime_crd(yaml.safe_load(RUNTIME_FRAME.read_text()), kind)
-        found[f"{one['spec']['names']['singular']}.yaml"] = text(one, RUNTIME_FRAME)
-    return found
-
-
-def text(document: dict[str, Any], frame: Path) -> str:
-    return HEAD.format(frame=frame.name) + yaml.dump(
-        document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True
-    )
+def stored_default(one: ApiField) -> Any:
+    """Return the value that an API server stores where the field is absent; None if it stores none."""
+    if one.default is not None and Mark.FOLLOWS not in one.marks and isinstance(one.default(), bool | int | str):
+        return one.default()
+    return None if isinstance(one.form, Object | ObjectList) else one.form.schema().get("default")
 
 
 def object_schema(kind: type) -> Schema:
@@ -132,23 +99,11 @@ def _field_schema(kind: type, one: ApiField) -> Schema:
             named = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
             items = {**object_schema(inner), "description": class_description(inner)}
             schema, default = {"type": "array", "maxItems": most, **named, "items": items}, {}
-        case PartOf(inner):
-            schema, default = part_schema(inner), {}
         case form:
             stored = stored_default(one)
             schema, default = form.schema(), {} if stored is None else {"default": stored}
     rules = [*schema.pop(VALIDATIONS, ()), *rules]
     return {**schema, **default, **described, **({VALIDATIONS: rules} if rules else {})}
-
-
-def part_schema(kind: type) -> Schema:
-    """The schema of what others may say of such an object: of each field by itself, and it may change."""
-    properties = {}
-    for one in part_fields(kind):
-        inner = divided(one)
-        said = part_schema(inner) if inner else _field_schema(kind, one)
-        properties[one.name] = {**said, "description": descriptions(kind)[one.attribute]}
-    return {"type": "object", "properties": properties}
 
 
 def _has_defaults(schema: Schema) -> bool:
@@ -168,8 +123,7 @@ def _may_be_absent(one: ApiField) -> bool:
 def _rules(kind: type) -> Iterator[Schema]:
     for rule in RULES.get(kind, ()):
         path = {"fieldPath": f".{rule.path}"} if rule.path else {}
-        cel = f"has(self.runtimeRef) || ({rule.cel})" if waits_for_runtime(kind, rule) else rule.cel
-        yield {"rule": cel, **path, "message": rule.expected}
+        yield {"rule": rule.cel, **path, "message": rule.expected}
 
 
 def _kept_if_absent(fields: tuple[ApiField, ...]) -> Iterator[Schema]:
@@ -270,5 +224,4 @@ _Dumper.add_multi_representer(str, _text)  # enumerations
 
 
 if __name__ == "__main__":
-    for name, content in made().items():
-        (FOLDER / name).write_text(content)
+    FILE.write_text(text(crd(yaml.safe_load(FRAME.read_text()))))

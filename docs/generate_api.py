@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the CRDs: `make docs`. A test fails if the committed page is stale."""
+"""Writes docs/api.md from the CRD: `make docs`. A test fails if the committed page is stale."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parent.parent
-CRD, RUNTIME = ROOT / "crds" / "bamboojob.yaml", ROOT / "crds" / "clusterbambooruntime.yaml"
+CRD = ROOT / "crds" / "bamboojob.yaml"
 PAGE = ROOT / "docs" / "api.md"
 MAX_INT = 2**31 - 1
 INT_OR_STRING = "x-kubernetes-int-or-string"
@@ -40,13 +40,13 @@ needs a new job.
 """
 
 
-def page(crd: Schema, runtime: Schema) -> str:
+def page(crd: Schema) -> str:
     names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}
     parts = [HEAD.format(**words, short=names["shortNames"][0])]
     parts += (part for name in ("spec", "status") for part in _sections(name, schema["properties"][name]))
-    return "\n".join([*parts, _columns(version), _runtimes(runtime)])
+    return "\n".join([*parts, _columns(version)])
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:
@@ -142,39 +142,9 @@ def _columns(version: Schema) -> str:
     return "\n".join([*lines, ""])
 
 
-def _runtimes(crd: Schema) -> str:
-    """Of both kinds, which have the same fields; those in `job` are the job's."""
-    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    job = spec["properties"]["job"]
-    paths = ", ".join(f"`{path}`" for path in _paths(job, spec["properties"]["overridable"]["items"]["pattern"]))
-    lines = [
-        "## Runtimes",
-        "",
-        f"`BambooRuntime` and `ClusterBambooRuntime`; see [runtimes.md](runtimes.md). {spec['description']}",
-        "",
-        "| Field | Default | What |",
-        "| --- | --- | --- |",
-        *(f"| `{name}` | {_default(one)} | {_cell(one['description'])} |" for name, one in spec["properties"].items()),
-        "",
-        f"`job` has these fields of a BambooJob's spec: {paths}.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _paths(schema: Schema, named: str, above: str = "") -> Iterator[str]:
-    """The fields that are said as a whole, by the names that there are of them. named: the pattern of these."""
-    for name, inner in schema["properties"].items():
-        path = f"{above}{name}"
-        if re.fullmatch(named, path):
-            yield path
-        else:
-            yield from _paths(inner, named, f"{path}.")
-
-
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(yaml.safe_load(CRD.read_text()), yaml.safe_load(RUNTIME.read_text())))
+    PAGE.write_text(page(yaml.safe_load(CRD.read_text())))

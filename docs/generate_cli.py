@@ -79,7 +79,7 @@ Rights that a person needs, in the job's namespace:
 | --- | --- |
 | `list`, `status`, `top` | get, list on `bamboojobs.bamboo.dev`; for workers, events and zones list on `pods` and `events`, and get on `nodes` |
 | `events`, `logs` | also list on `pods` and `events`; get on `pods/log` |
-| `submit`, `suspend`, `resume` | also patch (`submit`: and create) on `bamboojobs.bamboo.dev`; to judge a job with its runtime get on that |
+| `submit`, `suspend`, `resume` | also patch (`submit`: and create) on `bamboojobs.bamboo.dev` |
 | `delete` | also delete on `bamboojobs.bamboo.dev` |
 | `preempt` | also delete on `pods`; with `--node` get and patch on `nodes` |
 | `page` | get on the job; in the operator's namespace get and create on `pods/portforward` and create on `serviceaccounts/token`; list on `pods` in all namespaces, or with `--operator-namespace` in that one |

@@ -24,7 +24,6 @@ from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
-from bamboo_operator.cluster.runtimes import RuntimeCache, listable_kinds
 from bamboo_operator.cluster.watch_health import WatchHealth
 from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.cluster.workload_kind import WorkloadKind
@@ -130,8 +129,7 @@ class _Operator:
         if options.lease and options.label_active and not self._shards:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._job_kind = JobKind(self._api, options.namespaces)
-        self._example = next(iter(options.namespaces), "")  # a namespace that is watched; "": all are
-        self._workload_kind = WorkloadKind(self._api, self._example)
+        self._workload_kind = WorkloadKind(self._api, next(iter(options.namespaces), ""))
         self._gateway, self._watch_health = WorkerGateway(self._where), WatchHealth()
         self._prices = PriceSource(options.prices)
         self._tenants = TenantSource(options.tenants)
@@ -274,7 +272,6 @@ class _Operator:
             cluster=ClusterCache(),
             gateway=self._gateway,
             api=self._api,
-            runtimes=RuntimeCache(self._api, await listable_kinds(self._api, self._example)),
             reviews=TokenReviewer(self._reviewer),
             key=options.key,
             url=options.url or own,

@@ -4,10 +4,7 @@ from typing import Any
 
 import kopf
 
-from bamboo_core.job.spec import RuntimeKind
-from bamboo_core.kube.request_parts import runtime_plural
 from bamboo_core.names import GROUP, KUEUE, LABEL_JOB_NAME, PLURAL, VERSION
-from bamboo_operator.cluster.runtimes import RuntimeKey
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 
@@ -32,9 +29,6 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
     async def node(body: Any, **_: Any) -> None:
         shared.cluster.node_event(None, body)
 
-    for kind in shared.runtimes.kinds:
-        _watch_runtimes(handlers, kind, jobs, shared)
-
     @kopf.on.event("v1", "pods", id="pod-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
     async def pod_gone(event: Any, **_: Any) -> None:
         shared.counts.watched["pod"] += 1
@@ -53,24 +47,6 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
     if (version := shared.workloads.version) is not None:
         _watch_workloads(handlers, version, jobs, shared)
     return handlers
-
-
-def _watch_runtimes(
-    handlers: kopf.OperatorRegistry, kind: RuntimeKind, jobs: JobController, shared: SharedResources
-) -> None:
-    plural = runtime_plural(kind)
-
-    @kopf.index(GROUP, VERSION, plural, id=plural, registry=handlers)
-    async def runtime(body: Any, **_: Any) -> None:
-        shared.runtimes.event(kind, None, body)
-
-    @kopf.on.event(GROUP, VERSION, plural, id=f"{plural}-gone", registry=handlers)
-    async def runtime_gone(event: Any, **_: Any) -> None:
-        metadata = event["object"]["metadata"]
-        key = RuntimeKey(str(kind), metadata.get("namespace") or "", metadata["name"])
-        jobs.runtimes.observed(event["type"], key)
-        if event["type"] == "DELETED":
-            shared.runtimes.event(kind, "DELETED", event["object"])
 
 
 def _watch_workloads(

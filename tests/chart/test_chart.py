@@ -27,7 +27,7 @@ def test_the_chart_links_to_the_files_of_the_repository() -> None:
     """Helm reads only what is in the chart's folder, and follows links from it."""
     files = {path.relative_to(LINKED): path for path in LINKED.rglob("*") if not path.is_dir()}
     sources = [ROOT / "operator" / "rbac.yaml", ROOT / "dashboards" / "alerts.yaml"]
-    sources += [*(ROOT / "crds").glob("*bamboo*.yaml"), *(ROOT / "dashboards").glob("*.json")]
+    sources += [ROOT / "crds" / "bamboojob.yaml", *(ROOT / "dashboards").glob("*.json")]
     assert all(path.is_symlink() for path in files.values())
     assert {path.resolve() for path in files.values()} == set(sources)
     assert all(path.name == path.resolve().name for path in files.values())
@@ -70,8 +70,6 @@ def test_what_is_installed_by_default(rendered: dict[str, list[Json]]) -> None:
         ("ClusterRoleBinding", "bamboo-operator"),
         ("ClusterRoleBinding", "bamboo-operator-page"),
         ("CustomResourceDefinition", "bamboojobs.bamboo.dev"),
-        ("CustomResourceDefinition", "bambooruntimes.bamboo.dev"),
-        ("CustomResourceDefinition", "clusterbambooruntimes.bamboo.dev"),
         ("Deployment", "bamboo-operator"),
         ("NetworkPolicy", "bamboo-operator"),
         ("Role", "bamboo-operator-lease"),
@@ -106,19 +104,17 @@ def test_names_stay_valid_however_long_the_release_is_called(chart: Helm, releas
     assert "bamboo" in one(documents, "Deployment")["metadata"]["name"]
 
 
-@pytest.mark.parametrize("kind", ["bamboojob", "bambooruntime", "clusterbambooruntime"])
-def test_the_crds_are_the_repositorys(rendered: dict[str, list[Json]], kind: str) -> None:
-    crd = yaml.safe_load((ROOT / "crds" / f"{kind}.yaml").read_text())
-    found = one(rendered["default"], "CustomResourceDefinition", f"{kind}s.bamboo.dev")
+def test_the_crd_is_the_repositorys(rendered: dict[str, list[Json]]) -> None:
+    crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
+    found = one(rendered["default"], "CustomResourceDefinition")
     assert found["spec"] == crd["spec"]
     assert (found["apiVersion"], found["metadata"]["name"]) == (crd["apiVersion"], crd["metadata"]["name"])
     assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_the_crds_need_not_be_kept(chart: Helm) -> None:
-    found = [d for d in chart.template({"crds": {"keep": False}}) if d["kind"] == "CustomResourceDefinition"]
-    assert [crd for crd in found if "annotations" in crd["metadata"]] == []
-    assert len(found) == 3
+def test_the_crd_need_not_be_kept(chart: Helm) -> None:
+    found = one(chart.template({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert "annotations" not in found["metadata"]
 
 
 # The pod

@@ -20,7 +20,6 @@ RBAC: list[Json] = list(yaml.safe_load_all((ROOT / "operator" / "rbac.yaml").rea
 SPENDING = "bamboo-operator-spending"
 NOT_IN_A_NAMESPACE = {
     *("nodes", "namespaces", "tokenreviews", "subjectaccessreviews", "customresourcedefinitions"),
-    *("clusterbambooruntimes", "clusterbambooruntimes/status"),
     *("resourceflavors", "workloadpriorityclasses", "priorityclasses"),
 }
 
@@ -100,8 +99,6 @@ def test_users_get_their_rights_with_the_clusters_own_roles(rendered: dict[str, 
     assert found["view"] == ({"view"}, {"get", "list", "watch"})
     assert found["edit"][0] == {"edit", "admin"}
     assert {"create", "patch", "delete"} <= found["edit"][1]
-    written = one(rendered["default"], "ClusterRole", "bamboo-operator-jobs-edit")["rules"]
-    assert not any("clusterbambooruntimes" in rule["resources"] for rule in written), "the platform team's alone"
 
 
 def test_the_pod_is_restricted(rendered: dict[str, list[Json]]) -> None:

@@ -19,7 +19,6 @@ from crd_cases import (
     edits,
     manifests,
     whole,
-    whole_with_runtime,
     whole_with_uri,
     wholes,
 )
@@ -31,7 +30,6 @@ VALID = {
     "minimal": minimal(),
     "whole": whole(),
     "whole with uri": whole_with_uri(),
-    "whole with runtime": whole_with_runtime(),
     **{path.name: load_document(str(path)) for path in sorted((ROOT / "examples").glob("*.yaml"))},
 }
 

@@ -29,7 +29,7 @@ FREE = {
     *("activeDeadlineSeconds", "progressDeadlineSeconds", "worker"),
 }
 WHILE_SUSPENDED = {"queue"}
-FIXED = {"managedBy", "runtimeRef", "task", "training", "spread", "checkpoint", "failurePolicy"}
+FIXED = {"managedBy", "task", "training", "spread", "checkpoint", "failurePolicy"}
 
 
 def may_change(path: Path) -> bool:

@@ -35,8 +35,6 @@ class Cluster(Fake):
             "nodes": {"items": [spot_node(f"node-{number}") for number in range(4)]},
             "resourcequotas": {"items": []},
             "bamboojobs.bamboo.dev": yaml.safe_load(CRD.read_text()),
-            "bambooruntimes.bamboo.dev": {},
-            "clusterbambooruntimes.bamboo.dev": {},
             "team": {"metadata": {"name": "team"}},
             "states": claim(),
         }
@@ -71,26 +69,6 @@ def test_a_job_on_the_cluster_and_a_file_are_looked_at_alike(tmp_path: Path) -> 
         assert {"severity": "warning", "subject": "checkpoints"}.items() <= {
             key: value for one in json.loads(out) if one["subject"] == "checkpoints" for key, value in one.items()
         }.items()
-
-
-class WithRuntime(Cluster):
-    """Its job names a runtime, which has the nodes' pool."""
-
-    def __call__(self, asked: Asked) -> tuple[int, Any]:
-        if asked.path.endswith("/clusterbambooruntimes/spot") and not self.forbidden:
-            part = {"nodePools": [{"name": "rare", "preset": "Karpenter"}]}
-            head = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "ClusterBambooRuntime", "metadata": {"name": "spot"}}
-            return 200, {**head, "spec": {"job": part}}
-        return super().__call__(asked)
-
-
-def test_a_job_is_looked_at_with_its_runtime_or_what_its_status_has_of_it(tmp_path: Path) -> None:
-    cluster = WithRuntime()
-    cluster.body["spec"]["runtimeRef"] = {"name": "spot"}
-    assert "pool rare" in type_in(tmp_path, cluster, "doctor", "story")[1]
-    cluster.forbidden = ("spot",)
-    cluster.body["status"]["runtime"] = {"name": "spot", "job": {"nodePools": [{"name": "known"}]}}
-    assert "pool known" in type_in(tmp_path, cluster, "doctor", "story")[1]
 
 
 def test_a_problem_is_the_exit_code(tmp_path: Path) -> None:

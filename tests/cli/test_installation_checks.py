@@ -47,10 +47,6 @@ def test_nothing_is_said_against_a_cluster_on_which_all_is_well() -> None:
             "problem CRD: it is older than this bamboo and would drop spec.topology.stages",
         ),
         ({"crd": crd_with("later")}, "warning CRD: it is newer than this bamboo, which does not know spec.later"),
-        (
-            {"runtime_crds": {"bambooruntimes": None}},
-            "warning CRD: the cluster has no bambooruntimes.bamboo.dev, so no job can name such a runtime",
-        ),
         ({"operators": []}, "problem operator: no bamboo-operator was found"),
         (
             {"operators": [operator_pod(phase="Pending")]},

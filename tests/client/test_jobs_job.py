@@ -56,16 +56,6 @@ def test_a_task_may_be_a_name_or_its_part_of_the_manifest() -> None:
         assert job.spec.task.entrypoint == "my.module:build"
 
 
-def test_a_job_may_leave_the_rest_to_a_runtime() -> None:
-    job = bamboo.Job("story", task=mlp.build, training=TRAINING, runtimeRef={"name": "spot"})
-    assert str(job.spec.runtime_ref) == "ClusterBambooRuntime spot"
-    assert job.document["spec"]["runtimeRef"] == {"name": "spot"}
-    own = job.changed(runtimeRef={"kind": "BambooRuntime", "name": "team"})
-    assert str(own.spec.runtime_ref) == "BambooRuntime team"
-    with pytest.raises(bamboo.InvalidJob, match=r"spec\.elastic\.maxWorkers"):
-        job.changed(runtimeRef=None)
-
-
 def test_a_wrong_job_is_refused_with_all_that_is_wrong() -> None:
     with pytest.raises(bamboo.InvalidJob) as told:
         quickstart(training={"stepz": 1, "globalBatchSize": 16, "microBatchSize": 0}, topology={"stages": -1})

@@ -25,21 +25,6 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["simulate", *arguments])
 
 
-def test_a_job_that_names_a_runtime_is_simulated_with_it(files: tuple[str, str], tmp_path: Path) -> None:
-    job, runtime = yaml.safe_load(Path(files[0]).read_text()), tmp_path / "runtime.yaml"
-    job["spec"]["runtimeRef"] = {"name": "spot"}
-    named = tmp_path / "named.yaml"
-    named.write_text(json.dumps(job))
-    pools = {"job": {"nodePools": [{"name": "spot", "pricePerHour": "2"}]}, "overridable": []}
-    kind = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "ClusterBambooRuntime"}
-    runtime.write_text(json.dumps({**kind, "metadata": {"name": "spot"}, "spec": pools}))
-    flags = ("--profile", files[1], "--seeds", "1", "--jobs", "1", "--preempt-rate", "0", "--output", "json")
-    runs = [invoke(str(named), *more, *flags) for more in ((), ("--runtime", str(runtime)))]
-    without, found = (json.loads(run.stdout)[0]["mean"]["usd"] for run in runs)
-    assert without is None
-    assert found > 0
-
-
 def test_the_command_prints_a_table_json_and_csv(files: tuple[str, str], tmp_path: Path) -> None:
     common = [files[0], "--profile", files[1], "--hours", "1", "--seeds", "2", "--jobs", "1", "--preempt-rate", "0.5"]
     table = invoke(*common)

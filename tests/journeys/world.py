@@ -24,7 +24,6 @@ from bamboo_core.names import ENV_COORDINATOR, TRAINER_CONTAINER
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import ApiClient
@@ -130,7 +129,6 @@ class World:
             cluster=ClusterCache(),
             gateway=gateway,
             api=api,
-            runtimes=RuntimeCache(api),
             reviews=TokenReviewer(api),
             key=b"k" * 16,
             url=f"ws://127.0.0.1:{port}",

@@ -163,12 +163,6 @@ def test_state_and_conditions_follow_from_what_is_seen(status, more, state, hold
     assert all(c["reason"] and c["message"] and c["lastTransitionTime"] == at(0) for c in found["conditions"])
 
 
-def test_a_job_that_waits_for_its_runtime_is_pending():
-    found = seen(None, spec=None, no_runtime="there is no such runtime yet")
-    accepted = conditions(found)["Accepted"]
-    assert (accepted["status"], accepted["reason"], found["state"]) == ("False", "RuntimeNotFound", "Pending")
-
-
 def test_a_job_that_does_not_follow_its_newest_manifest_is_degraded():
     found = conditions(seen(said(), refused="spec.task: is fixed"))
     assert (found["Accepted"]["reason"], found["Accepted"]["message"]) == ("ChangeRefused", "spec.task: is fixed")

@@ -6,16 +6,12 @@ import pytest
 
 from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.job.api_object import written
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec, RuntimeKind
-from bamboo_core.job.status import JobRuntime, read_status
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.planning.plan import Plan
-from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.jobs import effective_spec as module
-from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, manifest_of
+from bamboo_operator.jobs.accepted_manifest import AcceptedManifest
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
@@ -49,14 +45,12 @@ class One:
         self._refusals, self.tried = list(refusals), list[dict[str, Any]]()
         status = {**more, "plan": plan}
         self.status = StatusWriter(JobIdentity(KEY, "u1"), status, self.api)
-        self.runtimes = RuntimeCache(self.api)
         self.spec = EffectiveSpec(
             JobIdentity(KEY, "u1"),
             body(document, **status),
             self.status,
             self.api,
             ApiAttempts(KEY),
-            self.runtimes,
         )
 
     async def _try_pod(self, pod: dict[str, Any]) -> None:
@@ -228,176 +222,3 @@ async def test_first_values_of_another_job_are_found_once_and_stay_those() -> No
     second.spec.update(body(edited(task={"initialFrom": {"job": "other"}}), 2))
     assert second.spec.follow() == parse_manifest(expected)
     assert "spec.task.initialFrom.job" in second.status.facts.refused
-
-
-# With a runtime
-
-PART = {"worker": {"image": "team:1"}, "checkpoint": {"storage": {"uri": "s3://bucket"}}, "queue": {"name": "team"}}
-
-
-def spot(job: dict[str, Any], generation: int = 1, **spec: Any) -> dict[str, Any]:
-    metadata = {"name": "spot", "uid": f"r{generation}", "generation": generation}
-    accepted = {"type": "Accepted", "status": "True", "observedGeneration": generation}
-    status = {"observedGeneration": generation, "conditions": [accepted]}
-    return {"metadata": metadata, "spec": {"job": job, **spec}, "status": status}
-
-
-class WithRuntime(One):
-    """A job that names the runtime spot."""
-
-    def __init__(self, document: dict[str, Any], *, plan: str = "", **more: Any) -> None:
-        super().__init__(edited(**{**document, "runtimeRef": {"name": "spot"}}), plan=plan, **more)
-
-        async def write(*_: Any) -> None:
-            return None
-
-        self.api.write_runtime_status = write
-
-    def show(self, job: dict[str, Any], generation: int = 1, **spec: Any) -> None:
-        self.runtimes.event(RuntimeKind.CLUSTER, None, spot(job, generation, **spec))
-
-    async def next(self) -> JobSpec:
-        found = await self.spec.next(SETTINGS)
-        assert found is not None, self.problems
-        return found
-
-
-async def test_a_job_waits_for_its_runtime_says_so_once_and_goes_on_when_it_is_there() -> None:
-    one = WithRuntime({})
-    assert await one.spec.next(SETTINGS) is None
-    assert await one.spec.next(SETTINGS) is None
-    assert one.told() == [("RuntimeNotFound", "spec.runtimeRef: there is no ClusterBambooRuntime spot yet")]
-    assert one.told() == []
-    one.show({"standby": {"workers": 1}})
-    assert await one.spec.next(SETTINGS) is None
-    assert one.problems == ("spec.runtimeRef: ClusterBambooRuntime spot is not valid: spec.job.standby: unknown field",)
-    one.show(PART, 2)
-    spec = await one.next()
-    assert (spec.worker.image, spec.checkpoint and spec.checkpoint.storage.uri) == (
-        "team:1",
-        "s3://bucket/default/tiny",
-    )
-    assert one.tried[-1]["spec"]["containers"][0]["image"] == "team:1"
-    assert (one.problems, one.status.facts.no_runtime, one.told()) == ((), "", [])
-    assert one.status.facts.runtime is not None
-    assert one.status.facts.runtime.generation == 2
-    assert "runtimeRef" not in one.spec.begin(resumed=False)["spec"], "workers, also older ones, know no runtimes"
-
-
-async def test_a_job_that_says_what_its_runtime_lets_no_job_say_does_not_run() -> None:
-    one = WithRuntime({"worker": {"image": "mine:1"}})
-    one.show(PART, overridable=[])
-    assert await one.spec.next(SETTINGS) is None
-    assert one.problems == ("spec.worker.image: ClusterBambooRuntime spot says it, of which jobs may override nothing",)
-
-
-async def begun(**spec: Any) -> WithRuntime:
-    """A job of which workers have begun to train with the first generation of its runtime."""
-    one = WithRuntime({})
-    one.show(PART, **spec)
-    await one.next()
-    plan = trains({"metadata": {"name": "tiny"}, **manifest_of(KEY, one.spec.begin(resumed=False)["spec"])})
-    await one.spec.accepted.save()
-    one.status.written = read_status({"plan": plan, "runtime": written(one.status.facts.runtime or JobRuntime())})
-    assert one.spec.begun
-    return one
-
-
-CHANGED = {
-    **PART,
-    "worker": {"image": "team:2"},
-    "checkpoint": {"storage": {"uri": "s3://other"}},
-    "queue": {"name": "b"},
-}
-
-
-@pytest.mark.parametrize(("updates", "image"), [("NewJobs", "team:1"), ("Rollout", "team:2")])
-async def test_a_change_of_a_runtime_reaches_workers_as_it_says_and_never_what_is_fixed(
-    updates: str, image: str
-) -> None:
-    one = await begun(updates=updates)
-    one.show(CHANGED, 2, updates=updates)
-    spec = await one.next()
-    assert spec.worker.image == image
-    assert spec.checkpoint is not None
-    assert spec.queue is not None
-    assert (spec.checkpoint.storage.uri, spec.queue.name) == ("s3://bucket/default/tiny", "team")
-    assert (one.problems, one.status.facts.refused, one.status.facts.warnings) == ((), "", ())
-    assert one.status.facts.runtime is not None
-    assert one.status.facts.runtime.generation == (2 if updates == "Rollout" else 1)
-    one.spec.update(body(edited(runtimeRef={"name": "spot"}, standby={"workers": 2}), 2))
-    assert (one.spec.follow().standby.workers, one.spec.follow().worker.image) == (2, image)
-
-
-async def test_a_job_keeps_what_it_began_with_when_its_runtime_is_gone_also_with_another_operator() -> None:
-    one = await begun()
-    one.runtimes.event(RuntimeKind.CLUSTER, "DELETED", spot(PART))
-    assert (await one.next()).worker.image == "team:1"
-    assert one.status.facts.warnings == ("ClusterBambooRuntime spot is gone: the job keeps what it began with",)
-    second = WithRuntime({"standby": {"workers": 2}}, plan=one.status.written.plan or "")
-    second.api.there = one.api.there
-    spec = await second.next()
-    assert (spec.worker.image, spec.standby.workers) == ("team:1", 2)
-    suspended = WithRuntime({}, runtime={"name": "spot"})
-    suspended.api.there = one.api.there
-    suspended.show(CHANGED, 2)
-    again = await suspended.next()
-    assert again.worker.image == "team:1", "what it began with counts also after it was suspended"
-    over = WithRuntime({}, runtime={"name": "spot", "job": {"ttlSecondsAfterFinished": 7}})
-    parsed = over.spec.parsed()
-    assert parsed is not None
-    assert parsed.ttl_seconds_after_finished == 7
-
-
-async def test_a_later_runtime_does_not_shorten_how_long_a_job_stays_that_is_over() -> None:
-    """Also for an operator that has not seen it train."""
-    over = WithRuntime({}, runtime={"name": "spot", "job": {"ttlSecondsAfterFinished": 3600}})
-    over.show({"ttlSecondsAfterFinished": 1}, 2)
-    parsed = over.spec.parsed()
-    assert parsed is not None
-    assert parsed.ttl_seconds_after_finished == 3600
-
-
-async def test_a_runtime_that_does_not_fit_a_job_that_trains_is_told_and_the_job_goes_on() -> None:
-    one = await begun(updates="Rollout")
-    one.show({**PART, "elastic": {"maxWorkers": 9}}, 2, updates="Rollout")
-    spec = await one.next()
-    assert spec.elastic.max_workers is None
-    assert one.problems == ("spec.elastic.maxWorkers: expected only with an objective (of ClusterBambooRuntime spot)",)
-    assert one.status.facts.runtime is not None
-    assert one.status.facts.runtime.generation == 1, "that of the manifest that workers train by"
-    one.show({**PART, "standby": {}}, 3)
-    await one.next()
-    assert one.problems == ()
-    assert one.status.facts.warnings == (
-        "ClusterBambooRuntime spot is not valid any more: the job keeps what it had of it before",
-    )
-
-
-async def test_another_runtime_cannot_be_named_while_workers_train() -> None:
-    one = await begun()
-    for ref, began in (({"name": "other"}, "ClusterBambooRuntime spot"), (None, "ClusterBambooRuntime spot")):
-        document = edited(**({"runtimeRef": ref} if ref else {}), suspend=True)
-        one.spec.update(body(document, 2))
-        spec = one.spec.follow()
-        assert one.problems == (f"spec.runtimeRef: cannot change; the job began with {began}",)
-        assert (spec.worker.image, spec.suspend) == ("team:1", True)
-
-
-async def test_a_suspended_job_does_not_look_for_first_values() -> None:
-    one = One(edited(task={"initialFrom": {"job": "before"}}, suspend=True))
-    spec = await one.spec.next(SETTINGS)
-    assert spec is not None
-    assert spec.task.initial_from is not None
-    assert spec.task.initial_from.url is None
-
-
-async def test_an_operator_that_may_not_list_jobs_says_so() -> None:
-    one = One(with_first_values())
-
-    async def find_job(namespace: str, name: str) -> None:
-        raise ApiError(403, "Forbidden", "no right to list them")
-
-    one.api.find_job = find_job
-    assert await one.spec.next(SETTINGS) is None
-    assert "no right to list them" in one.problems[0]

@@ -217,7 +217,7 @@ async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operat
 
 
 class Divided(Server):
-    """Has jobs, each with a pod that is not to be made again and a Workload of Kueue, a node and two runtimes."""
+    """Has jobs, each with a pod that is not to be made again and a Workload of Kueue, and a node."""
 
     def __init__(self, *jobs: dict[str, Any]) -> None:
         super().__init__()
@@ -232,14 +232,10 @@ class Divided(Server):
             "bamboojobs": self.bodies,
             "pods": [{"metadata": {**owned, "name": "test-w0", "uid": "p0"}, "spec": {"nodeName": "n"}}],
             "nodes": [{"metadata": {"name": "n", "uid": "n0"}}],
-            "clusterbambooruntimes": [{"metadata": {"name": "spot", "uid": "r0"}}],
-            "bambooruntimes": [{"metadata": {"name": "own", "namespace": owner["namespace"], "uid": "r1"}}],
             "workloads": [{"metadata": {**owned, "name": "bamboo-test-3", "uid": "w3"}}],
         }
         if request.method == "GET" and kind in lists:
             return web.json_response({"items": lists[kind]})
-        if "runtimes/" in request.path:
-            return web.json_response({})
         return await super().answer(request)
 
 
@@ -283,27 +279,13 @@ async def test_of_several_operators_one_looks_after_the_jobs_of_its_shards() -> 
         await jobs.stop()
 
 
-async def test_of_a_job_of_another_operator_is_known_what_its_runtime_says() -> None:
-    """As its status says it, which comes later than the job."""
-    named = in_namespace(THEIRS)
-    named["spec"] |= {"runtimeRef": {"name": "spot"}}
-    pools = [{"name": "spot", "pricePerHour": "0.5"}]
-    async with managed(Server(), shards=2) as jobs:
-        for status in ({}, {"runtime": {"name": "spot", "job": {"nodePools": pools}}}):
-            jobs.job_event("MODIFIED", {**named, "status": status})
-            spec = jobs.spec((THEIRS, KEY[1]))
-            assert spec is not None
-            assert [pool.name for pool in spec.node_pools] == ["spot"] * bool(status)
-
-
-async def test_a_job_is_taken_over_with_its_runtimes_and_workloads_though_no_watch_has_told_of_them() -> None:
-    """Else it would wait for its runtime, and would be suspended until a second Workload is admitted."""
+async def test_a_job_is_taken_over_with_its_workloads_though_no_watch_has_told_of_them() -> None:
+    """Else it would be suspended until a second Workload is admitted."""
     async with sharing(Divided(in_namespace(OURS))) as shared:
         shared.workloads.version = "v1beta2"
         jobs = JobController(shared, 2)
         await jobs.take(1, ())
         assert uids(jobs) == ["u1"]
-        assert set(shared.runtimes.uids().values()) == {"r0", "r1"}
         (found,) = shared.workloads.of((OURS, KEY[1]), "u1")
         assert (found["metadata"]["uid"], found["apiVersion"]) == ("w3", "kueue.x-k8s.io/v1beta2")
         await jobs.stop()

@@ -21,7 +21,6 @@ from bamboo_core.names import LABEL_JOB_NAME
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
@@ -278,7 +277,6 @@ class OperatorSimulation:
             cluster=self._cluster,
             gateway=gateway,
             api=api,
-            runtimes=RuntimeCache(api),
             reviews=TokenReviewer(api),
             key=b"k" * 16,
             url="ws://operator",

@@ -17,9 +17,7 @@ from cluster.client import Client, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from helm_kit import CHART, Helm, chart_for
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-CRD = f"{CRDS}/bamboojobs.bamboo.dev"
-RUNTIMES = ("bambooruntimes", "clusterbambooruntimes")
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
 POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 WAIT = ("--wait", "--timeout", "300s")
 
@@ -120,18 +118,17 @@ Install = Callable[..., Release]  # makes one, of a name of its own
 
 @contextmanager
 def no_crd(api: Client) -> Iterator[None]:
-    """A block before and after which there are no CRDs: other tests have their own."""
-    remove_crds(api)
+    """A block before and after which there is no CRD: other tests have their own."""
+    remove_crd(api)
     try:
         yield
     finally:
-        remove_crds(api)
+        remove_crd(api)
 
 
-def remove_crds(api: Client) -> None:
-    for crd in (CRD, *(f"{CRDS}/{kind}.bamboo.dev" for kind in RUNTIMES)):
-        api.delete(crd)
-        api.wait(crd, lambda found: not found)
+def remove_crd(api: Client) -> None:
+    api.delete(CRD)
+    api.wait(CRD, lambda found: not found)
 
 
 def until_none(left: Callable[[], list[str]], seconds: float = 120) -> None:

@@ -68,14 +68,7 @@ def wholes(field: str) -> list[dict[str, Any]]:
     """Those in which that field of the spec differs."""
     if field == "budget":
         return [whole_with_budget()]
-    if field == "runtimeRef":
-        return [whole_with_runtime()]
     return [whole(), whole_with_uri()] if field == "checkpoint" else [whole()]
-
-
-def whole_with_runtime() -> dict[str, Any]:
-    """A manifest that names a runtime, and all the same says everything."""
-    return Edit(("spec", "runtimeRef"), {"kind": "BambooRuntime", "name": "spot.team"}, "").of(whole())
 
 
 def whole_with_budget() -> dict[str, Any]:

@@ -72,40 +72,35 @@ def at(path: str) -> Mapping[str, Any]:
     return dict(nodes())[path]
 
 
-class Served:
-    """A kind of objects, as its CRD says."""
+_HEAD = (f"{CRD['spec']['group']}/{VERSION['name']}", CRD["spec"]["names"]["kind"])
+_KNOWN: dict[str, tuple[dict[str, Any], list[str]]] = {}  # by a document's text what `_stored` returns of it
 
-    def __init__(self, crd: Mapping[str, Any]) -> None:
-        (version,) = crd["spec"]["versions"]
-        self._head = (f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"])
-        self.schema: dict[str, Any] = _read(version["schema"]["openAPIV3Schema"])
-        self._validator = _Judge(_strict_root(self.schema))
-        self._known: dict[str, tuple[dict[str, Any], list[str]]] = {}
 
-    def defaulted(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What a server stores when a user creates this: no status, null is absent, defaults are filled in."""
-        stored: dict[str, Any] = deepcopy({k: v for k, v in document.items() if k != "status"})
-        _default(self.schema, stored)
-        return stored
+def defaulted(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server stores when a user creates this: no status, null is absent, defaults are filled in."""
+    stored: dict[str, Any] = deepcopy({k: v for k, v in document.items() if k != "status"})
+    _default(SCHEMA, stored)
+    return stored
 
-    def refusals(self, document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
-        """Why it cannot be created, or put in the place of the old one; empty if it can."""
-        new, wrong = self._read(document)
-        if (new.get("apiVersion"), new.get("kind")) != self._head:
-            return [f"expected {self._head}"]
-        before = self._read(old)[0] if old else ABSENT
-        return wrong or [*_duplicates(self.schema, new, ""), *broken(self.schema, new, before, "")]
 
-    def _read(self, document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """What is stored, and what the schema refuses of it. A test asks again and again about the same documents."""
-        text = repr(document)
-        if text not in self._known:
-            if len(self._known) == KNOWN:
-                self._known.clear()
-            new = self.defaulted(document)
-            errors = self._validator.iter_errors(new)
-            self._known[text] = new, [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in errors]
-        return self._known[text]
+def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
+    """Why it cannot be created, or put in the place of the old one; empty if it can."""
+    new, wrong = _stored(document)
+    if (new.get("apiVersion"), new.get("kind")) != _HEAD:
+        return [f"expected {_HEAD}"]
+    before = _stored(old)[0] if old else ABSENT
+    return wrong or [*_duplicates(SCHEMA, new, ""), *broken(SCHEMA, new, before, "")]
+
+
+def _stored(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What is stored, and what the schema refuses of it. A test asks again and again about the same documents."""
+    text = repr(document)
+    if text not in _KNOWN:
+        if len(_KNOWN) == KNOWN:
+            _KNOWN.clear()
+        new = defaulted(document)
+        _KNOWN[text] = new, [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in _VALIDATOR.iter_errors(new)]
+    return _KNOWN[text]
 
 
 def _default(schema: Mapping[str, Any], value: Any) -> None:
@@ -169,6 +164,7 @@ def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[ValidationEr
 _Judge = validators.extend(
     Draft4Validator, {"pattern": _pattern}, type_checker=Draft4Validator.TYPE_CHECKER.redefine("integer", _is_integer)
 )
+_VALIDATOR = _Judge(_strict_root(SCHEMA))
 STATUS_VALIDATOR = _Judge(_strict(SCHEMA["properties"]["status"]))
 
 
@@ -238,7 +234,3 @@ def compiled(rule: str) -> Any:
 @cache
 def _compares(rule: str) -> bool:
     return "oldSelf" in compiled(rule).variables()
-
-
-JOBS = Served(CRD)
-defaulted, refusals = JOBS.defaulted, JOBS.refusals

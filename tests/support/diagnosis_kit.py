@@ -91,7 +91,6 @@ WELL = ClusterFacts(
     minor=36,
     namespace_object={"metadata": {"name": "team"}},
     crd=yaml.safe_load(CRD.read_text()),
-    runtime_crds={"bambooruntimes": {}, "clusterbambooruntimes": {}},
     operators=[operator_pod("--lease=bamboo-system/bamboo-operator", "--namespace=team")],
     lease=lease(),
     slices=[endpoints()],

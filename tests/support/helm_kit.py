@@ -187,8 +187,8 @@ def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
     description = copied / "Chart.yaml"
     kept = [line for line in description.read_text().splitlines() if not line.startswith("kubeVersion:")]
     description.write_text("\n".join(kept) + "\n")
-    for crd in (copied / "linked").glob("*bamboo*.yaml"):
-        document = yaml.safe_load(crd.read_text())
-        strip_rules(document)
-        crd.write_text(yaml.safe_dump(document, sort_keys=False))
+    crd = copied / "linked" / "bamboojob.yaml"
+    document = yaml.safe_load(crd.read_text())
+    strip_rules(document)
+    crd.write_text(yaml.safe_dump(document, sort_keys=False))
     return copied

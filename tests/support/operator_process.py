@@ -31,12 +31,12 @@ JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 
 def install(cluster: Cluster) -> None:
-    """The CRDs (without their rules if the server is too old for them) and the operator's rights."""
-    crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*bamboo*.yaml"))]
-    for crd in crds if cluster.minor < OLDEST_SUPPORTED else ():
+    """The CRD (without its rules if the server is too old for them) and the operator's rights."""
+    crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
+    if cluster.minor < OLDEST_SUPPORTED:
         strip_rules(crd)
     for manifest in (
-        *crds,
+        crd,
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}},
         *yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text()),
     ):

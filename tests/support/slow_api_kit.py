@@ -12,7 +12,6 @@ from bamboo_core.names import LABEL_JOB_NAME, TRAINER_CONTAINER
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
@@ -72,7 +71,6 @@ def shared_for(cluster: ClusterCache, api: ApiClient) -> SharedResources:
         cluster=cluster,
         gateway=WorkerGateway(),
         api=api,
-        runtimes=RuntimeCache(api),
         reviews=TokenReviewer(api),
         key=b"k" * 16,
         url="ws://operator",

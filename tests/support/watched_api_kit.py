@@ -11,7 +11,6 @@ from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.api_calls import ApiCallCounts
@@ -66,7 +65,6 @@ async def sharing(server: Server) -> AsyncIterator[SharedResources]:
                 cluster=ClusterCache(),
                 gateway=WorkerGateway(),
                 api=api,
-                runtimes=RuntimeCache(api),
                 reviews=TokenReviewer(api),
                 key=b"k" * 16,
                 url="ws://127.0.0.1:1",

@@ -78,7 +78,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{/* The operator's rules as a YAML list, out of the file that is also used without Helm: dict root, scope.
 scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. */}}
 {{- define "bamboo.rules" -}}
-{{- $cluster := list "nodes" "namespaces" "customresourcedefinitions" "tokenreviews" "subjectaccessreviews" "clusterbambooruntimes" "clusterbambooruntimes/status" "resourceflavors" "priorityclasses" -}}
+{{- $cluster := list "nodes" "namespaces" "customresourcedefinitions" "tokenreviews" "subjectaccessreviews" "resourceflavors" "priorityclasses" -}}
 {{- $root := .root -}}
 {{- $scope := .scope -}}
 {{- $kept := list -}}

@@ -178,17 +178,15 @@ def validate(
             help="For jobs with a budget: as of `bamboo simulate`.",
         ),
     ] = None,
-    runtime: options.RuntimeFile = None,
 ) -> None:
     """Check manifests and name everything that is wrong with them, with its line.
-
-    A job that names a runtime is judged with it: with --runtime, else as the cluster of the current context has it.
 
     With --load also whether the task can be built and evaluated here, and about how much memory its workers need.
 
     Of a job with a budget it says for how long its money lasts, with --profile also for how many steps, and whether the
     date is met.
     """
+    from bamboo.local.job_source import source_of_file
     from bamboo.local.trainer_calls.task_check import check_task
     from bamboo_core.job.budget_reach import past
     from bamboo_core.job.manifest import ManifestError
@@ -198,7 +196,7 @@ def validate(
     wrong = False
     for job in jobs:
         try:
-            source, unjudged = _with_runtime(str(job), runtime)
+            source = source_of_file(str(job))
         except ManifestError as error:
             wrong = True
             for problem in error.problems:
@@ -215,46 +213,18 @@ def validate(
         grid = f"{topology.pipelines} x {topology.stages} workers"
         if topology.chooses_stages:
             grid = f"a grid of at most {count(whole_workers(spec), 'worker')}"
-            grid = "a grid as its runtime says" if unjudged and spec.elastic.max_workers is None else grid
         typer.echo(
             f"{job}: {spec.name} is valid: {grid}{each}"
             f" and {spec.standby.workers} standby, {spec.training.until or f'{spec.training.steps} steps'}"
         )
-        for warning in filter(None, (*(() if unjudged else warnings(spec)), past(spec, datetime.now(UTC)))):
+        for warning in filter(None, (*warnings(spec), past(spec, datetime.now(UTC)))):
             typer.echo(f"  warning: {warning}")
-        if unjudged:
-            typer.echo(f"  {unjudged}")
         for line in _budget_told(source, profile):
             typer.echo(f"  {line}")
         for line in checked.told if checked else (NOT_LOADED,):
             typer.echo(f"  {line}")
     if wrong:
         raise typer.Exit(EXIT_USAGE)
-
-
-def _with_runtime(job: str, file: Path | None) -> "tuple[JobSource, str]":
-    """The job with its runtime, as far as that is known; and a sentence if it is not. Raises ManifestError."""
-    from bamboo.cli.cluster.completion import without_questions
-    from bamboo.local.job_source import source_of_file, with_runtime
-    from bamboo.loop_signals import run_until_stopped
-    from bamboo.remote.runtimes import runtime_in_reach
-    from bamboo_core.job.runtime import read_runtime
-    from bamboo_core.kube import kubeconfig
-    from bamboo_core.kube.errors import RemoteError
-
-    if file is not None:
-        return source_of_file(job, runtime=read_runtime(str(file))), ""
-    source = source_of_file(job)
-    ref = source.spec.runtime_ref
-    if ref is None:
-        return source, ""
-    try:
-        access = without_questions(kubeconfig.load(None, None))
-        namespace = source.document["metadata"].get("namespace") or access.namespace
-        found = run_until_stopped(lambda: runtime_in_reach(access, ref, namespace))
-    except RemoteError as error:
-        return source, f"not judged: what {ref} says for it; --runtime FILE gives that ({error})"
-    return with_runtime(source, found), ""
 
 
 def _budget_told(job: "JobSource", profile: str | None) -> list[str]:

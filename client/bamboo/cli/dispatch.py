@@ -91,7 +91,7 @@ def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> N
         if not quiet:
             print(line, file=sys.stderr)
 
-    for warning in warnings(manifest.job) if manifest.job.runtime_ref is None else ():
+    for warning in warnings(manifest.job):
         say(f"warning: {warning}")
     if not load:
         return

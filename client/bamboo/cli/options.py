@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -59,13 +58,6 @@ Interval = Annotated[
 Timeout = Annotated[float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="Maximum time to wait.")]
 Load = Annotated[
     bool, typer.Option("--load/--no-load", help="Try the task on this machine first, as `bamboo validate --load` does.")
-]
-
-RuntimeFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--runtime", metavar="FILE", help="The runtime that the job names (spec.runtimeRef), with what it leaves out."
-    ),
 ]
 
 INTERVAL = 2.0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bamboo.cli.dispatch import usage
-from bamboo.cli.options import RuntimeFile
 from bamboo.cli.output_files import check_is_path
 from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain, system_reason
@@ -123,7 +122,6 @@ class LocalRunOptions:
     sentence.
     """
 
-    runtime: RuntimeFile = None
     workers: _Workers = None
     standby: _Standby = None
     workers_per_node: _WorkersPerNode = None
@@ -150,7 +148,7 @@ class LocalRunOptions:
         from bamboo.jobs.here import on_this_machine, profiled
 
         try:
-            given = job_of(path, pods=False, runtime=self.runtime)
+            given = job_of(path, pods=False)
             found, warnings = on_this_machine(self._sized(given), checkpoints=self.checkpoints, resume=self.resume)
             if self.profile is not None:
                 found = profiled(found, self.profile, kept=self.output is not None)
@@ -158,8 +156,6 @@ class LocalRunOptions:
             usage(*str(error).split("\n"))
         for warning in warnings:
             complain(warning)
-        if given.spec.runtime_ref is not None:
-            complain(f"warning: run without what {given.spec.runtime_ref} says for it; --runtime FILE gives that")
         return found
 
     def _sized(self, job: "JobSource") -> "JobSource":

@@ -1,16 +1,15 @@
 """A job as it is given: by a file or by a program, with what its errors call it and where its modules are."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bamboo.local.trainer_calls.task_check import module_folders
 from bamboo_core.job.manifest import parse_source, read_job
 from bamboo_core.job.pod_fields import unknown_in_template
-from bamboo_core.job.runtime import Runtime, parse_source_with
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.yaml_file import ManifestSource, source_of
+from bamboo_core.job.yaml_file import ManifestSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +27,13 @@ class JobSource:
     text: str
 
 
-def source_of_file(path: str, *, pods: bool = True, runtime: Runtime | None = None) -> JobSource:
+def source_of_file(path: str, *, pods: bool = True) -> JobSource:
     """The job of a manifest's file; - is standard input. Raises ManifestError, whose problems name file and line.
 
-    pods: fields of the pod template that no Kubernetes is known to have are mistakes, too. runtime: the one that the
-    job names, with which it is read; without, only what the job says is judged.
+    pods: fields of the pod template that no Kubernetes is known to have are mistakes, too.
     """
     manifest, spec = read_job(path, unknown_in_template) if pods else read_job(path)
-    source = _made(manifest, spec, module_folders(Path(path)))
-    return source if runtime is None else with_runtime(source, runtime)
-
-
-def with_runtime(job: JobSource, runtime: Runtime) -> JobSource:
-    """The job that was read without its runtime, with it. Raises ManifestError."""
-    document, spec = parse_source_with(source_of(job.name, job.text), runtime, unknown_in_template)
-    return replace(job, document=document, spec=spec)
+    return _made(manifest, spec, module_folders(Path(path)))
 
 
 def source_of_manifest(manifest: ManifestSource, folders: tuple[Path, ...]) -> JobSource:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from bamboo.remote.diagnosis.reading import read_facts
-from bamboo.remote.doctor import diagnosis, spec_of
+from bamboo.remote.doctor import diagnosis
 from bamboo.remote.operator_pods import operator_pods
 from bamboo.remote.session import Session, Target
 from bamboo_core.complaints import system_reason
-from bamboo_core.job.fields import ManifestError
+from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError, UsageError
@@ -165,7 +165,7 @@ def _versions() -> str:
 def _spec(body: Mapping[str, Any] | None) -> JobSpec | None:
     """A job that the operator refuses has none."""
     try:
-        return None if body is None else spec_of(body)
+        return None if body is None else parse_manifest(body)
     except ManifestError:
         return None
 

@@ -10,18 +10,14 @@ from typing import Any
 from bamboo.remote import operations
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.runtimes import runtime_of
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watch import WaitTimedOut, until, until_over
-from bamboo_core.complaints import complain
 from bamboo_core.job.fields import ManifestError, Problem
 from bamboo_core.job.manifest import parse_source
-from bamboo_core.job.manifest_warnings import warnings
 from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template
-from bamboo_core.job.runtime import parse_source_with
-from bamboo_core.job.spec import JobSpec, RuntimeRef
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
-from bamboo_core.kube.errors import ClusterUnreachable, RemoteError, UsageError
+from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView, view_of
 
@@ -72,8 +68,6 @@ async def submit(
     namespace, name = _place(session, manifest.source.name, document, wanted_namespace), document["metadata"]["name"]
     if manifest.unknown and await session.api.minor_version() <= NEWEST_MINOR:  # else only the API server can tell
         raise _invalid(manifest.unknown)
-    if manifest.job.runtime_ref is not None:
-        await _judge_with(session, manifest, manifest.job.runtime_ref, namespace)
     before, after = await operations.put(session.api, namespace, document, apply=apply, force=force, dry_run=dry_run)
     session.say(f"{name} {_done(before, after)} in namespace {namespace}" + (" (dry run)" if dry_run else ""))
     if dry_run:
@@ -82,23 +76,6 @@ async def submit(
         return await until_over(session, namespace, name)
     session.say(f"bamboo status {name}{_flag(session, namespace)} --watch shows its progress")
     return EXIT_OK
-
-
-async def _judge_with(session: Session, manifest: Manifest, ref: RuntimeRef, namespace: str) -> None:
-    """Raises Invalid for what is wrong with the job together with its runtime, and says what may surprise; or that this
-    is not known.
-    """
-    try:
-        _, spec = parse_source_with(manifest.source, await runtime_of(session.api, ref, namespace))
-    except ManifestError as error:
-        raise _invalid(error.problems) from None
-    except ClusterUnreachable:
-        raise
-    except RemoteError as error:
-        complain(f"warning: the job waits for its runtime, or was not judged with it: {error}")
-    else:
-        for warning in () if session.quiet else warnings(spec):
-            complain(f"warning: {warning}")
 
 
 def _place(session: Session, path: str, document: dict[str, Any], wanted: str | None) -> str:

@@ -16,15 +16,11 @@ from bamboo.remote.diagnosis.installation_checks import installation
 from bamboo.remote.diagnosis.job_checks import job, namespace
 from bamboo.remote.diagnosis.node_checks import nodes
 from bamboo.remote.diagnosis.reading import read_facts
-from bamboo.remote.runtimes import runtime_of
 from bamboo.remote.session import Session, Target, names_file
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.job.fields import ManifestError
 from bamboo_core.job.manifest import parse_manifest, read_manifest
-from bamboo_core.job.runtime import ref_of, with_runtime, with_written_runtime
-from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.status import read_status
-from bamboo_core.kube.errors import RemoteError, UsageError
+from bamboo_core.kube.errors import UsageError
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_core.text import count
 
@@ -47,31 +43,16 @@ async def doctor(
     of_namespace, spec = session.namespace, None
     if target is not None:
         of_namespace, name = session.of(target)
-        spec = await _whole_spec(session, of_namespace, file or await session.api.job(of_namespace, name))
+        try:
+            spec = parse_manifest(file or await session.api.job(of_namespace, name))
+        except ManifestError as error:
+            raise UsageError(str(error)) from None
     found = diagnosis(await read_facts(session.api, of_namespace, operator_namespace, spec), datetime.now(UTC))
     if form is OutputFormat.JSON:
         print(json.dumps([asdict(one) for one in found], indent=2))
     else:
         session.console.print(rendered(found))
     return EXIT_FAILED if any(one.severity is Severity.PROBLEM for one in found) else EXIT_OK
-
-
-def spec_of(body: Object) -> JobSpec:
-    """The job with what its status has of its runtime. Raises ManifestError."""
-    return parse_manifest(with_written_runtime(body, read_status(body.get("status"))))
-
-
-async def _whole_spec(session: Session, namespace: str, body: Object) -> JobSpec:
-    """The job with what its runtime says, or what its status has of that if the runtime may not be looked at."""
-    ref = ref_of(body)
-    try:
-        try:
-            whole = body if ref is None else with_runtime(body, await runtime_of(session.api, ref, namespace))
-        except RemoteError:
-            return spec_of(body)
-        return parse_manifest(whole)
-    except ManifestError as error:
-        raise UsageError(str(error)) from None
 
 
 def manifest_of_file(given: str | None) -> Object | None:

@@ -8,9 +8,8 @@ from copy import deepcopy
 from typing import Any
 
 from bamboo_core.job.api_object import ApiPart, read_leniently
-from bamboo_core.job.runtime import with_written_runtime
 from bamboo_core.job.spec import InitialSpec, JobSpec
-from bamboo_core.job.status import BambooJobStatus, read_status
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.names import STORAGE_FOLDER
 
 FIELD = "spec.task.initialFrom"
@@ -56,8 +55,7 @@ def place_in(spec: JobSpec, other: Mapping[str, Any] | None) -> dict[str, Any]:
     said = f"{FIELD}.job: {initial.job}"
     if other is None:
         raise ValueError(f"{FIELD}.job: there is no BambooJob {initial.job} in this namespace")
-    whole = with_written_runtime(other, read_status(other.get("status")))
-    checkpoint = read_leniently(_Job, whole).spec.checkpoint or _Checkpoint()
+    checkpoint = read_leniently(_Job, other).spec.checkpoint or _Checkpoint()
     storage = checkpoint.storage
     if storage.uri is None and storage.persistent_volume_claim is None:
         raise ValueError(f"{said} keeps no checkpoints (spec.checkpoint)")

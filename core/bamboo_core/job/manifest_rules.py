@@ -1,8 +1,7 @@
 """The rules between a manifest's fields, each for the parser and, in CEL, for the CRD.
 
 A rule belongs to a type of the API and is judged of each such object. Its two forms say the same of a job in which
-every field fits by itself; tests/chart/test_crd_agrees.py holds them together. What reads a field that the job's
-runtime may say is judged of both together, when the runtime is known.
+every field fits by itself; tests/chart/test_crd_agrees.py holds them together.
 """
 
 import re
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bamboo_core.job.fields import Problem
-from bamboo_core.job.model import ReadObject, part_paths
+from bamboo_core.job.model import ReadObject
 from bamboo_core.job.placement_spec import VerifyMode, WorkerSpec
 from bamboo_core.job.spec import AUTO, BudgetSpec, InitialSpec, JobSpec, StorageSpec, TopologySpec
 from bamboo_core.job.training_spec import (
@@ -50,12 +49,6 @@ class Rule:
 RULES: dict[type, list[Rule]] = {}  # by their types, in the order in which they are told
 
 
-def waits_for_runtime(kind: type, one: Rule) -> bool:
-    """Does it read what a runtime may say of such an object? Of a job that names one it is not judged."""
-    open_paths = part_paths(JobSpec) if kind is JobSpec else ()
-    return any(f"{path}.".startswith(f"{read}.") for path in open_paths for read in one.reads)
-
-
 def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
     """Adds what is wrong in these objects."""
     wrong = [problem.path for problem in problems]
@@ -64,11 +57,8 @@ def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
         return any(path == bad or path.startswith(f"{bad}.") for bad in wrong)
 
     for one in found:
-        open_yet = isinstance(one.value, JobSpec) and one.value.runtime_ref is not None
         for rule in RULES.get(type(one.value), ()):
             judged = not wrong or not any(is_wrong(_below(one.path, path)) for path in rule.reads)
-            if open_yet and waits_for_runtime(JobSpec, rule):
-                continue
             if judged and (problem := rule.problem(one)):
                 problems.append(replace(problem, path=_below(one.path, problem.path)))
 

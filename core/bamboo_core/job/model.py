@@ -8,7 +8,6 @@ parser (`read_object`), the CRD and docs/api.md are made from that; rules betwee
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from functools import cache
@@ -32,7 +31,6 @@ class Mark(Enum):
     FOLLOWS = auto()  # where it is absent, its value follows from other fields'
     NOT_IN_SPEC = auto()  # its value is not said in the manifest's spec
     NO_NUMBERS = auto()  # what is trained does not depend on it
-    OF_THE_JOB = auto()  # no runtime says it, though it has no default
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +64,6 @@ class ObjectList:
 
 
 @dataclass(frozen=True, slots=True)
-class PartOf:
-    """A field that says for others what they leave out of such an object: see `part_fields`. Its value is as it was
-    said.
-    """
-
-    kind: type
-
-
-@dataclass(frozen=True, slots=True)
 class ListOf:
     """The mark of a list of objects: how many there may be at most."""
 
@@ -90,7 +79,7 @@ class ApiField:
 
     attribute: str
     name: str
-    form: FieldForm | Object | ObjectList | PartOf
+    form: FieldForm | Object | ObjectList
     marks: frozenset[Mark]
     default: Callable[[], Any] | None
     unless: str
@@ -141,7 +130,7 @@ def _default(one: "dataclasses.Field[Any]") -> Callable[[], Any] | None:
     return None if value is dataclasses.MISSING else lambda: value
 
 
-def _form(hint: Any, said: list[Any]) -> FieldForm | Object | ObjectList | PartOf:
+def _form(hint: Any, said: list[Any]) -> FieldForm | Object | ObjectList:
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kind: type = next(member for member in members if member is not NoneType)
     for one in said:
@@ -150,7 +139,7 @@ def _form(hint: Any, said: list[Any]) -> FieldForm | Object | ObjectList | PartO
         if isinstance(one, TextPattern):
             return TextOf(one)
         if not isinstance(one, Mark | Named | Unless):
-            form: FieldForm | PartOf = one
+            form: FieldForm = one
             return form
     if kind is bool:
         return Flag()
@@ -208,8 +197,6 @@ def _read(one: ApiField, fields: Fields, found: list[ReadObject], before: Values
             return read_object(kind, fields.child(one.name), found, before)
         case ObjectList(kind, most):
             return _read_list(kind, most, one.name, fields, found)
-        case PartOf(kind):
-            return _read_part(kind, fields.child(one.name), found)
         case form:
             instead = bool(one.unless) and fields.get(one.unless) is None
             return form.read(FieldSlot(fields, one.name, one.required or instead))
@@ -227,64 +214,8 @@ def _read_list(kind: type, most: int, name: str, fields: Fields, found: list[Rea
     return tuple(read)
 
 
-def _harmless(form: FieldForm | Object | ObjectList | PartOf) -> Any:
-    return None if isinstance(form, Object | ObjectList | PartOf) else form.harmless
-
-
-# What others may say of an object
-
-
-def stored_default(one: ApiField) -> Any:
-    """The value that an API server stores where the field is absent; None if it stores none."""
-    if one.default is not None and Mark.FOLLOWS not in one.marks and isinstance(one.default(), bool | int | str):
-        return one.default()
-    return None if isinstance(one.form, Object | ObjectList | PartOf) else one.form.schema().get("default")
-
-
-@cache
-def part_fields(kind: type) -> tuple[ApiField, ...]:
-    """The fields of such an object that others may say for it: where they are absent nothing is stored, and nobody
-    has to say them. Of an object that is divided only fields in it are among them.
-    """
-    return tuple(one for one in api_fields(kind) if _left_open(one))
-
-
-def _left_open(one: ApiField) -> bool:
-    if one.required or Mark.OF_THE_JOB in one.marks or stored_default(one) is not None:
-        return False
-    return not isinstance(one.form, Object) or one.form.optional or bool(part_fields(one.form.kind))
-
-
-def divided(one: ApiField) -> type | None:
-    """The type of a field of `part_fields` that some may say in part, and others the rest; None of one that is said as
-    a whole. That is a list, and an object of which a part is none yet or would have defaults.
-    """
-    if not isinstance(one.form, Object):
-        return None
-    inside = api_fields(one.form.kind)
-    whole = one.form.optional and any(inner.required or stored_default(inner) is not None for inner in inside)
-    return None if whole else one.form.kind
-
-
-def part_paths(kind: type, above: str = "") -> Iterator[str]:
-    """The paths of the fields that others may say, as they are said."""
-    for one in part_fields(kind):
-        path, inner = join(above, one.name), divided(one)
-        yield from part_paths(inner, path) if inner else (path,)
-
-
-def _read_part(kind: type, fields: Fields, found: list[ReadObject]) -> Values:
-    said: Values = {}
-    for one in part_fields(kind):
-        if not fields.has(one.name):
-            continue
-        if inner := divided(one):
-            said[one.name] = _read_part(inner, fields.child(one.name), found)
-        else:
-            _read(one, fields, found, {})
-            said[one.name] = deepcopy(fields.get(one.name))
-    fields.close()
-    return said
+def _harmless(form: FieldForm | Object | ObjectList) -> Any:
+    return None if isinstance(form, Object | ObjectList) else form.harmless
 
 
 def places(kind: type, above: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Pod templates laid over each other: a user's over what the operator renders, and a job's over its runtime's.
+"""Pod templates laid over each other: a user's over what the operator renders.
 
 Maps are merged key by key, and null takes a key away. Lists whose items have a key are merged by it: containers
 into each other, everything else by putting the upper item in place. Any other list is replaced.
@@ -44,23 +44,3 @@ def _merge_lists(base: Sequence[Any], override: Sequence[Any], name: str) -> lis
         old = merged.get(item[key]) if name in _DEEP else None
         merged[item[key]] = merge(old, item)
     return list(merged.values())
-
-
-def two_templates(lower: Any, upper: Any, name: str = "") -> Any:
-    """One template with the effect of both, the upper one laid over the lower one; but the tolerations of both hold.
-
-    Nulls of the upper one stay: they take away what the operator renders, too. Nothing is known to be well-formed.
-    """
-    if isinstance(lower, Mapping) and isinstance(upper, Mapping):
-        return {**lower, **{key: two_templates(lower.get(key), value, key) for key, value in upper.items()}}
-    if not isinstance(lower, list) or not isinstance(upper, list):
-        return upper
-    if name == "tolerations":
-        return [*lower, *(item for item in upper if item not in lower)]
-    key = KEYED.get(name, "")
-    if not key or not all(isinstance(item, Mapping) and isinstance(item.get(key), str) for item in (*lower, *upper)):
-        return upper
-    items = {item[key]: item for item in lower}
-    for item in upper:
-        items[item[key]] = two_templates(items.get(item[key]), item) if name in _DEEP else item
-    return list(items.values())

@@ -165,9 +165,7 @@ class TopologySpec:
     """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
     memory for more activations. Cannot change.
     """
-    activations_on_device: Annotated[
-        int | None, Integer(LEAST_ON_DEVICE, 1024), Mark.WHILE_SUSPENDED, Mark.OF_THE_JOB
-    ] = None
+    activations_on_device: Annotated[int | None, Integer(LEAST_ON_DEVICE, 1024), Mark.WHILE_SUSPENDED] = None
     """The most microbatches whose activations a stage keeps on its GPU until their backwards; the others' wait in host
     memory. By default all. Can change only while the job is suspended.
     """
@@ -184,7 +182,6 @@ class TopologySpec:
         tuple[int, ...] | None,
         Integers("layers of each stage", "Layers of a stage.", most=MOST_STAGES, highest=MOST_LAYERS),
         Mark.FIXED,
-        Mark.OF_THE_JOB,
     ] = None
     """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
     chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
@@ -422,26 +419,6 @@ class FailurePolicy:
     """What to do for which exit code. The first that matches applies, else RestartWorker."""
 
 
-class RuntimeKind(StrEnum):
-    """Where a runtime is: in the cluster, for jobs of all namespaces, or in the job's namespace."""
-
-    CLUSTER = "ClusterBambooRuntime"
-    NAMESPACE = "BambooRuntime"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeRef:
-    """A runtime."""
-
-    kind: RuntimeKind = RuntimeKind.CLUSTER
-    """A ClusterBambooRuntime is for jobs of all namespaces, a BambooRuntime for those of its own."""
-    name: Annotated[str, DNS_NAME]
-    """The name of the runtime."""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What is to be trained, and how."""
@@ -454,8 +431,6 @@ class JobSpec:
     """
     managed_by: Annotated[str, MANAGER, Mark.FIXED] = DEFAULT_MANAGER
     """The controller that manages the job, as domain/path; Bamboo's operator ignores others. Cannot change."""
-    runtime_ref: Annotated[RuntimeRef | None, Mark.FIXED, Mark.OF_THE_JOB] = None
-    """The runtime that says what the job leaves out, such as nodePools (docs/runtimes.md). Cannot change."""
     task: Annotated[TaskSpec, Mark.FIXED]
     """What is trained. Cannot change."""
     training: Annotated[TrainingSpec, Mark.FIXED]

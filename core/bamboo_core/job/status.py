@@ -196,28 +196,6 @@ class PoolOrderStatus(ApiPart, frozen=True):
     """What an hour of a worker costs in each pool, with losses."""
 
 
-class JobRuntime(ApiPart, frozen=True):
-    """The runtime that the job is run with."""
-
-    kind: Annotated[str, _schema(maxLength=63)] = ""
-    """Its kind, ClusterBambooRuntime or BambooRuntime."""
-    name: Annotated[str, _schema(maxLength=253)] = ""
-    """Its name."""
-    generation: BigCount = 0
-    """The generation of the runtime that the job follows."""
-    job: Annotated[dict[str, Any], _schema(maxProperties=64)] = msgspec.field(default_factory=dict)
-    """What the runtime says for the job, but for templates of pods."""
-
-
-class BambooRuntimeStatus(ApiPart, frozen=True):
-    """Whether jobs can be run with it."""
-
-    observed_generation: BigCount = 0
-    """The generation of the spec that the status is about."""
-    conditions: Annotated[tuple[Condition, ...], _schema(maxItems=16, **_BY_TYPE)] = ()
-    """Accepted: whether the operator can read it, and if not, why."""
-
-
 class BambooJobStatus(ApiPart, frozen=True):
     """The state of the job. The operator writes it, at most once in 15 seconds while only progress changes."""
 
@@ -235,8 +213,6 @@ class BambooJobStatus(ApiPart, frozen=True):
     """When the job ended, completed or failed."""
     epoch: BigCount = 0
     """The number of the current plan. It grows whenever the assignment of workers changes."""
-    runtime: JobRuntime | None = None
-    """The runtime that the job is run with (spec.runtimeRef)."""
     rollout: RolloutStatus | None = None
     """How many workers' pods are as they would be made now, and how the others are replaced."""
     pool_order: PoolOrderStatus | None = None

@@ -28,10 +28,6 @@ def exactly(text: str) -> TextPattern:
     return _form(f'"{text}"', re.escape(text))
 
 
-def one_of(said: str, *texts: str) -> TextPattern:
-    return _form(said, f"({'|'.join(map(re.escape, texts))})")
-
-
 DNS_LABEL = _form(
     "a DNS-1123 label (lower-case letters, digits and '-', at most 63 characters)",
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",

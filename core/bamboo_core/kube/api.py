@@ -22,7 +22,6 @@ from bamboo_core.kube.request_parts import (
     node_path,
     pod_path,
     pods_path,
-    runtime_path,
 )
 from bamboo_core.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 
@@ -102,17 +101,12 @@ class KubeApi:
         return ApiError(404, "NotFound", f"there is no job {name} in namespace {namespace}")
 
     async def _serves_jobs(self) -> bool:
-        """Is there the CRD, which is not the only one of its group? True if the API server does not say."""
+        """Return whether the CRD, the only one of its group, is there; True if the API server does not answer that."""
         try:
-            served = await self.call("GET", f"/apis/{GROUP}/{VERSION}")
+            await self.call("GET", f"/apis/{GROUP}/{VERSION}")
         except ApiError as error:
             return error.status != 404
-        kinds = served.get("resources")
-        return not isinstance(kinds, list) or any(one.get("name") == PLURAL for one in kinds)
-
-    async def runtime(self, kind: str, namespace: str, name: str) -> Object:
-        """namespace: "" for one of the cluster."""
-        return await self.call("GET", runtime_path(kind, namespace, name))
+        return True
 
     # pods, nodes, events
 

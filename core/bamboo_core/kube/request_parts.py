@@ -19,21 +19,6 @@ def job_path(namespace: str, name: str) -> str:
     return f"{jobs_path(namespace)}/{name}"
 
 
-def runtime_plural(kind: str) -> str:
-    """The resource of a kind of runtimes."""
-    return f"{kind.lower()}s"
-
-
-def runtimes_path(kind: str, namespace: str) -> str:
-    """namespace: "" for those of the cluster."""
-    place = f"/namespaces/{namespace}" if namespace else ""
-    return f"/apis/{GROUP}/{VERSION}{place}/{runtime_plural(kind)}"
-
-
-def runtime_path(kind: str, namespace: str, name: str) -> str:
-    return f"{runtimes_path(kind, namespace)}/{name}"
-
-
 def pods_path(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 

@@ -10,7 +10,6 @@ from bamboo_core.coordinator.events import Status
 from bamboo_core.coordinator.protection import OFF
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
-from bamboo_core.job.runtime import with_written_runtime
 from bamboo_core.job.spec import JobSpec, StorageSpec, storage_place
 from bamboo_core.job.status import BambooJobStatus, read_status
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
@@ -123,11 +122,9 @@ class JobView:
 
 
 def view_of(body: Mapping[str, Any]) -> JobView:
-    """The view of a BambooJob as the API server has it, with what its runtime says for it. What of it this version
-    cannot read counts as absent.
-    """
+    """The view of a BambooJob as the API server has it. What of it this version cannot read counts as absent."""
     metadata, status = read_leniently(Metadata, body.get("metadata")), read_status(body.get("status"))
-    return JobView(metadata=metadata, spec=read_spec(with_written_runtime(body, status)), status=status)
+    return JobView(metadata=metadata, spec=read_spec(body), status=status)
 
 
 def view_of_run(spec: JobSpec, live: Status | None, now: datetime) -> JobView:

@@ -3,13 +3,10 @@
 It is kept in the cluster as a ControllerRevision, as those of a StatefulSet are: another operator has to manage the
 workers by it, whatever the BambooJob says by then. Not in the status, which is written every 15 s: it may be as large
 as the job itself.
-
-The manifest of a job with a runtime is that of both together. The runtime is kept beside it: a later one may not count
-for the job, or may be gone.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -17,7 +14,6 @@ from typing import Any
 
 from bamboo_core.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
-from bamboo_core.job.runtime import Runtime, parse_runtime
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.kube.errors import ApiError
@@ -27,7 +23,6 @@ from bamboo_operator.kube.objects import JobIdentity, JobKey
 from bamboo_operator.manifests.worker_pod import owner
 
 Json = Mapping[str, Any]
-Parse = Callable[[Json], JobSpec]
 MOST_PROBLEMS = 20
 
 
@@ -46,9 +41,8 @@ def problems_of(error: ManifestError) -> tuple[str, ...]:
     return tuple(map(str, error.problems))[:MOST_PROBLEMS]
 
 
-def merge_followed(accepted: Json, newest: Json, parse: Parse = parse_manifest) -> tuple[Json, FollowedSpec]:
+def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
     """What of the newest manifest workers follow that train by the accepted one, and what is accepted from now on.
-    parse: reads what is made of the newest one.
 
     A job whose manifest is not valid may be suspended all the same. What the API server has accepted once may be
     invalid for another version. What may change only while a job is suspended may be changed with `suspend` itself:
@@ -57,9 +51,9 @@ def merge_followed(accepted: Json, newest: Json, parse: Parse = parse_manifest) 
     suspend = (newest.get("spec") or {}).get("suspend") is True
     wanted: JobSpec | None = None
     try:
-        wanted = parse(newest)
+        wanted = parse_manifest(newest)
         merged = apply_edit_to_manifest(accepted, newest)
-        spec = parse(merged)
+        spec = parse_manifest(merged)
     except ManifestError as error:
         kept = replace(parse_manifest(accepted), suspend=suspend)
         halfway = suspend and wanted is not None
@@ -75,20 +69,16 @@ def refusal_in(status: BambooJobStatus) -> str:
 
 
 class AcceptedManifest:
-    """manifest: None if none was accepted, or it is not known any more. runtime: with which it was made, None if with
-    none.
-    """
+    """manifest: None if none was accepted, or it is not known any more."""
 
     def __init__(self, job: JobIdentity, api: ApiClient) -> None:
         (self._key, self._uid), self._api = job, api
         self.manifest: Json | None = None
-        self.runtime: Runtime | None = None
         self._generation = 0
         self._saved: set[str] = set()  # names of this job's ControllerRevisions
         self._listed = False
 
-    def accept(self, manifest: Json, generation: int, runtime: Runtime | None = None) -> None:
-        self.runtime = runtime
+    def accept(self, manifest: Json, generation: int) -> None:
         if manifest != self.manifest:
             self.manifest, self._generation = deepcopy(manifest), generation
 
@@ -105,9 +95,8 @@ class AcceptedManifest:
         """
         revisions = [r for r in await self._list() if task in (None, self._task(r))]
         if self.manifest is None and revisions:
-            newest = max(revisions, key=_order)
-            self.manifest, self._generation = self._read(newest), int(newest.get("revision") or 0)
-            self.runtime = _runtime_in(newest)
+            newest = max(revisions, key=_generation)
+            self.manifest, self._generation = self._read(newest), _generation(newest)
 
     async def save(self) -> None:
         """Bring the cluster there: the new one is written before the old ones are deleted. Raises API_ERRORS."""
@@ -152,8 +141,7 @@ class AcceptedManifest:
         return None if manifest is None else task_digest(parse_manifest(manifest))
 
     def _name(self, manifest: Json) -> str:
-        runtime = [self.runtime.document()] if self.runtime else []
-        content = json.dumps([self._uid, self._generation, manifest["spec"], *runtime], sort_keys=True)
+        content = json.dumps([self._uid, self._generation, manifest["spec"]], sort_keys=True)
         return f"{self._key[1][:200]}-{sha256(content.encode()).hexdigest()[:10]}"
 
     def _revision(self, name: str, manifest: Json) -> dict[str, Any]:
@@ -166,24 +154,14 @@ class AcceptedManifest:
                 "labels": {LABEL_JOB_NAME: self._key[1], LABEL_JOB_UID: self._uid},
                 "ownerReferences": [owner(self._key[1], self._uid)],
             },
-            "data": {"spec": manifest["spec"], **({"runtime": self.runtime.document()} if self.runtime else {})},
+            "data": {"spec": manifest["spec"]},
             "revision": self._generation,
         }
 
 
-def _order(revision: Json) -> tuple[int, int]:
-    """Grows with what is accepted: the job's generation, and of the same one its runtime's."""
-    runtime = _runtime_in(revision)
-    return int(revision.get("revision") or 0), runtime.generation if runtime else 0
-
-
-def _runtime_in(revision: Json) -> Runtime | None:
-    """None also if it cannot be read any more."""
-    said = (revision.get("data") or {}).get("runtime")
-    try:
-        return parse_runtime(said) if isinstance(said, dict) else None
-    except ManifestError:
-        return None
+def _generation(revision: Json) -> int:
+    """Return the job's generation of which the revision is."""
+    return int(revision.get("revision") or 0)
 
 
 def manifest_of(key: JobKey, spec: Json) -> dict[str, Any]:

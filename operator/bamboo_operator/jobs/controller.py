@@ -16,12 +16,11 @@ from typing import Any
 
 import msgspec
 
-from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec, RuntimeKind
-from bamboo_core.kube.request_parts import Object, job_path, node_path, pod_path, runtime_path
+from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec
+from bamboo_core.kube.request_parts import Object, job_path, node_path, pod_path
 from bamboo_core.names import LABEL_JOB_NAME, shard_of
 from bamboo_core.view.job_view import JobView, view_of
 from bamboo_operator.cluster.resync import Resync
-from bamboo_operator.cluster.runtimes import RuntimeKey
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
@@ -38,31 +37,24 @@ RESTART_SECONDS = 5.0
 
 @dataclass(eq=False, slots=True)
 class OtherJob:
-    """A job that another operator looks after. body: as JSON, without what only field managers ask for. runtime: what
-    its status says of its runtime. spec: with that, once somebody has asked for it.
+    """A job that another operator looks after. body: as JSON, without what only field managers ask for. spec:
+    once somebody has asked for it.
     """
 
     uid: str
     generation: int
     body: bytes
-    runtime: Any = None
     spec: JobSpec | None = None
 
     @classmethod
     def of(cls, body: Mapping[str, Any], before: "OtherJob | None" = None) -> "OtherJob":
-        """before: what was known of a job of that name; its spec holds as long as its manifest and its runtime do."""
+        """before: what was known of a job of that name; its spec holds as long as its manifest does."""
         metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
         encoded = msgspec.json.encode({**body, "metadata": metadata})
-        runtime = (body.get("status") or {}).get("runtime")
-        found = cls(metadata["uid"], metadata.get("generation", 0), encoded, runtime)
-        if before is not None and before.source == found.source:
+        found = cls(metadata["uid"], metadata.get("generation", 0), encoded)
+        if before is not None and (before.uid, before.generation) == (found.uid, found.generation):
             found.spec = before.spec
         return found
-
-    @property
-    def source(self) -> tuple[object, ...]:
-        """What its spec is made of."""
-        return self.uid, self.generation, self.runtime
 
     def read(self) -> Object:
         found: Object = msgspec.json.decode(self.body)
@@ -91,9 +83,7 @@ class JobController:
         self.jobs = Resync(self._uids, lambda key: uid_of(job_path(*key)), self._job_deleted)
         self.pods = Resync(cluster.pod_uids, lambda key: uid_of(pod_path(*key)), cluster.forget_pod)
         self.deleted_jobs = DeletedJobs(cluster, shared.gateway, shared.reviews, lambda key: uid_of(job_path(*key)))
-        runtimes, workloads = shared.runtimes, shared.workloads
-        runtimes.changed = self._runtime_changed
-        self.runtimes = Resync(runtimes.uids, lambda key: uid_of(runtime_path(*key)), runtimes.forget)
+        workloads = shared.workloads
         self.workloads = Resync(
             workloads.uids, lambda key: uid_of(workload_path(str(workloads.version), *key)), self._workload_gone
         )
@@ -150,7 +140,7 @@ class JobController:
     # shards
 
     async def take(self, shard: int, namespaces: Sequence[str]) -> None:
-        """Looks after the jobs of that shard, of these namespaces or of all, from what they, their pods, runtimes and
+        """Looks after the jobs of that shard, of these namespaces or of all, from what they, their pods and
         Workloads are now: what a watch has told may be older than what the operator before has done, or nothing yet.
         May raise what is in API_ERRORS.
         """
@@ -158,14 +148,12 @@ class JobController:
         if not self._cluster_listed:
             for node in await api.list_nodes():
                 cluster.node_listed(node)
-            await self._list_runtimes(RuntimeKind.CLUSTER, "")
             self._cluster_listed = True
         listed = [body for place in namespaces or (None,) for body in await api.list_jobs(place)]
         bodies = {_key(body): body for body in listed if shard_of(_key(body)[0], self._shards) == shard}
         for namespace in {namespace for namespace, _ in bodies}:
             for pod in await api.list_pods(namespace, LABEL_JOB_NAME):
                 cluster.pod_created(pod)
-            await self._list_runtimes(RuntimeKind.NAMESPACE, namespace)
             if workloads.version is not None:
                 for workload in await api.list_workloads(workloads.version, namespace, LABEL_JOB_NAME):
                     workloads.put(workload)
@@ -182,11 +170,6 @@ class JobController:
         for job, pod in cluster.all_pods():
             if self._is_ours(job):
                 self.pod_changed(pod)
-
-    async def _list_runtimes(self, kind: RuntimeKind, namespace: str) -> None:
-        if kind in self._shared.runtimes.kinds:
-            for runtime in await self._shared.api.list_runtimes(kind, namespace):
-                self._shared.runtimes.listed(kind, runtime)
 
     async def give(self, shard: int) -> None:
         """Looks after no job of that shard any more, and its workers have no connection here."""
@@ -213,10 +196,6 @@ class JobController:
         if not self._stopped and job is not None and self._is_ours(job) and is_deleted(pod):
             uid = owner_uid(pod)
             self.deleted_jobs.pod_changed(pod, followed=any(job.uid == uid for job, _ in self._reconcilers.values()))
-
-    def _runtime_changed(self, key: RuntimeKey) -> None:
-        for job, _ in tuple(self._reconcilers.values()):
-            job.runtime_changed(key)
 
     def _uids(self) -> dict[JobKey, str]:
         ours = {key: job.uid for key, (job, _) in self._reconcilers.items()}
@@ -298,9 +277,8 @@ class JobController:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.deleted_jobs.stop()
-        for resync in (self.jobs, self.pods, self.workloads, self.nodes, self.runtimes):
+        for resync in (self.jobs, self.pods, self.workloads, self.nodes):
             await resync.stop()
-        await self._shared.runtimes.stop()
 
 
 def _key(body: Mapping[str, Any]) -> JobKey:

@@ -1,9 +1,6 @@
-"""The spec that a job runs by: the user's with what its runtime says, if it is valid and the job's workers did not
-begin with another one.
-"""
+"""The spec that a job runs by: the user's, if it is valid and the job's workers did not begin with another one."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,24 +8,11 @@ from typing import Any
 
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.job.edits import task_digest
-from bamboo_core.job.fields import Problem
 from bamboo_core.job.initial_job import FIELD, place_in, unresolved, with_place
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.pod_fields import PATH, pool_path
-from bamboo_core.job.runtime import (
-    REF,
-    Runtime,
-    followed,
-    ref_of,
-    told_with,
-    with_runtime,
-    with_written_runtime,
-    written_runtime,
-)
-from bamboo_core.job.spec import JobSpec, RuntimeKind, RuntimeRef, within
-from bamboo_core.job.status import JobRuntime
+from bamboo_core.job.spec import JobSpec, within
 from bamboo_core.kube.errors import ApiError
-from bamboo_operator.cluster.runtimes import RuntimeCache, RuntimeKey, key_of
 from bamboo_operator.jobs.accepted_manifest import (
     AcceptedManifest,
     FollowedSpec,
@@ -52,11 +36,6 @@ from bamboo_operator.status.writer import StatusWriter
 from bamboo_operator.tenants.tenant_list import MANY
 
 RETRY_SECONDS = 2.0  # of the dry run of a pod
-REF_PATH = f"spec.{REF}"
-
-
-class RuntimeNotFound(ManifestError):
-    """The job names a runtime that there is not yet."""
 
 
 class EffectiveSpec:
@@ -69,7 +48,6 @@ class EffectiveSpec:
         status: StatusWriter,
         api: ApiClient,
         attempts: ApiAttempts,
-        runtimes: RuntimeCache,
     ) -> None:
         self._body, self._status, self._api, self._attempts = body, status, api, attempts
         self._key, self._meta = job.key, JobMeta(uid=job.uid)
@@ -77,7 +55,6 @@ class EffectiveSpec:
         self._reported = refusal_in(status.written)
         self._bound = MANY
         self._first_values: tuple[str, dict[str, Any]] = "", {}  # of another job, and where they are
-        self._runtimes = runtimes
 
     def update(self, body: Mapping[str, Any]) -> None:
         """The newest BambooJob."""
@@ -100,28 +77,27 @@ class EffectiveSpec:
     def report_problems(self, record: Callable[[Emit], None]) -> None:
         """As an event, what is wrong with the newest manifest; once, also over operators."""
         facts = self._status.facts
-        message = "; ".join(facts.problems) or facts.no_runtime or facts.refused
+        message = "; ".join(facts.problems) or facts.refused
         if message and message != self._reported:
-            waits = "RuntimeNotFound" if facts.no_runtime else "ChangeRefused"
-            record(Emit("InvalidSpec" if facts.problems else waits, message, True))
+            record(Emit("InvalidSpec" if facts.problems else "ChangeRefused", message, True))
         self._reported = message
 
     def begin(self, *, resumed: bool) -> dict[str, Any]:
         """The manifest by which workers train from now on; the newest, unless they have begun before."""
         if not resumed or self.accepted.manifest is None:
-            self.accepted.accept(self._manifest(), self._generation, self._runtime())
+            self.accepted.accept(self._manifest(), self._generation)
         return dict(self.accepted.manifest or {})
 
     async def next(self, settings: WorkerPodSettings) -> JobSpec | None:
         """By which the job runs from now on; None if it can't be run, which the status then says."""
-        self._status.update(warnings=(), refused="", no_runtime="")
-        if (self.begun or self._status.written.runtime) and self.accepted.manifest is None:
+        self._status.update(warnings=(), refused="")
+        if self.begun and self.accepted.manifest is None:
             await self._load_accepted()
         if self.begun and self.accepted.manifest is not None:
             return self.follow()
         if (spec := self._read()) is None or (spec := await self._with_first_values(spec)) is None:
             return None
-        self._status.update(warnings=self._warnings(spec))
+        self._status.update(warnings=tuple(template_problems(spec)))
         if problems := self._changed_task(spec) if self.begun else await self._dry_run(spec, settings):
             self._status.update(problems=problems)
             return None
@@ -162,25 +138,18 @@ class EffectiveSpec:
         """The accepted manifest with what workers follow of the newest one, within the job's bound; the status says
         what they do not follow.
         """
-        accepted, runtime = self.accepted.manifest or self._manifest(), self.accepted.runtime
-        try:
-            merged, found = merge_followed(accepted, self._manifest(), self._parse)
-            if merged is not accepted:
-                runtime = self._runtime()
-        except ManifestError as error:  # which is of the runtime
-            kept = replace(parse_manifest(accepted), suspend=self._suspend)
-            merged, found = accepted, FollowedSpec(spec=kept, problems=problems_of(error))
+        accepted = self.accepted.manifest or self._manifest()
+        merged, found = merge_followed(accepted, self._manifest())
         if unseen := outside_the_spec(found.spec):
             kept = replace(parse_manifest(accepted), suspend=found.spec.suspend)
-            merged, found, runtime = accepted, FollowedSpec(spec=kept, problems=unseen), self.accepted.runtime
-        self.accepted.accept(merged, self._generation, runtime)
+            merged, found = accepted, FollowedSpec(spec=kept, problems=unseen)
+        self.accepted.accept(merged, self._generation)
         self._status.update(
             generation=self._generation,
             spec=found.spec,
             problems=found.problems,
             refused=found.refused,
-            warnings=self._warnings(found.spec),
-            runtime=self._written_runtime(runtime),
+            warnings=tuple(template_problems(found.spec)),
         )
         return self.within_bound(found.spec)
 
@@ -192,19 +161,14 @@ class EffectiveSpec:
         return ("spec.task: expected the task that the job began with; it was changed while the workers were training",)
 
     def _read(self) -> JobSpec | None:
-        """The newest spec; None if it is not valid, or waits for its runtime: then the one before stays, and the facts
-        say what is wrong.
-        """
-        self._status.update(generation=self._generation, problems=(), no_runtime="")
+        """Return the newest spec; None if it is not valid: the one before stays, and the facts say what is wrong."""
+        self._status.update(generation=self._generation, problems=())
         try:
-            spec = self._parse(self._manifest())
-        except RuntimeNotFound as missing:
-            self._status.update(no_runtime=str(missing))
-            return None
+            spec = parse_manifest(self._manifest())
         except ManifestError as error:
             self._status.update(problems=problems_of(error))
             return None
-        self._status.update(spec=spec, runtime=self._written_runtime(self._runtime()))
+        self._status.update(spec=spec)
         return spec
 
     @property
@@ -245,75 +209,9 @@ class EffectiveSpec:
                 return ()
             await asyncio.sleep(RETRY_SECONDS)
 
-    # the runtime
-
-    @property
-    def runtime_key(self) -> RuntimeKey | None:
-        """The runtime that the job names."""
-        ref = ref_of(self._body)
-        return key_of(ref, self._key[0]) if ref else None
-
-    def _runtime(self) -> Runtime | None:
-        """By which the job is read; None if it names none. Raises ManifestError, which is RuntimeNotFound if there is
-        none of that name.
-        """
-        ref, began = ref_of(self._body), self.accepted.runtime
-        if self.begun and self.accepted.manifest is not None and ref != (began.ref if began else None):
-            raise ManifestError(
-                Problem(REF_PATH, f"cannot change; the job began with {began.ref if began else 'none'}")
-            )
-        if ref is None:
-            return None
-        found = self._runtimes.get(key_of(ref, self._key[0]))
-        newest = found.runtime if found else None
-        if began is not None and began.ref == ref:
-            return followed(began, newest, trains=self.begun)
-        if found is None:
-            raise RuntimeNotFound(Problem(REF_PATH, f"there is no {ref}{self._in_namespace(ref)} yet"))
-        if newest is None:
-            raise ManifestError(Problem(REF_PATH, f"{ref} is not valid: {'; '.join(found.problems)}"))
-        return newest
-
-    def _in_namespace(self, ref: RuntimeRef) -> str:
-        return f" in namespace {self._key[0]}" if ref.kind is RuntimeKind.NAMESPACE else ""
-
-    def _written_runtime(self, runtime: Runtime | None) -> JobRuntime | None:
-        """What the status says of it."""
-        return written_runtime(runtime, self._document) if runtime else None
-
-    def _warnings(self, spec: JobSpec) -> tuple[str, ...]:
-        """What of the manifest has no effect, and what has become of a runtime that the job does not follow."""
-        told, began = list(template_problems(spec)), self.accepted.runtime
-        if began is not None and (found := self._runtimes.get(key_of(began.ref, self._key[0]))) is None:
-            told.append(f"{began.ref} is gone: the job keeps what it began with")
-        elif began is not None and found is not None and found.runtime is None:
-            told.append(f"{began.ref} is not valid any more: the job keeps what it had of it before")
-        return tuple(told)
-
-    def _parse(self, manifest: Mapping[str, Any]) -> JobSpec:
-        """The spec of a manifest that was made with the runtime; problems say what is the runtime's."""
-        try:
-            return parse_manifest(manifest)
-        except ManifestError as error:
-            runtime = self._runtime()
-            raise told_with(error, self._document, runtime) if runtime else error from None
-
-    @property
-    def _document(self) -> dict[str, Any]:
-        return manifest_of(self._key, self._body.get("spec") or {})
-
-    @property
-    def _suspend(self) -> bool:
-        return (self._body.get("spec") or {}).get("suspend") is True
-
     def _manifest(self) -> dict[str, Any]:
-        """The newest one with its runtime. Raises ManifestError if that is not there, or allows not all of it."""
-        newest, runtime = self._with_found_place(), self._runtime()
-        return newest if runtime is None else with_runtime(newest, runtime)
-
-    def _with_found_place(self) -> dict[str, Any]:
-        """The newest one, with the place of first values that were found, also by another operator."""
-        newest = self._document
+        """Return the newest one, with the place of first values that were found, also by another operator."""
+        newest = manifest_of(self._key, self._body.get("spec") or {})
         said = _initial_of(newest)
         if said.get("job") is None or said.get("url") is not None:
             return newest
@@ -324,15 +222,9 @@ class EffectiveSpec:
         return with_place(newest, place) if job == said["job"] else newest
 
     def parsed(self) -> JobSpec | None:
-        """The newest spec as it is, though it may not be followed; None if it is not valid. Where its runtime is gone,
-        or it is not known what the job began with, the status says what counts of it.
-        """
-        manifest = with_written_runtime(self._document, self._status.written)
-        if self.accepted.runtime is not None or self._status.written.runtime is None:
-            with contextlib.suppress(ManifestError):
-                manifest = self._manifest()
+        """Return the newest spec as it is, though it may not be followed; None if it is not valid."""
         try:
-            return parse_manifest(manifest)
+            return parse_manifest(self._manifest())
         except ManifestError:
             return None
 

@@ -18,12 +18,10 @@ from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.placement_spec import CleanPodPolicy
-from bamboo_core.job.runtime import with_written_runtime
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth.worker_gateway import workers_path
-from bamboo_operator.cluster.runtimes import RuntimeKey
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
@@ -84,7 +82,7 @@ class JobReconciler:
         self._pods = JobPods(self._job, shared.cluster)
         self._cost = CostCounter(self._pods, self._status, self.meter, shared.prices)
         self._queue = JobQueue(self._job, shared.workloads, shared.api, shared.settings, slices=shared.slices)
-        self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts, shared.runtimes)
+        self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 
     def known(self) -> OperatedJob:
         """What the job's page and metrics are made of."""
@@ -98,7 +96,7 @@ class JobReconciler:
         return OperatedJob(view=view, facts=status.facts, record=runner.record if runner else None)
 
     def _known_spec(self) -> JobSpec:
-        return self._status.facts.spec or read_spec(with_written_runtime(self.body, self._status.written))
+        return self._status.facts.spec or read_spec(self.body)
 
     @property
     def last_progress(self) -> float:
@@ -116,11 +114,6 @@ class JobReconciler:
         self.body = body
         self._spec.update(body)
         if changed:
-            self._look_again()
-
-    def runtime_changed(self, key: RuntimeKey) -> None:
-        """It came, changed or went: an edit of the jobs that name it."""
-        if key == self._spec.runtime_key:
             self._look_again()
 
     def _look_again(self) -> None:

@@ -8,7 +8,6 @@ from bamboo_core.planning.hazards import Exposure, Place
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.runtimes import RuntimeCache
 from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
@@ -32,7 +31,6 @@ class SharedResources:
     cluster: ClusterCache
     gateway: WorkerGateway
     api: ApiClient
-    runtimes: RuntimeCache
     reviews: TokenReviewer
     key: bytes
     url: str

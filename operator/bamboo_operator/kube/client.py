@@ -22,8 +22,6 @@ from bamboo_core.kube.request_parts import (
     jobs_path,
     pod_path,
     pods_path,
-    runtime_path,
-    runtimes_path,
 )
 from bamboo_core.names import KUEUE
 from bamboo_operator.kube.api_calls import ApiCallCounts
@@ -137,13 +135,6 @@ class ApiClient:
                 raise JobGone(str(error)) from None
             raise
 
-    async def write_runtime_status(
-        self, kind: str, namespace: str, name: str, uid: str, status: Mapping[str, Any]
-    ) -> None:
-        """Merged into that very runtime's status. namespace: "" for one of the cluster."""
-        body = {"metadata": {"uid": uid}, "status": dict(status)}
-        await self._call("PATCH", f"{runtime_path(kind, namespace, name)}/status", body, kind=MERGE)
-
     async def apply_network_policy(self, policy: Object) -> None:
         """Makes it, or makes it what it is to be."""
         namespace = policy["metadata"]["namespace"]
@@ -184,11 +175,6 @@ class ApiClient:
 
     async def list_nodes(self) -> list[Object]:
         return await self._listed(NODES)
-
-    async def list_runtimes(self, kind: str, namespace: str) -> list[Object]:
-        """All runtimes of that kind, none where there is no such kind. namespace: "" for those of the cluster."""
-        items = (await self._find(runtimes_path(kind, namespace)) or {}).get("items")
-        return items if isinstance(items, list) else []
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""

@@ -107,8 +107,6 @@ def _accepted(given: RuleInput) -> ConditionResult:
     facts = given.facts
     if facts.problems:
         return ConditionResult(False, "InvalidSpec", "; ".join(facts.problems))
-    if facts.no_runtime:
-        return ConditionResult(False, "RuntimeNotFound", facts.no_runtime)
     if facts.refused:
         return ConditionResult(False, "ChangeRefused", facts.refused)
     if warnings := (*facts.warnings, *facts.unpriced, *filter(None, [facts.queue_warning])):
@@ -367,7 +365,7 @@ def displayed_state(found: Mapping[str, ConditionResult]) -> str:
             return name
     running = found["Running"]
     accepted = found["Accepted"]
-    if not accepted.holds and not running.holds and accepted.reason != "RuntimeNotFound":
+    if not accepted.holds and not running.holds:
         return "Invalid"
     for name in ("Suspended", "Restoring"):
         if found[name].holds:

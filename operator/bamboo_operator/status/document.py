@@ -53,7 +53,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         conditions=conditions,
         state=displayed_state(found),
         epoch=run.epoch or previous.epoch,
-        runtime=facts.runtime or previous.runtime,
         rollout=facts.rollout.status() if facts.rollout else previous.rollout,
         pool_order=_pool_order(given),
         pipelines=_pipelines(given, previous),

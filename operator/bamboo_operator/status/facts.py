@@ -9,7 +9,7 @@ from bamboo_core.coordinator.events import Finish
 from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.status import BambooJobStatus, JobRuntime
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
@@ -55,8 +55,6 @@ class StatusFacts:
     generation: int
     spec: JobSpec | None  # the one in force; None if there never was a valid one
     problems: tuple[str, ...] = ()  # what is wrong with the newest manifest
-    no_runtime: str = ""  # which runtime there is not that the job waits for, a sentence
-    runtime: JobRuntime | None = None  # that it follows
     refused: str = ""  # what of it a running job does not follow
     unattended: bool = False  # its workers train, and no operator manages them
     warnings: tuple[str, ...] = ()  # what of it has no effect

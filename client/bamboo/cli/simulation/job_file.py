@@ -9,16 +9,12 @@ if TYPE_CHECKING:
     from bamboo.local.job_source import JobSource
 
 
-def job_of(path: Path, *, pods: bool = True, runtime: Path | None = None) -> "JobSource":
-    """The job of a manifest's file, as `source_of_file` has it. A mistake in it, or in its runtime's file, ends the
-    command.
-    """
+def job_of(path: Path, *, pods: bool = True) -> "JobSource":
+    """Return the job of a manifest's file, as `source_of_file` has it. A mistake in it ends the command."""
     from bamboo.local.job_source import source_of_file
     from bamboo_core.job.manifest import ManifestError
-    from bamboo_core.job.runtime import read_runtime
 
     try:
-        known = None if runtime is None else read_runtime(str(runtime))
-        return source_of_file(str(path), pods=pods, runtime=known)
+        return source_of_file(str(path), pods=pods)
     except ManifestError as error:
         usage(*map(str, error.problems))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bamboo.cli.dispatch import refuse_beside, usage
-from bamboo.cli.options import LONGEST_SECONDS, RuntimeFile, seconds
+from bamboo.cli.options import LONGEST_SECONDS, seconds
 from bamboo.cli.output_files import check_output_file, check_plot
 from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain, system_reason
@@ -40,7 +40,6 @@ class PlanFormat(StrEnum):
 class PlanOptions:
     """The command's flags as the user gave them."""
 
-    runtime: RuntimeFile = None
     prices: Annotated[
         str | None,
         typer.Option(
@@ -166,7 +165,7 @@ def plan(
 
     _check(ctx, options)
     wanted = PlanRequest(
-        job=job_of(job, runtime=options.runtime),
+        job=job_of(job),
         prices=options.prices,
         devices=_names(options.device),
         profile=options.profile,

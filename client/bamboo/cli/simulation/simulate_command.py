@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from bamboo.cli.dispatch import usage
-from bamboo.cli.options import RuntimeFile
 from bamboo.cli.output_files import check_plot
 from bamboo.cli.simulation.case_options import (
     MarketOptions,
@@ -31,7 +30,6 @@ app = typer.Typer(rich_markup_mode=None)
 class SimulateOptions:
     """The command's flags as the user gave them."""
 
-    runtime: RuntimeFile = None
     seeds: Annotated[
         str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")
     ] = "10"
@@ -112,7 +110,7 @@ def simulate(
     _check_numbers(options)
     check_plot("--plot", options.plot)
     wanted = JobSimulation(
-        job=job_of(job, runtime=options.runtime),
+        job=job_of(job),
         profile=options.profile,
         traces=tuple(nodes.trace or ()),
         rates=rates,

@@ -36,16 +36,14 @@ class Right:
 class ClusterFacts:
     """namespace: where jobs are, or are to be. minor: the 36 of Kubernetes 1.36. operators: the pods of all operators
     that could be found. lease: that of the namespace's operator or of its shard, None if it uses none. slices: the
-    EndpointSlices that name its pod. runtime_crds: by their kinds' plurals. person, operator: whether each right is
-    there. spec: the job's, None if none was named. Of objects None:
-    there is none.
+    EndpointSlices that name its pod. person, operator: whether each right is there. spec: the job's, None if none was
+    named. Of objects None: there is none.
     """
 
     namespace: str
     minor: int | Unreadable
     namespace_object: Object | Unreadable | None
     crd: Object | Unreadable | None
-    runtime_crds: Mapping[str, Object | Unreadable | None]
     operators: Sequence[Object] | Unreadable
     lease: Object | Unreadable | None
     slices: Sequence[Object] | Unreadable

@@ -24,7 +24,6 @@ INSTALL = "install Bamboo with its chart (docs/install.md)"
 def installation(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
     yield from _kubernetes(facts.minor)
     yield from _crd(facts.crd)
-    yield from _runtime_crds(facts.runtime_crds)
     yield from _operator(facts, now)
     yield from _operator_rights(facts)
     yield from _person(facts)
@@ -63,17 +62,6 @@ def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
         yield warning("CRD", f"it is newer than this bamboo, which does not know {_named(more)}", "upgrade bamboo")
     else:
         yield ok("CRD", f"{name}, with the fields of this bamboo")
-
-
-def _runtime_crds(crds: Mapping[str, Object | Unreadable | None]) -> Iterator[Finding]:
-    """Without them jobs run that name no runtime."""
-    for kind, crd in crds.items():
-        if crd is None:
-            yield warning(
-                "CRD",
-                f"the cluster has no {kind}.{GROUP}, so no job can name such a runtime",
-                f"apply crds/{kind[:-1]}.yaml of this version, or upgrade the chart (docs/upgrade.md)",
-            )
 
 
 def fields_of(kind: type, before: str = "spec") -> Iterator[str]:

@@ -7,16 +7,14 @@ from typing import Any, TypeVar
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
 from bamboo.remote.diagnosis.rights import FOR_QUEUES, OPERATOR, PERSON
 from bamboo.remote.operator_pods import arguments, is_told, operator_pods, running_operator
-from bamboo_core.job.spec import JobSpec, RuntimeKind
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
-from bamboo_core.kube.request_parts import runtime_plural
 from bamboo_core.names import GROUP, KUEUE, PLURAL, shard_lease, shard_of
 
 T = TypeVar("T")
 REVIEWS = "/apis/authorization.k8s.io/v1"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-CRD = f"{CRDS}/{PLURAL}.{GROUP}"
+CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
 
 
 async def read_facts(
@@ -33,9 +31,6 @@ async def read_facts(
         minor=minor,
         namespace_object=await _read(_there(api, of_namespace)),
         crd=await _read(_there(api, CRD)),
-        runtime_crds={
-            kind: await _read(_there(api, f"{CRDS}/{kind}.{GROUP}")) for kind in map(runtime_plural, RuntimeKind)
-        },
         operators=operators,
         lease=await _lease(api, pod, namespace),
         slices=await _slices(api, pod),

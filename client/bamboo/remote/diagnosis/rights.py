@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from bamboo.remote.diagnosis.facts import Right
-from bamboo_core.job.spec import RuntimeKind
-from bamboo_core.kube.request_parts import runtime_plural
 from bamboo_core.names import GROUP, KUEUE, PLURAL
 
 
@@ -21,11 +19,6 @@ OPERATOR: Final = _all(  # as operator/rbac.yaml grants them, but for those in t
     _rights(GROUP, PLURAL, "list watch delete"),
     _rights(GROUP, f"{PLURAL}/status", "patch"),
     _rights(GROUP, f"{PLURAL}/finalizers", "update"),
-    *(
-        _rights(GROUP, f"{runtime_plural(kind)}{part}", verbs, namespaced=kind is RuntimeKind.NAMESPACE)
-        for kind in RuntimeKind
-        for part, verbs in (("", "list watch"), ("/status", "patch"))
-    ),
     _rights("", "pods", "get list watch create delete"),
     _rights("", "nodes", "list watch", namespaced=False),
     _rights("apps", "controllerrevisions", "list create delete"),

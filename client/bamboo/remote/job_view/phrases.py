@@ -72,14 +72,6 @@ def counts(job: JobView) -> str:
     return ", ".join(parts)
 
 
-def runtime(job: JobView) -> str:
-    """What the job is run with; empty if it names none."""
-    told = job.status.runtime
-    if told is None:
-        return "" if job.spec.runtime_ref is None else f"runtime {job.spec.runtime_ref}"
-    return f"runtime {told.kind} {told.name}, generation {told.generation}"
-
-
 def checkpoint(job: JobView, now: datetime) -> str:
     """The newest one, and what going back has cost; empty if the job keeps none."""
     if job.spec.checkpoint is None:

@@ -134,8 +134,6 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         Text(phrases.progress(job), style="bold"),
         Text(phrases.counts(job)),
     ]
-    if told := phrases.runtime(job):
-        lines.append(Text(told))
     if status.training.done_by:
         lines.append(Text(status.training.done_by))
     if status.training.grid_choice:
