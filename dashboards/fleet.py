@@ -189,21 +189,10 @@ def _operator() -> list[object]:
             Query(increase("bamboo_operator_refusals_total", by="reason"), "{{reason}}"),
         ),
         graph(
-            "Age of prices and tenants",
-            "Time since the lists were read well; growing if the file or the URL is not as it should be.",
+            "Age of prices",
+            "Time since the list was read well; growing if the file or the URL is not as it should be.",
             "s",
             Query("max(bamboo_operator_prices_age_seconds)", "prices"),
-            Query("max(bamboo_operator_tenants_age_seconds)", "tenants"),
-        ),
-        graph(
-            "Money of tenants",
-            "What each tenant has spent of what it may in this day or month of UTC.",
-            "percentunit",
-            Query(
-                "max by (tenant, period) (bamboo_operator_tenant_spent) / max by (tenant, period)"
-                " (bamboo_operator_tenant_may_spend)",
-                "{{tenant}}, {{period}}",
-            ),
         ),
         graph(
             "Memory",

@@ -39,7 +39,6 @@ from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress
 from bamboo_operator.process import OperatorOptions
 from bamboo_operator.signals.node_marks import NodeMark, read_marks
-from bamboo_operator.tenants.tenant_list import TenantReader
 
 LEAST_KEY = 16  # bytes
 LEASE = "bamboo-operator"
@@ -86,16 +85,6 @@ _Prices = Annotated[
     ),
 ]
 _PricesInterval = Annotated[float, typer.Option(min=1, help="Seconds until prices are read again.")]
-_Tenants = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Tenants (docs/tenants.md), read anew while jobs run: what the jobs of their namespaces may have, and"
-        " whose turn it is when nodes are few. Default: jobs share nodes as the scheduler likes.",
-        envvar="BAMBOO_TENANTS",
-    ),
-]
-_TenantsInterval = Annotated[float, typer.Option(min=1, help="Seconds until tenants are read again.")]
 _TlsCert = Annotated[
     Path | None, typer.Option(help="PEM file with the certificate that workers are shown; then --url is wss://.")
 ]
@@ -203,8 +192,6 @@ class WorkerFlags:
     kueue_slices: _KueueSlices = True
     prices: _Prices = None
     prices_interval: _PricesInterval = 300.0
-    tenants: _Tenants = None
-    tenants_interval: _TenantsInterval = 30.0
 
     def price_address(self) -> PriceAddress | None:
         try:
@@ -371,7 +358,6 @@ def operator_options(
         marks=workers.marks(),
         node_record=workers.record_place(),
         prices=workers.price_address(),
-        tenants=TenantReader(workers.tenants, workers.tenants_interval) if workers.tenants else None,
         kueue=workers.kueue,
         kueue_slices=workers.kueue_slices,
         pages=pages.settings(),

@@ -46,9 +46,6 @@ from bamboo_operator.prices.source import PriceAddress, PriceSource
 from bamboo_operator.recording.recorder import NodeRecorder, RecordedLosses
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
-from bamboo_operator.tenants.controller import TenantController
-from bamboo_operator.tenants.record import TenantRecord
-from bamboo_operator.tenants.tenant_list import TenantReader, TenantSource
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 
 logger = logging.getLogger(__name__)
@@ -78,7 +75,6 @@ class OperatorOptions:
     shards: int = 1  # into which the jobs are divided, where several operators work
     address: str = ""  # of this one's pod, at which workers and the others reach it then
     prices: PriceAddress | None = None  # where they are, None if nowhere
-    tenants: TenantReader | None = None  # of the list of tenants, None if there is none
     kueue: bool = True  # are queues followed?
     kueue_slices: bool = True  # may Kueue's Workloads replace each other?
     pages: PageSettings = field(default_factory=PageSettings)
@@ -132,7 +128,6 @@ class _Operator:
         self._workload_kind = WorkloadKind(self._api, next(iter(options.namespaces), ""))
         self._gateway, self._watch_health = WorkerGateway(self._where), WatchHealth()
         self._prices = PriceSource(options.prices)
-        self._tenants = TenantSource(options.tenants)
         self._jobs: JobController | None = None
         self._new_recorder: Callable[[], NodeRecorder] | None = None
         self._recording: tuple[NodeRecorder, asyncio.Task[None]] | None = None
@@ -157,7 +152,6 @@ class _Operator:
                 await connection.open()
             await self._web.start(*self._options.web_listen)
             self._begin(self._prices.run())  # an operator that waits for the Lease knows them, too
-            self._begin(self._tenants.run())
             self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
             if self._active:
                 await self._active.give_up(first=True)
@@ -281,17 +275,10 @@ class _Operator:
             slices=options.kueue_slices,
             prices=self._prices,
             exposures=self._exposures,
-            tenants=options.tenants is not None,
             page_url=options.pages.url,
         )
         shards = options.shards if self._shards else 1
         jobs = self._jobs = JobController(shared, shards)
-        sharing: TenantController | None = None
-        if options.tenants is not None:
-            record = self._tenant_record(options.lease, jobs)
-            sharing = TenantController(self._tenants, jobs, record, shards)
-            self._begin(record.run())
-            self._begin(sharing.run())
         if options.node_record:
             self._new_recorder = partial(
                 NodeRecorder,
@@ -313,8 +300,6 @@ class _Operator:
             calls=self._calls,
             counts=shared.counts,
             prices=self._prices,
-            tenants=self._tenants,
-            spent=sharing.spent if sharing else dict,
             page_url=options.pages.url,
         )
         self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
@@ -327,13 +312,6 @@ class _Operator:
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers
-
-    def _tenant_record(self, lease: LeaseName | None, jobs: JobController) -> TenantRecord:
-        """In a ConfigMap beside the Lease."""
-        if lease is None:
-            logger.warning("without --lease it is forgotten at the end of this operator what tenants have spent")
-            return TenantRecord()
-        return TenantRecord(self._api, lease.of_tenants(), jobs.looks_after)
 
     async def _workloads(self) -> WorkloadCache:
         if not self._options.kueue:

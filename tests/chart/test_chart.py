@@ -20,7 +20,6 @@ pytest_plugins = ["chart_fixtures"]
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
 LINKED = CHART / "linked"
-SPENDING = "bamboo-operator-spending"  # the ConfigMap
 
 
 def test_the_chart_links_to_the_files_of_the_repository() -> None:
@@ -233,18 +232,6 @@ def test_without_a_record_of_nodes_the_operator_has_no_right_on_config_maps(char
     assert not [rule for rule in rights if "configmaps" in rule["resources"]]
 
 
-@pytest.mark.parametrize("nodes", [True, False])
-def test_what_tenants_have_spent_is_kept_beside_the_lease(chart: Helm, nodes: bool) -> None:
-    documents = chart.template({"nodeRecord": {"enabled": nodes}, "tenants": {"configMap": "who"}})
-    rules = [rule for role in documents if role["kind"] == "Role" for rule in role["rules"]]
-    rights = {name: rule["verbs"] for rule in rules for name in rule.get("resourceNames", ("new",))}
-    (lease,) = (one for one in container(documents)["args"] if one.startswith("--lease="))
-    assert f"{lease.partition('/')[2]}-spending" == SPENDING
-    assert rights[SPENDING] == ["get", "patch"]
-    assert ["create"] in [rule["verbs"] for rule in rules if rule["resources"] == ["configmaps"]]
-    assert ("bamboo-operator-nodes" in rights) == nodes
-
-
 def test_an_operator_that_waits_for_the_lease_is_not_restarted_and_gets_no_workers(
     rendered: dict[str, list[Json]],
 ) -> None:
@@ -273,24 +260,22 @@ def test_own_marks_reach_the_operator_as_it_reads_them(
     assert changed[0] != changed[1], "the operator has to be started again, for it reads them at its start"
 
 
-@pytest.mark.parametrize(("what", "name", "seconds"), [("prices", "machine-prices", 60), ("tenants", "who-shares", 10)])
-def test_lists_are_mounted_so_that_changes_arrive_and_need_no_rights_of_their_own(
-    rendered: dict[str, list[Json]], chart: Helm, what: str, name: str, seconds: int
+def test_prices_are_mounted_so_that_changes_arrive_and_need_no_rights_of_their_own(
+    rendered: dict[str, list[Json]], chart: Helm
 ) -> None:
     documents = rendered["everything"]
     spec = one(documents, "Deployment")["spec"]["template"]["spec"]
-    (mount,) = (m for m in container(documents)["volumeMounts"] if m["name"] == what)
+    (mount,) = (m for m in container(documents)["volumeMounts"] if m["name"] == "prices")
     assert "subPath" not in mount, "or it would never change"
-    (volume,) = (v for v in spec["volumes"] if v["name"] == what)
+    (volume,) = (v for v in spec["volumes"] if v["name"] == "prices")
     items = [{"key": "list.yaml", "path": "list.yaml"}]
-    assert volume["configMap"] == {"name": name, "optional": True, "items": items}
+    assert volume["configMap"] == {"name": "machine-prices", "optional": True, "items": items}
     arguments = container(documents)["args"]
-    assert {f"--{what}={mount['mountPath']}/list.yaml", f"--{what}-interval={seconds}"} <= set(arguments)
+    assert {f"--prices={mount['mountPath']}/list.yaml", "--prices-interval=60"} <= set(arguments)
     plain = rendered["default"]
-    assert not any(f"--{what}" in argument for argument in container(plain)["args"])
+    assert not any("--prices" in argument for argument in container(plain)["args"])
     for kind in ("Role", "ClusterRole"):
-        rules = rules_of(chart.template({what: {"configMap": name}}), kind)
-        assert [rule for rule in rules if rule.get("resourceNames") != [SPENDING]] == rules_of(plain, kind)
+        assert rules_of(chart.template({"prices": {"configMap": "machine-prices"}}), kind) == rules_of(plain, kind)
 
 
 def test_prices_may_be_at_a_url(chart: Helm) -> None:

@@ -90,16 +90,6 @@ def test_the_status_page_says_whether_the_date_and_the_money_suffice() -> None:
     assert "budget 1.50 of 10 spent; the rest lasts 2.1 h at 4 an hour" in text
 
 
-def test_the_status_page_says_what_keeps_a_job_from_workers() -> None:
-    behind = "waits for nodes behind team-b/llama: it has lost 1 worker"
-    held, free = (condition("HeldBack", holds, "WaitsInLine", behind) for holds in (True, False))
-    for one, shown in ((held, True), (free, False)):
-        text = " ".join(
-            drawn(render.status(snapshot(job(conditions=[condition("Running", True), one])), NOW, 140)).split()
-        )
-        assert (behind in text) is shown
-
-
 def test_wide_grids_are_continued_below() -> None:
     row = [f"story-w{n}" for n in range(30)]
     text = drawn(render.status(snapshot(job(plan=plan(row, row[::-1]))), NOW, 80))

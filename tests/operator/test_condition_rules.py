@@ -12,7 +12,7 @@ from status_kit import POOLED, conditions, holding, seen
 
 ALL = [
     *["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Straggling", "Corrupted"],
-    *["BudgetShort", "HeldBack", "Suspended", "Restoring", "FallbackActive", "Complete", "Failed"],
+    *["BudgetShort", "Suspended", "Restoring", "FallbackActive", "Complete", "Failed"],
 ]
 
 

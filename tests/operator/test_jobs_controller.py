@@ -11,9 +11,6 @@ from bamboo_core.job.api_object import written
 from bamboo_core.names import LABEL_JOB_NAME, shard_of
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.kube import client as api_module
-from bamboo_operator.tenants.bounds import shares
-from bamboo_operator.tenants.demand import JobDemand
-from bamboo_operator.tenants.tenant_list import Tenant, TenantBounds, TenantList
 from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, sharing, uids, until
 
 
@@ -92,33 +89,6 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
         jobs.job_event("MODIFIED", second)
         server.go.set()
         await begins_with(jobs, steps=7)
-
-
-def worker(number: int) -> dict[str, Any]:
-    """A pod of the job u1 that runs."""
-    references = [{"kind": "BambooJob", "uid": "u1", "controller": True}]
-    labels = {LABEL_JOB_NAME: KEY[1]}
-    metadata = {"name": f"{KEY[1]}-w{number}", "namespace": KEY[0], "uid": f"p{number}", "labels": labels}
-    pod = {"metadata": {**metadata, "ownerReferences": references}, "spec": {"nodeName": "n"}}
-    return {**pod, "status": {"phase": "Running"}}
-
-
-async def test_what_a_job_still_has_counts_though_it_asks_for_nothing() -> None:
-    """Workers of a job that is suspended, or not looked after yet, are none of which its tenant has room for others."""
-    async with sharing(Server()) as shared:
-        jobs = JobController(shared)
-        jobs.job_event("ADDED", body("u1", suspend=True))
-        (job,) = jobs.running()
-        assert job.demand() is None
-        for number in range(2):
-            shared.cluster.pod_event("ADDED", worker(number))
-        kept = job.demand()
-        assert kept is not None
-        assert (kept.name, kept.pods, kept.placed, kept.wanting, kept.begun) == ("default/test", 2, 2, 0, True)
-        waits = JobDemand(name="default/other", namespace="default", made=2e9, fewest=2, step=2, most=2)
-        bound = Tenant(name="t", namespaces=("default",), most=TenantBounds(workers=3))
-        assert shares([kept, waits], TenantList(tenants=(bound,)))["default/other"].pods == 0
-        await jobs.stop()
 
 
 class Queueing(Server):

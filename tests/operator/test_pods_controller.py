@@ -17,7 +17,6 @@ from bamboo_operator.pods.controller import LEAVE_SECONDS
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
 from bamboo_operator.queues.decision import QueueStanding
 from bamboo_operator.queues.topology import Domain
-from bamboo_operator.tenants.demand import Grant, HeldBack
 from operator_kit import SETTINGS, job
 from pod_controller_kit import Job, Place
 
@@ -78,16 +77,6 @@ async def test_who_trains_is_not_taken_for_one_that_finds_no_node(begin: Callabl
     training.train()
     await training.reconciles(5000)
     assert (place.deleted, training.told().count("FallbackPool"), training.problems()) == ([], 0, {})
-
-
-async def test_who_trains_is_not_withdrawn_as_one_that_waits_for_a_node(begin: Callable[..., Job]) -> None:
-    place = Place()
-    training = begin(place)
-    await training.reconciles()
-    training.train()
-    training.share.grant = Grant(bound=1, pods=1, held_back=HeldBack("TenantBound", "its tenant is bound to 1"))
-    await training.reconciles()
-    assert place.deleted == []
 
 
 async def test_who_trains_stays_where_its_seat_was(begin: Callable[..., Job]) -> None:

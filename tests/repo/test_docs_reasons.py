@@ -19,9 +19,7 @@ CAMEL = re.compile(r"(?:[A-Z][a-z0-9]*)+")
 TELLERS: dict[str, tuple[int, str]] = {
     "Emit": (0, "reason"),
     "ConditionResult": (1, "reason"),
-    "HeldBack": (0, "reason"),
     "Shortfall": (0, "reason"),
-    "MoneySpent": (0, "reason"),
     "QueueStanding": (9, "reason"),
     "Protection": (1, "reason"),
     "StartupProblem": (0, "reason"),
@@ -58,7 +56,6 @@ ANSWERS = {
 }
 # What is told under a name that holds a reason made elsewhere -> where
 PASSED_ON = {
-    "held.reason": "HeldBack",
     "reason": "an argument of Turn.finish, Turn.refuse, Channels._refuse, Worker._fail, or a field that is passed on",
     "plan.reason": "next_plan, and the first plan's",
     "message.reason": "the worker's own, WorkerFailed",
@@ -78,7 +75,6 @@ PASSED_ON = {
     "finish.reason": "Finish",
     "queue.reason": "QueueStanding",
     "standing.reason": "QueueStanding",
-    "why.reason": "MoneySpent",
     "given.facts.queue.reason": "QueueStanding",
     "c.reason or 'Unknown'": "a condition as it was written",
     "_exit_source(pod, code)": "ANSWERS",

@@ -96,7 +96,6 @@ class Server:
         self.room = 1000
         self.revisions: dict[str, Object] = {}  # by name
         self.budgets: dict[str, Object] = {}  # their specs by name
-        self.config_maps: dict[str, Object] = {}  # by name
         self.trouble = 0.0  # the part of calls that fail
         self.slowness = 1.0
 
@@ -144,8 +143,6 @@ class Server:
             return self._change_workload((namespace or "", name or ""), body, "status" if status else "spec")
         if kind == "poddisruptionbudgets":
             return self._budget(method, name or "", body)
-        if kind == "configmaps":
-            return self._config_map(method, name, body)
         if kind == "controllerrevisions":
             return self._revision(method, name, body, query)
         if method == "POST":
@@ -194,27 +191,6 @@ class Server:
         self.budgets[name] = copy.deepcopy(body["spec"])
         self._changed("poddisruptionbudgets MODIFIED", {"metadata": {"uid": "", **body["metadata"]}})
         return body
-
-    def _config_map(self, method: str, name: str | None, body: Object | None) -> Object:
-        if method == "POST":
-            assert body
-            if body["metadata"]["name"] in self.config_maps:
-                raise refusal(409, "AlreadyExists", body["metadata"]["name"])
-            return self._keep_config_map(body)
-        if name not in self.config_maps:
-            raise refusal(404, "NotFound", name or "")
-        if method == "PATCH":
-            assert body
-            if body["metadata"]["resourceVersion"] != self.config_maps[name]["metadata"]["resourceVersion"]:
-                raise refusal(409, "Conflict", name)
-            return self._keep_config_map(merged(self.config_maps[name], body))
-        return self.config_maps[name]
-
-    def _keep_config_map(self, body: Object) -> Object:
-        self._version += 1
-        metadata = {**body["metadata"], "resourceVersion": str(self._version)}
-        self.config_maps[metadata["name"]] = {**copy.deepcopy(body), "metadata": metadata}
-        return self.config_maps[metadata["name"]]
 
     def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
         """Answers a request about revisions. Some of jobs that are gone may be left, as long as the garbage collector

@@ -27,12 +27,8 @@ from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import ApiClient
-from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.signals import lives
-from bamboo_operator.tenants.controller import TenantController
-from bamboo_operator.tenants.record import TenantRecord
-from bamboo_operator.tenants.tenant_list import TenantList, TenantSource
 from opsim_audit import Audit
 from opsim_budgets import disruptions_allowed
 from opsim_loop import VirtualLoop, virtual_time
@@ -65,21 +61,12 @@ class RunResult:
 
 
 class OperatorSimulation:
-    """say: gets every line of the log. audit: reconciliations that are not due are made, too, and may do nothing.
-    tenants: who shares the nodes, None if nobody decides that.
-    """
+    """say: gets every line of the log. audit: reconciliations that are not due are made, too, and may do nothing."""
 
     def __init__(
-        self,
-        scenario: ClusterScenario,
-        say: Callable[[str], None] | None = None,
-        *,
-        audit: bool = False,
-        tenants: TenantList | None = None,
+        self, scenario: ClusterScenario, say: Callable[[str], None] | None = None, *, audit: bool = False
     ) -> None:
-        self.scenario, self._say, self.tenants = scenario, say, TenantSource()
-        self.tenants.current = tenants
-        self._sharing: list[asyncio.Task[None]] = []
+        self.scenario, self._say = scenario, say
         self.audit = Audit(self.fail) if audit else None
         self.loop = VirtualLoop(scenario.grid)
         rng = self.rng = random.Random(f"world {scenario.seed}")
@@ -281,14 +268,9 @@ class OperatorSimulation:
             key=b"k" * 16,
             url="ws://operator",
             settings=settings,
-            tenants=self.tenants.current is not None,
             workloads=WorkloadCache(None if self.queue is None else "v1beta2"),
         )
         self.controller, self.workers.gateway = JobController(self.shared), gateway
-        if self.shared.tenants:
-            record = TenantRecord(api, LeaseName("system", "operator-spending"), self.controller.looks_after)
-            sharing = TenantController(self.tenants, self.controller, record)
-            self._sharing = [asyncio.create_task(record.run()), asyncio.create_task(sharing.run())]
         for watch, show in (
             (self.nodes, self._show_node),
             (self.pods, self._show_pod),
@@ -302,8 +284,6 @@ class OperatorSimulation:
     async def stop_operator(self) -> None:
         self.log("the operator ends")
         ended, self.controller, self.workers.gateway = self.controller, None, None
-        for task in self._sharing:
-            task.cancel()
         self.server.names.clear()
         for watch in (self.pods, self.nodes, self.jobs, self.workloads):
             watch.forget()

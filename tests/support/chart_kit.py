@@ -24,7 +24,6 @@ SETS: dict[str, Json] = {
             {"reason": "PowerOff", "condition": {"type": "PowerOff", "status": "True"}, "gone": True},
         ],
         "prices": {"configMap": "machine-prices", "key": "list.yaml", "intervalSeconds": 60},
-        "tenants": {"configMap": "who-shares", "key": "list.yaml", "intervalSeconds": 10},
         "verbose": True,
         "extraArgs": ["--verbose"],
         "env": [{"name": "A", "value": "b"}],

@@ -32,7 +32,6 @@ from bamboo_operator.pods.worker_templates import WorkerTemplates
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.node_marks import NodeMark
-from bamboo_operator.tenants.share import JobShare
 from fake_api import FakeApi
 from operator_kit import META, SETTINGS
 from opsim_budgets import disruptions_allowed, is_about
@@ -222,7 +221,6 @@ class Job:
         self.runner = CoordinatorRunner(
             running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", self.trigger
         )  # type: ignore[arg-type]
-        self.share = JobShare()
         self.queue = JobQueue(running.job, WorkloadCache(), place, settings, slices=True)  # type: ignore[arg-type]
         self.controller = PodController(
             running.job,
@@ -235,7 +233,6 @@ class Job:
             resumed=resumed,
             rolling=self._rolling(written),
             choice=PoolChoice(lambda: place.exposures, PriceSource(), self.runner.events.append),
-            share=self.share,
             queue=self.queue,
         )
 

@@ -564,24 +564,3 @@ def wanted_workers(spec: JobSpec) -> int:
     if spec.elastic.chooses_grid:
         return spec.elastic.most_workers(spec.topology) + spec.standby.workers
     return spec.topology.stages * wanted_pipelines(spec) + spec.standby.workers
-
-
-def larger_by(spec: JobSpec) -> int:
-    """The fewest workers more with which its grid is larger."""
-    return 1 if spec.elastic.chooses_grid else spec.topology.stages
-
-
-def within(spec: JobSpec, workers: int) -> JobSpec:
-    """The job with at most so many workers, those on standby included, but for its smallest grid, which it may have."""
-    if wanted_workers(spec) <= workers:
-        return spec
-    fewest, topology, elastic = fewest_workers(spec), spec.topology, spec.elastic
-    grid = max(fewest, workers - spec.standby.workers)
-    standby = replace(spec.standby, workers=max(0, min(spec.standby.workers, workers - grid)))
-    if elastic.chooses_grid:
-        elastic = replace(elastic, max_workers=min(grid, elastic.most_workers(topology)))
-    else:
-        pipelines = min(wanted_pipelines(spec), grid // topology.stages)
-        elastic = replace(elastic, max_pipelines=pipelines)
-        topology = replace(topology, pipelines=min(topology.pipelines, pipelines))
-    return replace(spec, topology=topology, elastic=elastic, standby=standby)

@@ -174,7 +174,7 @@ class JobCost(ApiPart, frozen=True):
     total: Amount | None = None
     """The cost so far, a decimal number."""
     budget: Sentence | None = None
-    """How much of spec.budget.money is spent, and how far the rest is expected to get; and how much of its tenant's."""
+    """How much of spec.budget.money is spent, and how far the rest is expected to get."""
     repeated: Amount | None = None
     """What of it repeated steps cost, a decimal number."""
     on_demand_total: Amount | None = None
@@ -203,7 +203,7 @@ class BambooJobStatus(ApiPart, frozen=True):
     """The generation of the spec that the status is about."""
     conditions: Annotated[tuple[Condition, ...], _schema(maxItems=16, **_BY_TYPE)] = ()
     """Accepted, WorkersReady, WorkersUpdated, Running, Degraded, Protected, Straggling, Corrupted, BudgetShort,
-    HeldBack, Suspended, Restoring, FallbackActive, Complete, Failed: whether each holds, since when, and why.
+    Suspended, Restoring, FallbackActive, Complete, Failed: whether each holds, since when, and why.
     """
     state: Annotated[str, _schema(maxLength=63)] = "Pending"
     """The conditions in one word, such as Running or Degraded. For display only; programs read the conditions."""

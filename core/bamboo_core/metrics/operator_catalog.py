@@ -79,18 +79,3 @@ OPERATOR_PRICES_AGE = _operator(
     "Time since the prices of machines were read well; absent if none ever were.",
     unit="seconds",
 )
-OPERATOR_TENANTS_AGE = _operator(
-    "tenants_age_seconds",
-    MetricKind.GAUGE,
-    "Time since the list of tenants was read well; absent if it never was.",
-    unit="seconds",
-)
-OPERATOR_TENANT_SPENT = _operator(
-    "tenant_spent",
-    MetricKind.GAUGE,
-    "What a tenant's jobs have cost in this day or month of UTC.",
-    *("tenant", "period"),
-)
-OPERATOR_TENANT_MAY_SPEND = _operator(
-    "tenant_may_spend", MetricKind.GAUGE, "What they may cost in it.", *("tenant", "period")
-)

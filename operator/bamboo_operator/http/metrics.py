@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -20,10 +20,7 @@ from bamboo_operator.pods.rollout import RolloutState
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.operated_job import OperatedJob
-from bamboo_operator.tenants.spending import TenantMoney
-from bamboo_operator.tenants.tenant_list import TenantBounds, TenantSource
 
-NO_BOUNDS = TenantBounds()
 IDLE_STATES = ("Suspended", "Invalid", "Complete", "Failed")
 
 
@@ -39,8 +36,6 @@ class MetricSources:
     calls: ApiCallCounts
     counts: OperatorCounts
     prices: PriceSource = field(default_factory=PriceSource)
-    tenants: TenantSource = field(default_factory=TenantSource)
-    spent: Callable[[], Mapping[str, TenantMoney]] = dict  # by tenants
     page_url: str = ""  # under which people reach job pages
 
     def fill(self, page: MetricsPage) -> None:
@@ -177,18 +172,6 @@ def _operator(page: MetricsPage, sources: MetricSources) -> None:
     page.add(operator_catalog.OPERATOR_CHANNELS, sources.gateway.connected)
     if (age := sources.prices.age) is not None:
         page.add(operator_catalog.OPERATOR_PRICES_AGE, age)
-    if (age := sources.tenants.age) is not None:
-        page.add(operator_catalog.OPERATOR_TENANTS_AGE, age)
-    bounds = {tenant.name: tenant.most for tenant in sources.tenants.current.tenants} if sources.tenants.current else {}
-    for name, money in sources.spent().items():
-        bound = bounds.get(name, NO_BOUNDS)
-        for period, used, most in (
-            ("day", money.day, bound.money_per_day),
-            ("month", money.month, bound.money_per_month),
-        ):
-            page.add(operator_catalog.OPERATOR_TENANT_SPENT, float(used), name, period)
-            if most is not None:
-                page.add(operator_catalog.OPERATOR_TENANT_MAY_SPEND, float(most), name, period)
 
 
 def _table(page: MetricsPage, metric: Metric, counts: Counter[str]) -> None:

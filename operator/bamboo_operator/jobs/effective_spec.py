@@ -11,7 +11,7 @@ from bamboo_core.job.edits import task_digest
 from bamboo_core.job.initial_job import FIELD, place_in, unresolved, with_place
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.pod_fields import PATH, pool_path
-from bamboo_core.job.spec import JobSpec, within
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.jobs.accepted_manifest import (
     AcceptedManifest,
@@ -33,7 +33,6 @@ from bamboo_operator.manifests.worker_pod import (
 )
 from bamboo_operator.status.plan_record import task_digest_in
 from bamboo_operator.status.writer import StatusWriter
-from bamboo_operator.tenants.tenant_list import MANY
 
 RETRY_SECONDS = 2.0  # of the dry run of a pod
 
@@ -53,21 +52,11 @@ class EffectiveSpec:
         self._key, self._meta = job.key, JobMeta(uid=job.uid)
         self.accepted = AcceptedManifest(job, api)
         self._reported = refusal_in(status.written)
-        self._bound = MANY
         self._first_values: tuple[str, dict[str, Any]] = "", {}  # of another job, and where they are
 
     def update(self, body: Mapping[str, Any]) -> None:
         """The newest BambooJob."""
         self._body = body
-
-    def bounded(self, workers: int) -> bool:
-        """The job may hold no more than so many workers from now on; whether that is something else than before."""
-        before, self._bound = self._bound, workers
-        return before != workers
-
-    def within_bound(self, spec: JobSpec) -> JobSpec:
-        """The job with no more workers than it may hold."""
-        return within(spec, self._bound)
 
     @property
     def begun(self) -> bool:
@@ -135,9 +124,7 @@ class EffectiveSpec:
             self._attempts.log_failure(what, refused)
 
     def follow(self) -> JobSpec:
-        """The accepted manifest with what workers follow of the newest one, within the job's bound; the status says
-        what they do not follow.
-        """
+        """The accepted manifest with what workers follow of the newest one; the status says what they do not follow."""
         accepted = self.accepted.manifest or self._manifest()
         merged, found = merge_followed(accepted, self._manifest())
         if unseen := outside_the_spec(found.spec):
@@ -151,7 +138,7 @@ class EffectiveSpec:
             refused=found.refused,
             warnings=tuple(template_problems(found.spec)),
         )
-        return self.within_bound(found.spec)
+        return found.spec
 
     def _changed_task(self, spec: JobSpec) -> tuple[str, ...]:
         """What is wrong with the task of a job that has begun, and that is not to be suspended."""

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -19,13 +19,11 @@ from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.planning.plan import WorkerId
 from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
-from bamboo_operator.jobs.job_demand import kept_demand
 from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListener, ReconcileTrigger, idle_pause
@@ -46,9 +44,6 @@ from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
-from bamboo_operator.tenants.demand import Grant, JobDemand
-from bamboo_operator.tenants.share import JobShare
-from bamboo_operator.tenants.spending import JobMoney, MoneyStanding
 
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
 
@@ -64,19 +59,15 @@ class JobReconciler:
         self._made = read_leniently(Metadata, metadata).creation_timestamp
         self._job = JobIdentity(self.key, self.uid)
         self.meter = JobMeter(shared.counts)
-        self._share = JobShare(decided=not shared.tenants)
         self._meta = JobMeta(uid=self.uid)
         self._edited = asyncio.Event()
         self._trigger = ReconcileTrigger()
         self._events = EventQueue()  # while there is no coordinator
         self.runner: CoordinatorRunner | None = None  # the last one
         self._training: Training | None = None
-        self._asks = False  # for workers, when its demand was looked at last
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, status, shared.api)
-        if shared.tenants:
-            self._status.update(tenant=MoneyStanding(spent=self._status.tenant_spent))
         if shared.page_url:
             self._status.update(page=f"{shared.page_url}/jobs/{self.key[0]}/{self.key[1]}/")
         self._pods = JobPods(self._job, shared.cluster)
@@ -114,56 +105,14 @@ class JobReconciler:
         self.body = body
         self._spec.update(body)
         if changed:
-            self._look_again()
-
-    def _look_again(self) -> None:
-        self._edited.set()
-        self._trigger.at_once()
-        if self._training:
-            self._training.apply_edits()
-
-    def demand(self) -> JobDemand | None:
-        """What the job wants and has; what it still has, if it is not to train."""
-        made = self._made.timestamp() if self._made else 0.0
-        found = self._training.demand(made) if self._training else None
-        self._asks = found is not None
-        if found is not None or not (pods := len(self._pods.living())):
-            return found
-        name, paid = "/".join(self.key), self._pods.paid_for(self._joined)
-        return kept_demand(name, made, self._known_spec(), pods, paid, self._status.facts.pools)
-
-    @property
-    def _joined(self) -> Collection[WorkerId]:
-        """Workers of the last training that have connected."""
-        return self.runner.joined if self.runner else ()
-
-    def _count_cost(self) -> None:
-        self._cost.count(joined=self._joined)
-
-    def granted(self, grant: Grant) -> None:
-        """It may have that from now on, if it asks for something."""
-        if not self._asks or grant == self._share.grant:
-            return
-        self._share.grant = grant
-        if self._spec.bounded(grant.bound):
             self._edited.set()
+            self._trigger.at_once()
             if self._training:
                 self._training.apply_edits()
-        self._trigger.at_once()
 
-    def money(self) -> JobMoney:
-        """What the job has cost."""
-        made, status = self._made or self._status.facts.now, self._status
-        return JobMoney(uid=self.uid, namespace=self.key[0], made=made, total=status.facts.total_cost, over=status.over)
-
-    def money_told(self, standing: MoneyStanding) -> None:
-        """The job is suspended when its tenant's money is spent, and goes on when there is some again."""
-        before = self._status.facts.tenant
-        if standing == before:
-            return
-        self._status.update(tenant=standing)
-        if standing.spent != before.spent:
-            self._look_again()
+    def _count_cost(self) -> None:
+        """Count what the job costs, with those workers of the last training that have connected."""
+        self._cost.count(joined=self.runner.joined if self.runner else ())
 
     def queue_changed(self) -> None:
         """Something has happened to one of its Workloads."""
@@ -226,7 +175,7 @@ class JobReconciler:
         """Asks for seats while no training is looked after."""
         before, trains = self._status.facts.queue, self._trains()
         now = JobNow(pods=len(self._pods.present()), begun=trains, trains=None if trains else False)
-        asked = self._queue.reconcile(self._spec.within_bound(spec), now, stopped=self._status.facts.stopped)
+        asked = self._queue.reconcile(spec, now, stopped=self._status.facts.stopped)
         done = await self._attempts.once("follow the queue", asked, self._events.append)
         standing = self._queue.standing if done or spec.queue is None else UNKNOWN
         self._status.update(queue=standing, queue_warning=self._queue.warning)
@@ -253,7 +202,6 @@ class JobReconciler:
         self.meter.begin()
         self._spec.report_problems(runner.events.append)
         self.runner = runner
-        self._share = JobShare(decided=not shared.tenants)
         settings, record, first = self._pod_settings(), runner.events.append, status.written.pool_order
         templates = WorkerTemplates(self._meta, settings)
         controller = PodController(
@@ -267,7 +215,6 @@ class JobReconciler:
             resumed=run.resumed,
             rolling=RollingChange(templates, status.written.rollout, record),
             choice=PoolChoice(shared.exposures, shared.prices, record, first.first if first else ""),
-            share=self._share,
             queue=self._queue,
         )
         training = Training(
@@ -279,7 +226,6 @@ class JobReconciler:
             self._cost,
             shared,
             self._attempts,
-            self._share,
             self._queue,
             edited=self._edited,
             trigger=self._trigger,

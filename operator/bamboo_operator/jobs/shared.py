@@ -40,7 +40,6 @@ class SharedResources:
     slices: bool = True
     prices: PriceSource = field(default_factory=PriceSource)
     exposures: Callable[[], Mapping[Place, Exposure]] = dict
-    tenants: bool = False  # share nodes: somebody decides what each job may have
     page_url: str = ""  # under which people reach job pages
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)

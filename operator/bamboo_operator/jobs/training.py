@@ -10,13 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from bamboo_core.coordinator.events import Emit, Outcome
-from bamboo_core.coordinator.grids import holding
+from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.spec import JobSpec
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
-from bamboo_operator.jobs.job_demand import job_demand
 from bamboo_operator.jobs.reconcile_schedule import (
     RECONCILE_SECONDS,
     ReconcileOutcome,
@@ -31,8 +29,6 @@ from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.status.budget import money_lasts, suspends
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
-from bamboo_operator.tenants.demand import JobDemand
-from bamboo_operator.tenants.share import JobShare
 
 COUNT_SECONDS = 2.0  # between two counts of what the workers cost, and looks at whether there is progress to write
 HEARTBEAT_SECONDS = 30.0  # while a job waits for its turn
@@ -54,7 +50,6 @@ class Training:
         cost: CostCounter,
         shared: SharedResources,
         attempts: ApiAttempts,
-        share: JobShare,
         queue: JobQueue,
         *,
         edited: asyncio.Event,
@@ -66,8 +61,6 @@ class Training:
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
         self._edited, self._trigger, self._attempts = edited, trigger, attempts
-        self._share = share
-        self._fewest: tuple[object, int] = None, 0  # workers of the smallest grid, and what that was found from
         self._tell_prices()  # before it asks for workers
         self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.job.key}")
         self._coordinating.add_done_callback(lambda _: trigger.at_once())
@@ -106,8 +99,8 @@ class Training:
                 self._runner.interrupt("Suspended", message, keep=True)
                 return
             self._edit(self._queue.fitted(spec))
-        if (why := suspends(self._status.facts, self._runner.state.phase)) is not None:
-            self._runner.interrupt(why.reason, why.message, keep=True)
+        if why := suspends(self._status.facts, self._runner.state.phase):
+            self._runner.interrupt("BudgetSpent", why, keep=True)
         elif self._status.active_left() <= 0:
             limit = self._status.active_deadline
             message = f"the job has been active for more than {limit} s"
@@ -123,41 +116,12 @@ class Training:
         more, self._repeated = repeated - self._repeated, repeated
         self._cost.count(repeated=more, joined=self._runner.joined)
         self._tell_prices()
-        self._tell_what_holds_back()
         self._status.update(
             pods=dict(self._controller.pods.by_pool()),
             finish=self._runner.finish,
             rollout=self._controller.rollout,
             pool_ranks=self._controller.pool_ranks,
         )
-
-    def demand(self, made: float) -> JobDemand | None:
-        """What the job wants and has; None if it ends. made: when it was created."""
-        facts, runner = self._status.facts, self._runner
-        if facts.spec is None or runner.ending or runner.state.ending.stopping:
-            return None
-        known: object = (runner.state.profile, facts.spec)
-        if known != self._fewest[0]:
-            self._fewest = known, holding.fewest_to_begin(runner.state, facts.spec)
-        return job_demand(
-            "/".join(self._run.job.key),
-            made,
-            facts.spec,
-            runner.wanted,
-            runner.status(),
-            self._controller.counts(),
-            facts.pools,
-            fewest=self._fewest[1],
-            resumed=self._run.resumed,
-            queued=self._queue.standing.seats is not None,
-        )
-
-    def _tell_what_holds_back(self) -> None:
-        """In the status, and when it is for another reason as an event."""
-        held, before = self._share.held_back, self._status.facts.held_back
-        self._status.update(held_back=held)
-        if held is not None and (before is None or held.reason != before.reason):
-            self._runner.events.append(Emit(held.reason, held.message))
 
     def _tell_prices(self) -> None:
         """What workers cost now, by their pools and zones, if the coordinator goes by that."""
@@ -254,10 +218,9 @@ class Training:
 
     async def _follow_queue(self) -> None:
         """Asks for seats, and goes by those that there are: with fewer pipelines, or not at all."""
-        wanted = self._status.facts.spec
-        if wanted is None or self._runner.finished:
+        spec = self._status.facts.spec
+        if spec is None or self._runner.finished:
             return
-        spec = self._spec.within_bound(wanted)
         ending, phase = self._runner.ending, self._runner.state.phase
         trains = None if phase == "Recovering" else phase in TRAINS
         now = JobNow(pods=len(self._controller.pods.present()), begun=not ending, trains=trains)

@@ -245,13 +245,6 @@ class ApiClient:
         metadata = config_map["metadata"]
         return await self._call("PUT", f"{_config_maps(metadata['namespace'])}/{metadata['name']}", config_map)
 
-    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str | None], version: str) -> Object:
-        """With these keys, without those of None, and the others as they are. Raises ApiError, with status 404 if there
-        is none, and with 409 if its resourceVersion is no longer that one.
-        """
-        body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
-        return await self._call("PATCH", f"{_config_maps(namespace)}/{name}", body, kind=MERGE)
-
     async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
         """value: None removes the label."""
         body = {"metadata": {"labels": {label: value}}}

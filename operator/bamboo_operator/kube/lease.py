@@ -60,10 +60,6 @@ class LeaseName:
         """The Lease of that shard; of shard 0 it is this one, the only one where jobs are not divided."""
         return LeaseName(self.namespace, shard_lease(self.name, shard))
 
-    def of_tenants(self) -> "LeaseName":
-        """The ConfigMap in which its holders and those of shards keep what tenants have spent, and have."""
-        return LeaseName(self.namespace, f"{self.name}-spending")
-
     @classmethod
     def parse(cls, text: str) -> "LeaseName":
         """Raises ValueError."""

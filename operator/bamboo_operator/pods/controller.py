@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -25,7 +24,6 @@ from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, wit
 from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
-from bamboo_operator.pods.pod_counts import JobPodCounts, leaving
 from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
 from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
@@ -40,14 +38,12 @@ from bamboo_operator.pods.starting.startup_events import StartupEvents
 from bamboo_operator.pods.starting.startup_problems import (
     GATED,
     StartupProblem,
-    finds_no_node,
     missing_pods,
     startup_problems,
 )
 from bamboo_operator.pods.worker_templates import WorkerTemplate
 from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.signals import is_deleted, worker_exit
-from bamboo_operator.tenants.share import JobShare
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
@@ -58,7 +54,7 @@ GIVE_BACK_SECONDS = 3600.0
 
 class PodController:
     """The pods of one job. requests: the job's coordinator. created: how many workers the job has had. record: takes
-    events for the user. share: what the job may have at the moment.
+    events for the user.
 
     resumed: did the job run before this operator took it over? settled: the last reconciliation has left everything as
     it was, so that another one is of use only when something has changed, or at the deadline.
@@ -77,7 +73,6 @@ class PodController:
         resumed: bool,
         rolling: RollingChange,
         choice: PoolChoice,
-        share: JobShare,
         queue: JobQueue,
     ) -> None:
         self._job, self._requests, self._cluster, self._api = job, requests, cluster, api
@@ -86,7 +81,7 @@ class PodController:
         self._settings, self._record = settings, record
         self.pods = JobPods(job, cluster)
         self.created = max(created, self.pods.next_number())
-        self._rolling, self._choice, self._share = rolling, choice, share
+        self._rolling, self._choice = rolling, choice
         self._waiting_since: float | None = None
         self._releases = GateReleases(self._spec)
         self._given_back: set[WorkerId] = set()
@@ -106,7 +101,6 @@ class PodController:
         self._deletions = PodDeletions(cluster, api)
         self.settled, self._looked_at = False, -math.inf  # time.monotonic()
         self._pools_full = False  # pods are wanted, and no pool may have more
-        self._creating = 0  # pods that the API server is asked for at this moment
         self._refusal: PodRefused | None = None  # of the newest pod that was to be created
         self._priority_refused = ""  # the PriorityClass with which a pod was refused
         self._reported: set[str] = set()  # reasons of startup problems
@@ -121,7 +115,6 @@ class PodController:
             self._look_for_nodes,
             self._apply_network_policy,
             self._update_disruption_budget,
-            self._withdraw_pods,
             self._follow_seats,
             self._create_pods,
             self._delete_ended_pods,
@@ -247,27 +240,9 @@ class PodController:
 
     def _staying(self) -> dict[str, dict[str, Any]]:
         """The pods that count as the job's: not those of workers that are lost or about to leave."""
-        out = {*self._requests.wanted.gone, *leaving(self._requests.status())}
+        leaving = (worker for worker, state in self._requests.status().workers if state is WorkerState.LEAVING)
+        out = {*self._requests.wanted.gone, *leaving}
         return {name: pod for name, pod in self.pods.living().items() if name not in out}
-
-    def _may_have_one_more(self) -> bool:
-        """Do its tenant's bounds, whose turn it is, and its queue leave it a place for one more pod?"""
-        return self._share.room(len(self._staying())) > 0 and self._queue.has_seat(len(self.pods.living()))
-
-    def counts(self) -> JobPodCounts:
-        """What is there, for the job's share."""
-        staying, unscheduled = self._staying(), self._unscheduled()
-        lacking = [name for name, pod in unscheduled.items() if finds_no_node(pod)]
-        pool = worker_pool(unscheduled[lacking[0]]) if lacking else None
-        pools = {one.name: one for one in self._spec.node_pools}
-        next_pool = choose_pool(self._pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
-        return JobPodCounts(
-            pods=len(staying) + self._creating,
-            by_pool=Counter(worker_pool(pod) or "" for pod in staying.values() if pod["spec"].get("nodeName")),
-            wanting=self.adding + len(unscheduled),
-            lacks_nodes=bool(lacking),
-            pool=next_pool if pool is None else pools.get(pool, next_pool),
-        )
 
     def _unjoined(self, since: datetime) -> dict[WorkerId, float]:
         return join_timeout.seconds_unjoined(self.pods.living(), self._requests.joined, since, utc_now())
@@ -277,7 +252,7 @@ class PodController:
         self.created = max(self.created, self.pods.next_number())  # the answer to a creation may have been lost
         self._withdraw()
         self._releases.observe(self._without_node(), now)
-        if not self._unscheduled() and not (self.adding and not self._share.is_bound(len(self._staying()))):
+        if not self._unscheduled() and not self.adding:
             self._waiting_since = None
         elif self._waiting_since is None:
             released = {name: self._releases.at(name) for name in self._unscheduled()}
@@ -348,7 +323,7 @@ class PodController:
             now = time.monotonic()
             if not self.adding or self._requests.finished or self._backoff.holds(now) or now > end:
                 return
-            if not self._queue.knows_nodes or not self._share.room(len(self._staying())):
+            if not self._queue.knows_nodes:
                 return
             pools = self._pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
@@ -356,24 +331,6 @@ class PodController:
                 self._pools_full = True
                 return
             await self._create(self._rolling.template(self._sight()), pool)
-
-    async def _withdraw_pods(self) -> None:
-        """Deletes the newest pods that are more than the job may have: those without a node, and of a job without a
-        grid all, since they are of no use to it until it has its turn. A grid that runs is made smaller by its
-        coordinator.
-        """
-        staying = self._staying()
-        if not (surplus := self._share.surplus(len(staying))):
-            return
-        idle = [name for name in self._without_node() if name in staying]
-        if self._requests.status().phase in ("Pending", "Restoring"):
-            idle = list(staying)
-        newest = sorted(idle, key=lambda name: worker_number(staying[name]) or 0, reverse=True)
-        newest.sort(key=lambda name: bool(staying[name]["spec"].get("nodeName")))
-        for name in newest[:surplus]:
-            if name in self._requests.joined:
-                self._release(name, f"{name} is given back until the job has its turn (condition HeldBack)")
-            await self._deletions.delete(staying[name])
 
     async def _follow_seats(self) -> None:
         """A pod that waits for a node where its seat was before is created again where that is now."""
@@ -390,15 +347,12 @@ class PodController:
         try:
             group = zone_group(template.job, self.pods.living().values())
             made = template.pod(number, pool, group)
-            self._creating = 1
             pod = await self._create_pod(self._queue.placed(made, self._staying()))
         except ApiError as error:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)
                 raise self._refusal or error from None
             pod = await self._api.read_pod(self._job.key[0], worker_name(self._spec.name, number))
-        finally:
-            self._creating = 0
         self.created, self._refusal = number + 1, None
         if owner_uid(pod) == self._job.uid:
             self._cluster.pod_created(pod)
@@ -519,7 +473,7 @@ class PodController:
         self._probes = decision.probes
         if decision.release is not None:
             self._release(decision.release, decision.reason)
-        elif decision.probe is not None and self._may_have_one_more():
+        elif decision.probe is not None and self._queue.has_seat(len(self.pods.living())):
             self._probes |= {worker_name(self._spec.name, self.created)}
             await self._create(self._rolling.template(self._sight()), decision.probe)
         elif decision.delete is not None:

@@ -14,35 +14,24 @@ from bamboo_core.job.status import BambooJobStatus
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
 
-TENANT_SPENT = "TenantBudgetSpent"  # a reason
 LOW_SECONDS: Final = 3600.0  # for which money lasts at least without a warning
 LASTING_SECONDS: Final = 60.0  # for which a budget falls short before there is a warning
 SLACK: Final = 0.02  # by which it has to, and by which it has to suffice again
 
 
-@dataclass(frozen=True, slots=True)
-class MoneySpent:
-    """Whose money is spent, so that the job is suspended."""
-
-    reason: str  # CamelCase
-    message: str  # a sentence, with what helps
-
-
-def money_spent(facts: StatusFacts) -> MoneySpent | None:
-    """None as long as there is money for the job."""
+def money_spent(facts: StatusFacts) -> str:
+    """Return a sentence that says that the job's money is spent, and what helps; "" as long as there is some."""
     spec = facts.spec
     money = spec.budget.money if spec and spec.budget else None
-    if spec is not None and money is not None and facts.spent:
-        return MoneySpent("BudgetSpent", spent(money, keeps=spec.checkpoint is not None))
-    return MoneySpent(TENANT_SPENT, facts.tenant.spent) if facts.tenant.spent else None
+    return spent(money, keeps=spec.checkpoint is not None) if spec and money is not None and facts.spent else ""
 
 
-def suspends(facts: StatusFacts, phase: str) -> MoneySpent | None:
-    """Why a job in that phase of its coordinator is suspended, if money is spent; None if it goes on.
+def suspends(facts: StatusFacts, phase: str) -> str:
+    """Return why a job in that phase of its coordinator is suspended, if its money is spent; "" if it goes on.
 
     One that is saving its result does: what is left to do costs less than to do it once more.
     """
-    return money_spent(facts) if phase != "Saving" else None
+    return money_spent(facts) if phase != "Saving" else ""
 
 
 def money_lasts(facts: StatusFacts) -> float:
@@ -54,16 +43,13 @@ def money_lasts(facts: StatusFacts) -> float:
     return max(0.0, float((money - facts.total_cost) / per_hour) * HOUR) if per_hour else 0.0
 
 
-def budget_left(
-    facts: StatusFacts, per_hour: Decimal | None, status: Status | None, *, over: bool = False
-) -> str | None:
-    """How much is spent, and how far the rest gets at the present price and speed; and how much of its tenant's money,
-    unless the job is over. None without either. per_hour: what the job's workers cost, 0 or None if none run.
+def budget_left(facts: StatusFacts, per_hour: Decimal | None, status: Status | None) -> str | None:
+    """Return how much is spent, and how far the rest gets at the present price and speed; None without a budget of
+    money. per_hour: what the job's workers cost, 0 or None if none run.
     """
     spec = facts.spec
     money = spec.budget.money if spec and spec.budget else None
-    own = "" if money is None else money_reach(money, facts.total_cost, per_hour, pace_of(status)).told
-    return "; ".join(filter(None, (own, "" if over else facts.tenant.left))) or None
+    return None if money is None else money_reach(money, facts.total_cost, per_hour, pace_of(status)).told
 
 
 def pace_of(status: Status | None) -> Pace:

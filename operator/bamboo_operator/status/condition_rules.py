@@ -276,19 +276,11 @@ def _budget_short(given: RuleInput) -> ConditionResult:
     return ConditionResult(True, found[0].reason, "; ".join(one.message for one in found))
 
 
-def _held_back(given: RuleInput) -> ConditionResult:
-    if idle := given.idle:
-        return idle
-    if (held := given.facts.held_back) is not None:
-        return ConditionResult(True, held.reason, held.message)
-    return ConditionResult(False, "NotHeldBack", "neither its tenant's bound nor another job keeps it from workers")
-
-
 def _suspended(given: RuleInput) -> ConditionResult:
     if given.facts.suspended and not given.over:
         spec = given.facts.spec
-        if (why := money_spent(given.facts)) is not None and spec and not spec.suspend:
-            return ConditionResult(True, why.reason, why.message)
+        if (why := money_spent(given.facts)) and spec and not spec.suspend:
+            return ConditionResult(True, "BudgetSpent", why)
         if not given.facts.stopped:
             return ConditionResult(True, given.facts.queue.reason, given.facts.queue.message)
         return ConditionResult(True, "Suspended", "the job is suspended")
@@ -339,7 +331,6 @@ RULES: dict[str, Callable[[RuleInput], ConditionResult]] = {
     "Straggling": _straggling,
     "Corrupted": _corrupted,
     "BudgetShort": _budget_short,
-    "HeldBack": _held_back,
     "Suspended": _suspended,
     "Restoring": _restoring,
     "FallbackActive": _fallback,

@@ -230,7 +230,7 @@ def _cost(given: RuleInput) -> JobCost:
     cost = JobCost(
         per_hour=None if per_hour is None else f"{per_hour or Decimal(0):f}",
         total=f"{total.quantize(_CENTS):f}",
-        budget=budget_left(facts, None if given.idle else per_hour, given.status, over=given.over),
+        budget=budget_left(facts, None if given.idle else per_hour, given.status),
         repeated=f"{repeated.quantize(_CENTS):f}",
         counted_until=facts.counted_until,
     )

@@ -15,8 +15,6 @@ from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.queues.decision import FREE, QueueStanding
 from bamboo_operator.status.savings import CostComparison
-from bamboo_operator.tenants.demand import HeldBack
-from bamboo_operator.tenants.spending import UNCOUNTED, MoneyStanding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +66,6 @@ class StatusFacts:
     repeated_cost: Decimal = Decimal(0)  # of that, for repeated steps
     counted_until: datetime | None = None  # until when, None if it never was
     comparison: CostComparison = field(default_factory=CostComparison)  # of costs, over all operators
-    held_back: HeldBack | None = None  # what keeps the job from workers for the sake of others
-    tenant: MoneyStanding = UNCOUNTED  # of its tenant's money
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
     page: str | None = None  # the address of the job's page; None if people reach none
@@ -91,7 +87,7 @@ class StatusFacts:
     @property
     def stopped(self) -> bool:
         """Whether it is suspended for another reason than its queue."""
-        return self.spec is not None and (self.spec.suspend or self.spent or self.tenant.spent != "")
+        return self.spec is not None and (self.spec.suspend or self.spent)
 
     @property
     def total_cost(self) -> Decimal:

@@ -14,7 +14,6 @@ from bamboo_core.job.api_object import written
 from bamboo_core.job.status import read_status
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, utc_now
-from bamboo_operator.status.budget import TENANT_SPENT
 from bamboo_operator.status.budget import warnings as budget_warnings
 from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, rule_input, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
@@ -57,7 +56,6 @@ class StatusWriter:
             finish=None,
             plan=None,
             startup_problems=(),
-            held_back=None,
             unattended=False,
             rollout=None,
         )
@@ -66,12 +64,6 @@ class StatusWriter:
     def over(self) -> bool:
         """Is the end of the job written down?"""
         return self.written.ended is not None
-
-    @property
-    def tenant_spent(self) -> str:
-        """Why the job is suspended, if that is because its tenant's money is spent; else ""."""
-        found = next((c for c in self.written.conditions if c.type == "Suspended" and c.holds), None)
-        return found.message if found is not None and found.reason == TENANT_SPENT else ""
 
     @property
     def plan(self) -> str | None:

@@ -98,8 +98,8 @@ def _learn(turn: Turn) -> None:
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:
-    """Has another grid been worth a change for long enough? Nothing is waited for where an edit, a tenant's bound or a
-    queue has taken away a pipeline.
+    """Has another grid been worth a change for long enough? Nothing is waited for where an edit or a queue has taken
+    away a pipeline.
     """
     if state.grids.resize is None:
         return False

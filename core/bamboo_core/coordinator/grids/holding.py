@@ -141,15 +141,12 @@ def to_have(state: CoordinatorState) -> int:
     return wanted + (state.stragglers.asked_at is not None)
 
 
-def fewest_to_begin(state: CoordinatorState, spec: JobSpec | None = None) -> int:
-    """Workers of the smallest grid that has room, as far as that is known. spec: with that specification in place of
-    the job's.
-    """
-    spec = spec or state.spec
+def fewest_to_begin(state: CoordinatorState) -> int:
+    """Workers of the smallest grid that has room, as far as that is known."""
+    spec = state.spec
     fewest = fewest_workers(spec)
     rates = choosing.rates_of(state) if spec.elastic.chooses_grid else None
     if rates is not None:
-        rates = rates if rates.spec == spec else GridRates(rates.figures, spec, rates.memory)
         most = spec.elastic.most_workers(spec.topology)
         fewest = next((n for n in range(fewest, most) if rates.best(n)), most)
     return fewest

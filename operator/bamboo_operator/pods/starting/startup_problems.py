@@ -114,11 +114,6 @@ def _of(pod: Json, events: Mapping[str, StartupProblem]) -> Iterator[StartupProb
     yield from islice((told,) if told else _stalled(status), 1)
 
 
-def finds_no_node(pod: Json) -> bool:
-    """Has the scheduler found no node for it?"""
-    return _unschedulable(pod) is not None
-
-
 def _unschedulable(pod: Json) -> Json | None:
     """The condition that says that there is no node for the pod, if there is one."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
