@@ -1,4 +1,4 @@
-"""The real operator as a process of its own, or several that share the jobs; and what they take."""
+"""The real operator as a process of its own, and what it takes."""
 
 import os
 import pstats
@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from _common import say
 from _plane import LEASE, SYSTEM, Cluster, free_ports, issue
 
 STOP_SECONDS = 30
+IDENTITY = "operator-0"  # in the Lease, which is its pod's name
 COUNTED = {  # (file, function) -> what a call of it is
     ("controller.py", "reconcile"): "reconciliations of a job's pods",
     ("coordinator.py", "step"): "events of a coordinator",
@@ -24,10 +25,10 @@ COUNTED = {  # (file, function) -> what a call of it is
 
 
 class Operator:
-    """A process that runs it. name: as the figures call it."""
+    """A process that runs it."""
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-        self.name, self._process, self.log = name, process, log
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self._process, self.log = process, log
 
     @property
     def pid(self) -> int:
@@ -46,43 +47,27 @@ class Operator:
                 yield line
 
 
-def identity(number: int) -> str:
-    """What that operator is called in Leases, which is its pod's name."""
-    return f"operator-{number}"
-
-
 @contextmanager
-def operators(cluster: Cluster, folder: Path, count: int, profile: Path | None) -> Iterator[list[Operator]]:
-    """So many operators under their own ServiceAccount, for all namespaces; several divide the jobs into as many
-    shards. profile: where cProfile writes of a single one, which makes all slower.
+def running_operator(cluster: Cluster, folder: Path, profile: Path | None) -> Iterator[Operator]:
+    """Run an operator under its own ServiceAccount, for all namespaces. profile: where cProfile writes, which makes all
+    slower.
     """
     kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig", 7200)
     (folder / "key").write_bytes(secrets.token_bytes(32))
-    common = ["--key-file", str(folder / "key"), "--lease", f"{SYSTEM}/{LEASE}", *issue(folder)]
-    if count > 1:
-        common += ["--shards", str(count), "--address", "127.0.0.1"]
     watched = ["-m", "cProfile", "-o", str(profile)] if profile else []
-    with ExitStack() as running:
-        found = []
-        for number in range(count):
-            name = f"operator {number}" if count > 1 else "operator"
-            command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *watched, "-m", "bamboo_operator"]
-            command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--web-listen", "127.0.0.1:0"]
-            command += [*common, "--identity", identity(number)]
-            found.append(running.enter_context(_operator(name, command, kubeconfig, folder / f"operator-{number}.log")))
-        yield found
-
-
-@contextmanager
-def _operator(name: str, command: list[str], kubeconfig: Path, path: Path) -> Iterator[Operator]:
+    command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *watched, "-m", "bamboo_operator"]
+    command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--web-listen", "127.0.0.1:0"]
+    command += ["--key-file", str(folder / "key"), "--lease", f"{SYSTEM}/{LEASE}", *issue(folder)]
+    command += ["--identity", IDENTITY]
+    path = folder / "operator.log"
     with path.open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, stdout=log, stderr=log)
     try:
-        yield Operator(name, process, path)
+        yield Operator(process, path)
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        say(f"the {name} did not end within {STOP_SECONDS} s")
+        say(f"the operator did not end within {STOP_SECONDS} s")
     finally:
         process.kill()
         process.wait()

@@ -1,7 +1,6 @@
 """Jobs on a control plane, the operator that looks after them, the stand-ins that play their workers; and the clock."""
 
 import asyncio
-import itertools
 import os
 import random
 import signal
@@ -16,19 +15,17 @@ from typing import Any
 from _common import say
 from _fleet import Fleet
 from _plane import MERGE, SYSTEM, Api, Json, Plane, plane, report_nodes, stand_in
-from _process import Operator, cpu_seconds, identity, operators
+from _process import IDENTITY, Operator, cpu_seconds, running_operator
 from _pulling import Told
 from _standin import Play, Standin
-from bamboo_core.names import shard_of
 
 KIND = "/apis/bamboo.dev/v1alpha1"
 JOBS = f"{KIND}/bamboojobs"  # of all namespaces
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
+NAMESPACE = "bench"
 TAINT = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
 MICROBATCHES = 8
 STEP_SECONDS = 1.0
 START_SECONDS, WORKER_SECONDS = 120.0, 0.5  # that a wave may take to run, and for each of its workers
-SHARE_SECONDS = 120.0
 PROGRESS_SECONDS = 15.0
 LAYERS = 8  # of a model, at least
 HEAR_SECONDS = 30.0
@@ -45,7 +42,6 @@ class Size:
     stages: int = 4
     pipelines: int = 2
     pulls: bool = True  # can the workers' image be pulled?
-    operators: int = 1  # that share the jobs
 
     @property
     def layers(self) -> int:
@@ -63,27 +59,24 @@ class Window:
     seconds: float = 0.0
     cores: dict[str, float] = field(default_factory=dict)  # by process
     calls: dict[str, int] = field(default_factory=dict)  # of the operator
-    memory_mib: dict[str, float] = field(default_factory=dict)  # RSS by operator
-    peak_memory_mib: dict[str, float] = field(default_factory=dict)
+    memory_mib: float = 0.0  # RSS of the operator
+    peak_memory_mib: float = 0.0
     late: float = 0.0  # this process's own loop, at most
     cuts: int = 0  # channels that broke
     ended: list[str] = field(default_factory=list)  # workers without a notice that were told to end, and why
 
 
 class Scene:
-    def __init__(self, size: Size, rng: random.Random, plane: Plane, api: Api, operators: list[Operator]) -> None:
-        self.size, self._rng, self._plane, self._api, self._operators = size, rng, plane, api, operators
+    def __init__(self, size: Size, rng: random.Random, plane: Plane, api: Api, operator: Operator) -> None:
+        self.size, self._rng, self._plane, self._api, self._operator = size, rng, plane, api, operator
         names = [f"job-{index:04}" for index in range(size.jobs)]
         self.plays = {name: Play(name, STEP_SECONDS, MICROBATCHES, size.layers) for name in names}
         self.fleet = Fleet(api, self.plays, rng, pulls=size.pulls)
-        shares = namespaces(size.operators)
-        self._paths = {name: jobs_in(shares[index % len(shares)]) for index, name in enumerate(names)}
-        self._pids = {one.name: one.pid for one in operators} | {**plane.pids(), "stand-ins": os.getpid()}
+        self._pids = {"operator": operator.pid} | {**plane.pids(), "stand-ins": os.getpid()}
         self._next = 0
 
     async def start(self) -> Json:
         """Starts all jobs, and waits until they say that they run; a wave of them is begun when the one before runs."""
-        await self._shared_out()
         async with self.window() as window:
             names = list(self.plays)
             for first in range(0, len(names), self.size.wave):
@@ -96,7 +89,6 @@ class Scene:
 
     async def tell(self) -> tuple[Json, list[float | None]]:
         """Begin all jobs at once: seconds from a pod's status that tells of the image to the job's; None: not told."""
-        await self._shared_out()
         told = Told(self._api, JOBS)
         async with told.watched(), self.window() as window:
             await asyncio.gather(*map(self._make, self.plays))
@@ -105,19 +97,7 @@ class Scene:
         return window, [at[n] - refused[n] if n in at and n in refused else None for n in self.plays]
 
     async def _make(self, name: str) -> None:
-        await self._api.request("POST", self._paths[name], _manifest(name, self.size))
-
-    async def _shared_out(self) -> None:
-        """Waits until each operator has a shard."""
-        deadline = time.monotonic() + SHARE_SECONDS
-        while self.size.operators > 1:
-            holders = {lease["spec"].get("holderIdentity") for lease in (await self._api.get(LEASES))["items"]}
-            if len(holders - {None, ""}) == self.size.operators:
-                say("each operator has a shard")
-                return
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.size.operators} operators should share the jobs, but only {holders} do")
-            await asyncio.sleep(0.5)
+        await self._api.request("POST", f"{KIND}/namespaces/{NAMESPACE}/bamboojobs", _manifest(name, self.size))
 
     async def _run(self, wanted: int, new: int) -> None:
         """Waits until so many jobs run, of which so many are new, and says how it gets on."""
@@ -150,7 +130,7 @@ class Scene:
         yield found
         seconds = time.monotonic() - began
         after = cpu_seconds(self._pids)
-        memory = {one.name: one.memory() for one in self._operators}
+        memory, peak = self._operator.memory()
         calls: Counter[str] = Counter()
         for (who, what), count in self._plane.calls(clock, time.time()).items():
             calls[f"{who}: {what}"] += count
@@ -158,8 +138,8 @@ class Scene:
             seconds=seconds,
             cores={name: (after[name] - before[name]) / seconds for name in after},
             calls=dict(calls),
-            memory_mib={name: now for name, (now, _) in memory.items()},
-            peak_memory_mib={name: peak for name, (_, peak) in memory.items()},
+            memory_mib=memory,
+            peak_memory_mib=peak,
             late=self.fleet.late,
             cuts=self._cuts() - cuts,
             ended=[text for name, play in self.plays.items() for text in play.ended[told[name] :]],
@@ -226,13 +206,12 @@ class Scene:
         await self._api.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": taints}}, content=MERGE)
 
     def load(self) -> str:
-        """What the operators have taken since their start."""
-        took = cpu_seconds(self._pids)
-        told = (f"{one.name} has used {took[one.name]:.0f} s, {one.memory()[0]:.0f} MiB" for one in self._operators)
-        return "; ".join(told)
+        """What the operator has taken since its start."""
+        took = cpu_seconds(self._pids)["operator"]
+        return f"the operator has used {took:.0f} s, {self._operator.memory()[0]:.0f} MiB"
 
     def troubles(self) -> list[str]:
-        return [line for one in self._operators for line in one.troubles()]
+        return list(self._operator.troubles())
 
 
 @asynccontextmanager
@@ -242,11 +221,10 @@ async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | No
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with plane(folder, size.nodes) as control, control.api() as api:
-        await asyncio.gather(*(_namespace(api, name) for name in namespaces(size.operators)))
+        await _namespace(api, NAMESPACE)
         await _account(api, SYSTEM)
-        for number in range(size.operators):  # whose pod is gone loses its Leases to others
-            stand_in(control.cluster, SYSTEM, identity(number))
-        with operators(control.cluster, folder, size.operators, profile) as running:
+        stand_in(control.cluster, SYSTEM, IDENTITY)
+        with running_operator(control.cluster, folder, profile) as running:
             place = Scene(size, rng, control, api, running)
             tasks = [asyncio.create_task(place.fleet.run()), asyncio.create_task(report_nodes(api, size.nodes))]
             try:
@@ -255,20 +233,6 @@ async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | No
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def namespaces(shards: int) -> list[str]:
-    """One of each shard, in which jobs are made by turns."""
-    names = (f"bench-{number}" for number in itertools.count())
-    found: dict[int, str] = {}
-    while len(found) < shards:
-        name = next(names)
-        found.setdefault(shard_of(name, shards), name)
-    return list(found.values())
-
-
-def jobs_in(namespace: str) -> str:
-    return f"{KIND}/namespaces/{namespace}/bamboojobs"
 
 
 async def _namespace(api: Api, name: str) -> None:

@@ -2,13 +2,11 @@
 
     python bench/scale.py [--nodes 40] [--jobs 4] [--notices 8] [--burst 4] [--repeat 2] [--json FILE]
     python bench/scale.py --jobs 1 --stages 10 --pipelines 100 --nodes 1000 --burst 1 [--json FILE]
-    python bench/scale.py --operators 3 --nodes 2600 --jobs 300 [--json FILE]
 
 The real operator on the test cluster's real control plane; docs/testing-cluster.md says what that needs. Nodes are
 fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
 but say what workers say: two heartbeats a second each, and a step a second for each job. At rest the operator asks the
-API server for two things: to write each job's progress, and every 10 s to renew its Lease. Several operators have a
-shard each, and as many jobs.
+API server for two things: to write each job's progress, and every 10 s to renew its Lease.
 
     python bench/scale.py --cannot-pull [--nodes 40] [--jobs 4] [--rest 30] [--json FILE]
 
@@ -29,7 +27,6 @@ from _plane import Json
 from _process import read_profile
 from _scene import Size, scene
 from bamboo_core.serving.descriptors import raise_limit
-from bamboo_operator.kube.job_shards import MOST_SHARDS
 
 TARGET_NOTICE, TARGET_BURST, TARGET_MIB = 0.25, 2.0, 300.0
 
@@ -45,7 +42,6 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, max=1000, help="Of 8 workers each: 2 pipelines of 4 stages.")] = 4,
     stages: Annotated[int, typer.Option(min=2, max=100)] = 4,
     pipelines: Annotated[int, typer.Option(min=1, max=500, help="Of each job.")] = 2,
-    operators: Annotated[int, typer.Option(min=1, max=MOST_SHARDS, help="That share the jobs, a shard each.")] = 1,
     wave: Annotated[int, typer.Option(min=1, help="Jobs that are begun at the same time.")] = 10,
     rest: Annotated[float, typer.Option(help="Seconds in which nothing happens.")] = 30,
     notices: Annotated[int, typer.Option(min=0, help="One after the other, to one job after the other.")] = 8,
@@ -57,8 +53,6 @@ def run(
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
 ) -> None:
     """Start the jobs, leave them alone, give notice to single nodes and to many at once."""
-    if profile and operators > 1:
-        raise typer.BadParameter("expected a single operator with it", param_hint="--profile")
     raise_limit()  # a channel for each worker
     size = Size(
         nodes=nodes,
@@ -67,7 +61,6 @@ def run(
         stages=stages,
         pipelines=pipelines,
         pulls=not cannot_pull,
-        operators=operators,
     )
     if cannot_pull:
         main(_run_without_image(size, rest, random.Random(seed), json))
@@ -130,8 +123,6 @@ def _show_without_image(size: Size, figures: Json) -> None:
 
 def _show(size: Size, figures: Json) -> None:
     title = f"{size.jobs} jobs of {size.workers} workers, {size.nodes} nodes, {figures['machine']['cpus']} cores"
-    if size.operators > 1:
-        title += f", {size.operators} operators"
     rows = [_latency("one notice", [n for one in figures["single"] for n in one], TARGET_NOTICE)]
     for index, burst in enumerate(figures["bursts"]):
         rows.append(_latency(f"burst {index + 1} of {len(burst)}", burst, TARGET_BURST))
@@ -170,11 +161,9 @@ def _show(size: Size, figures: Json) -> None:
 def _taken(windows: dict[str, Json]) -> list[list[str]]:
     """What each window took: a row for each figure."""
     rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
-    start = windows["start"]
-    for name in start["memory_mib"]:
-        rows.append([f"memory (RSS) of {name}, MiB", *(f"{w['memory_mib'][name]:.0f}" for w in windows.values())])
-        rows.append(["its highest so far, MiB", *(f"{w['peak_memory_mib'][name]:.0f}" for w in windows.values())])
-    for name in start["cores"]:
+    rows.append(["memory (RSS) of the operator, MiB", *(f"{w['memory_mib']:.0f}" for w in windows.values())])
+    rows.append(["its highest so far, MiB", *(f"{w['peak_memory_mib']:.0f}" for w in windows.values())])
+    for name in windows["start"]["cores"]:
         rows.append([f"cores: {name}", *(f"{w['cores'][name]:.2f}" for w in windows.values())])
     return rows
 

@@ -80,18 +80,6 @@ class DocumentUnit(StrEnum):
     LINE = "line"
 
 
-def shard_of(namespace: str, shards: int) -> int:
-    """The shard of a namespace's jobs, where several operators divide them: the same in every version."""
-    import hashlib
-
-    return int.from_bytes(hashlib.sha256(namespace.encode()).digest()[:8], "big") % shards
-
-
-def shard_lease(lease: str, shard: int) -> str:
-    """The name of a shard's Lease. lease: of shard 0, which is the only one where jobs are not divided."""
-    return f"{lease}-shard-{shard}" if shard else lease
-
-
 def worker_name(job: str, number: int) -> str:
     """The name of a job's worker, which is also its pod's: a DNS label. Each incarnation has a number of its own."""
     suffix = f"-w{number}"

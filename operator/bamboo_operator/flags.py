@@ -33,7 +33,6 @@ from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
 from bamboo_operator.http.job_pages import PageSettings
 from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
-from bamboo_operator.kube.job_shards import MOST_SHARDS
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress
@@ -122,19 +121,6 @@ _LabelActive = Annotated[
         help=f"One of several replicas: label its pod {LABEL_ACTIVE}=true while it works, so that the Service finds"
         " it, and be ready while it waits for the Lease.",
     ),
-]
-_Shards = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        max=MOST_SHARDS,
-        help="Into how many shards jobs are divided, by their namespace; with more than one all replicas work, each for"
-        " the shards whose Leases it holds (--lease, and that name with -shard-1 and so on).",
-    ),
-]
-_Address = Annotated[
-    str,
-    typer.Option(help="With several shards: the address of its pod, at which workers and other replicas reach it."),
 ]
 _PageAudience = Annotated[
     list[str] | None,
@@ -255,18 +241,12 @@ class LeaseFlags:
     lease: _Lease = None
     identity: _Identity = None
     label_active: _LabelActive = False
-    shards: _Shards = 1
-    address: _Address = ""
 
     def name(self) -> LeaseName | None:
         """The name of the lease; None if there can be no other operator: outside a pod, unless it is said."""
         found = self._named()
         if self.label_active and found is None:
             raise wrong("--label-active: expected --lease with it, for without one all replicas would work")
-        if self.shards > 1 and found is None:
-            raise wrong("--shards: expected --lease with it, for each shard has a Lease of its own")
-        if self.shards > 1 and not self.address:
-            raise wrong("--shards: expected --address with it, at which workers find the replica that has their shard")
         return found
 
     def _named(self) -> LeaseName | None:
@@ -351,8 +331,6 @@ def operator_options(
         lease=lease.name(),
         identity=lease.identity or socket.gethostname(),
         label_active=lease.label_active,
-        shards=lease.shards,
-        address=lease.address,
         workers=workers.settings(authority),
         key=workers.key(),
         marks=workers.marks(),

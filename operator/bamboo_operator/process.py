@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from bamboo_core.metrics.exposition import Exporter, MetricsPageCollector
 from bamboo_core.planning.hazards import Exposure, Place
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_core.serving.listener import ConnectionBounds
-from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth import page_access
 from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
 from bamboo_operator.auth.serving_certificate import ServingCertificate
@@ -29,7 +27,6 @@ from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.cluster.workload_kind import WorkloadKind
 from bamboo_operator.http.job_pages import JobPages, PageSettings
 from bamboo_operator.http.metrics import MetricSources
-from bamboo_operator.http.other_operators import OtherOperators
 from bamboo_operator.http.server import WebServer
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
@@ -38,12 +35,11 @@ from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.certificate_authority import ClusterAuthority
 from bamboo_operator.kube.client import API_CONNECTIONS, API_ERRORS, ApiClient, connect, described
 from bamboo_operator.kube.credentials import AUTHORITY_FILE, kopf_login, operator_access
-from bamboo_operator.kube.job_shards import ShardLeases, ShardSight, until_undivided
-from bamboo_operator.kube.lease import LEASE_CONNECTIONS, HolderTerms, Lease, LeaseLost, LeaseName
+from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress, PriceSource
-from bamboo_operator.recording.recorder import NodeRecorder, RecordedLosses
+from bamboo_operator.recording.recorder import NodeRecorder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
@@ -72,8 +68,6 @@ class OperatorOptions:
     marks: tuple[NodeMark, ...] = ()
     label_active: bool = False  # its pod, while it works; those that wait are ready, too
     node_record: LeaseName | None = None  # the ConfigMap in which nodes are recorded
-    shards: int = 1  # into which the jobs are divided, where several operators work
-    address: str = ""  # of this one's pod, at which workers and the others reach it then
     prices: PriceAddress | None = None  # where they are, None if nowhere
     kueue: bool = True  # are queues followed?
     kueue_slices: bool = True  # may Kueue's Workloads replace each other?
@@ -101,9 +95,7 @@ async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
 
 
 class _Operator:
-    """Health and metrics are there from the start; what only one operator may do begins when the lease is held. Where
-    jobs are divided into shards, all operators work at once, each for the shards whose Leases it holds.
-    """
+    """Health and metrics are there from the start; what only one operator may do begins when the lease is held."""
 
     def __init__(self, options: OperatorOptions, stop: asyncio.Event) -> None:
         self._options, self._stop = options, stop
@@ -113,25 +105,16 @@ class _Operator:
         self._api, self._reviewer = self._client(API_CONNECTIONS), self._client(REVIEWS_AT_ONCE)
         page_reviewer = self._client(page_access.AT_ONCE)  # of its own, so that readers of pages hold up nothing else
         renewer = self._client(LEASE_CONNECTIONS)  # likewise
-        self._renewer = renewer
-        self._lease: Lease | None = None
-        self._shards: ShardLeases | None = None
-        if options.lease and options.shards > 1:
-            self._shards = ShardLeases(renewer, options.lease, options.identity, self, terms=_terms(options))
-        elif options.lease:
-            self._lease = Lease(renewer, options.lease, options.identity)
-        self._others = OtherOperators(self._shards.holder_of, self._others_jobs) if self._shards else None
+        self._lease = Lease(renewer, options.lease, options.identity) if options.lease else None
         self._active: ActiveLabel | None = None
-        if options.lease and options.label_active and not self._shards:
+        if options.lease and options.label_active:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._job_kind = JobKind(self._api, options.namespaces)
         self._workload_kind = WorkloadKind(self._api, next(iter(options.namespaces), ""))
-        self._gateway, self._watch_health = WorkerGateway(self._where), WatchHealth()
+        self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
         self._prices = PriceSource(options.prices)
         self._jobs: JobController | None = None
-        self._new_recorder: Callable[[], NodeRecorder] | None = None
         self._recording: tuple[NodeRecorder, asyncio.Task[None]] | None = None
-        self._losses: RecordedLosses | None = None  # where another operator records nodes, or may
         self._works = False
         self._closing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -140,7 +123,7 @@ class _Operator:
         logger.info("%d file descriptors: enough for %d workers", limit, self._shares.workers)
         bounds = ConnectionBounds(unauthenticated=self._shares.visitors)
         self._web = WebServer(self._problem, self._not_ready, self._series, bounds)
-        JobPages(self._known, self._all_known, page_reviewer, options.pages, self._others).add_to(self._web.app)
+        JobPages(self._known, self._all_known, page_reviewer, options.pages).add_to(self._web.app)
 
     def _client(self, connections: int) -> ApiClient:
         self._connections.append(connect(self._access, self._calls, connections))
@@ -181,38 +164,8 @@ class _Operator:
     def _all_known(self) -> Iterator[OperatedJob]:
         return self._jobs.all_known() if self._jobs else iter(())
 
-    def _others_jobs(self) -> Iterator[JobView]:
-        return self._jobs.others() if self._jobs else iter(())
-
-    async def _where(self, job: JobKey) -> str | None:
-        """HOST:PORT at which the job's workers reach its operator, "" if that is not known; None: this is it."""
-        holder = await self._shards.holder_of(job[0]) if self._shards else None
-        return None if holder is None else holder.workers
-
     def _exposures(self) -> Mapping[Place, Exposure]:
-        return self._recording[0].exposures() if self._recording else self._losses.exposures if self._losses else {}
-
-    # shards
-
-    async def take(self, shard: int) -> None:
-        """Shard 0 comes with what one operator does for all."""
-        assert self._jobs is not None
-        await self._jobs.take(shard, self._options.namespaces)
-        if shard == 0:
-            self._record_nodes()
-
-    async def give(self, shard: int) -> None:
-        if shard == 0:
-            await self._end_recording()
-        if self._jobs:
-            await self._jobs.give(shard)
-
-    async def _share(self, shards: ShardLeases) -> None:
-        try:
-            await shards.run()
-        finally:
-            self._stop.set()
-            await self._stop_jobs()
+        return self._recording[0].exposures() if self._recording else {}
 
     # the lease
 
@@ -221,13 +174,7 @@ class _Operator:
         if not await done_before(self._stop, lease.acquire()):
             return False
         self._begin(self._renew(lease))
-        return await done_before(self._stop, self._settle(lease))
-
-    async def _settle(self, lease: Lease) -> None:
-        """Until nobody else can work: the one before, or those that had shards."""
-        await lease.settle()
-        if lease.divided and (place := self._options.lease):
-            await until_undivided(ShardSight(self._renewer, place, self._options.identity, HolderTerms()))
+        return await done_before(self._stop, lease.settle())
 
     async def _renew(self, lease: Lease) -> None:
         """Renews the lease. Without it nothing may be decided: workers are disconnected at once, before kopf
@@ -277,23 +224,12 @@ class _Operator:
             exposures=self._exposures,
             page_url=options.pages.url,
         )
-        shards = options.shards if self._shards else 1
-        jobs = self._jobs = JobController(shared, shards)
+        jobs = self._jobs = JobController(shared)
         if options.node_record:
-            self._new_recorder = partial(
-                NodeRecorder,
-                shared.cluster,
-                self._api,
-                options.node_record,
-                jobs.spec,
-                options.marks,
-                prices=self._prices,
+            recorder = NodeRecorder(
+                shared.cluster, self._api, options.node_record, jobs.spec, options.marks, prices=self._prices
             )
-        if not self._shards:
-            self._record_nodes()
-        elif options.node_record:
-            self._losses = RecordedLosses(self._api, options.node_record)
-            self._begin(self._losses.run())
+            self._recording = recorder, self._begin(recorder.run())
         sources = MetricSources(
             reconcilers=jobs.running,
             gateway=self._gateway,
@@ -335,8 +271,6 @@ class _Operator:
         self._works = not self._stop.is_set()
         if self._works and self._active and self._lease:
             self._begin(self._active.take(self._lease.predecessors))
-        if self._shards and self._works:
-            self._begin(self._share(self._shards))
         self._begin(self._end_without_crd())
         try:
             await kopf.operator(
@@ -367,8 +301,6 @@ class _Operator:
         """Stops all jobs: none has a coordinator any more, and no worker a connection. May be called again."""
         self._works = False
         async with self._closing:
-            if self._shards:
-                await self._shards.stop_work()
             if self._jobs:
                 await self._jobs.stop()
             await self._gateway.stop()
@@ -381,22 +313,15 @@ class _Operator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._end_recording()
-        if held := self._shards or self._lease:
+        if self._lease:
             try:
                 async with asyncio.timeout(RELEASE_SECONDS):
-                    await held.release()
+                    await self._lease.release()
             except API_ERRORS as error:
                 logger.warning("cannot release the lease: %s", described(error))
         await self._web.stop()
-        if self._others:
-            await self._others.close()
         for connection in self._connections:
             await connection.close()
-
-    def _record_nodes(self) -> None:
-        if self._new_recorder is not None:
-            recorder = self._new_recorder()
-            self._recording = recorder, self._begin(recorder.run())
 
     async def _end_recording(self) -> None:
         """What has not been written yet is."""
@@ -412,14 +337,6 @@ class _Operator:
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._tasks.append(asyncio.create_task(work))
         return self._tasks[-1]
-
-
-def _terms(options: OperatorOptions) -> HolderTerms:
-    """What an operator writes into the Leases that it holds: at its own address it listens on the same ports."""
-    ports = options.listen[1], options.web_listen[1]
-    host = f"[{options.address}]" if ":" in options.address else options.address
-    workers, web = (f"{host}:{port}" for port in ports)
-    return HolderTerms(shards=options.shards, workers=workers, web=web)
 
 
 async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

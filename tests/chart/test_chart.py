@@ -10,8 +10,6 @@ import yaml
 
 import bamboo_operator.__main__ as operator_main
 from bamboo_core import names
-from bamboo_operator.kube.job_shards import MOST_SHARDS
-from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.signals.node_marks import read_marks
 from chart_kit import DIGEST, FOREIGN, SETS, container, rules_of, worker
 from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
@@ -146,31 +144,6 @@ def test_several_stand_by_on_different_nodes_and_the_service_finds_the_one_that_
     own = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
     given = one(chart.template({"replicas": 3, "affinity": own}), "Deployment")["spec"]["template"]["spec"]["affinity"]
     assert given["podAntiAffinity"] == own["podAntiAffinity"]
-
-
-def test_with_shards_all_replicas_work_and_any_of_them_is_asked(rendered: dict[str, list[Json]]) -> None:
-    documents = rendered["shards"]
-    spec = one(documents, "Deployment")["spec"]
-    assert {"--shards=4", "--address=$(POD_IP)"} <= set(container(documents)["args"])
-    assert "--label-active" not in container(documents)["args"]
-    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in container(documents)["env"]
-    own = spec["selector"]["matchLabels"]
-    assert one(documents, "Service")["spec"]["selector"] == own
-    assert one(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
-    web = [rule for rule in one(documents, "NetworkPolicy")["spec"]["ingress"] if rule["ports"][0]["port"] == "web"]
-    assert {"podSelector": {"matchLabels": own}} in web[0]["from"]
-
-
-def test_a_lease_of_any_shard_can_be_given_back_whatever_number_of_them_is_told(
-    rendered: dict[str, list[Json]],
-) -> None:
-    place = LeaseName("any", "bamboo-operator")
-    expected = {place.of_shard(shard).name for shard in range(MOST_SHARDS)}
-    for documents, name in ((rendered["default"], "bamboo-operator"), (rendered["shards"], "spot")):
-        rules = one(documents, "Role", f"{name}-lease")["rules"]
-        (named,) = (rule for rule in rules if rule["resources"] == ["leases"] and "resourceNames" in rule)
-        assert {held.replace(name, place.name) for held in named["resourceNames"]} == expected
-        assert named["verbs"] == ["get", "update"]
 
 
 def test_the_operator_knows_its_arguments(rendered: dict[str, list[Json]]) -> None:

@@ -65,7 +65,6 @@ def test_the_schema_takes_the_defaults() -> None:
     [
         ({"replicas": 0}, r"replicas.*(minimum|greater than)"),
         ({"replicas": "2"}, r"replicas.*(got string, want integer|Expected: integer)"),
-        ({"replicas": 3, "shards": 2}, r"shards: expected at least 3, one for each of the replicas, got 2"),
         ({"unknown": 1}, r"additional propert.*'?unknown"),
         ({"image": {"tagg": "x"}}, r"image.*additional propert.*'?tagg"),
         ({"image": {"repository": "Upper"}}, r"image.repository.*does not match"),

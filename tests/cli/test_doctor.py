@@ -9,7 +9,6 @@ import yaml
 from rich.console import Console
 
 from bamboo.remote.doctor import rendered
-from bamboo_core.names import shard_lease, shard_of
 from diagnosis_kit import CRD, claim, endpoints, found, lease, operator_pod, spot_node
 from remote_command_kit import Fake, type_in
 from remote_kit import Asked, job, refusal
@@ -47,19 +46,6 @@ def test_a_cluster_on_which_all_is_well_has_no_problem(tmp_path: Path) -> None:
     assert "0 problems, 0 warnings" in out
     assert {one.method for one in asked} == {"GET", "POST"}, "nothing is changed"
     assert all(one.path.endswith("accessreviews") for one in asked if one.method == "POST")
-
-
-def test_the_lease_of_the_namespaces_shard_is_looked_at(tmp_path: Path) -> None:
-    class Divided(Cluster):
-        def __call__(self, asked: Asked) -> tuple[int, Any]:
-            if asked.path.endswith(f"/leases/{shard_lease('bamboo-operator', shard_of('team', 4))}"):
-                return 200, lease("2020-01-01T00:00:00Z")
-            if asked.path.endswith("/pods"):
-                return 200, {"items": [operator_pod("--lease=bamboo-system/bamboo-operator", "--shards=4")]}
-            return super().__call__(asked)
-
-    _, out, _, _ = type_in(tmp_path, Divided(), "doctor")
-    assert "so no operator works" in " ".join(out.split())
 
 
 def test_a_job_on_the_cluster_and_a_file_are_looked_at_alike(tmp_path: Path) -> None:

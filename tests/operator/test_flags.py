@@ -22,8 +22,6 @@ def start(folder: Path, *flags: str) -> Result:
     ("flags", "sentence"),
     [
         (["--label-active"], "--label-active: expected --lease with it"),
-        (["--shards", "2"], "--shards: expected --lease with it"),
-        (["--shards", "2", "--lease", "a/b"], "--shards: expected --address with it"),
         (["--lease", "bamboo-operator"], '--lease: expected NAMESPACE/NAME, got "bamboo-operator"'),
         (["--prices", "ftp://a/b"], "--prices: expected a file, or a URL such as https://HOST/prices.yaml, got "),
         (["--page-audience", "bamboo.dev"], "--page-audience: expected another than bamboo.dev, which is that of"),

@@ -1,14 +1,12 @@
 """Who is looked after, in any order of events and whichever are missed."""
 
 import asyncio
-from itertools import count
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from bamboo_core.job.api_object import written
-from bamboo_core.names import LABEL_JOB_NAME, shard_of
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.kube import client as api_module
 from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, sharing, uids, until
@@ -184,94 +182,3 @@ async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operat
         await until(lambda: len(server.events) > 1)
     assert [reason for reason, _ in server.events] == ["InvalidSpec", "InvalidSpec"]
     assert server.events[1] != server.events[0], "what was told before is not told again"
-
-
-class Divided(Server):
-    """Has jobs, each with a pod that is not to be made again and a Workload of Kueue, and a node."""
-
-    def __init__(self, *jobs: dict[str, Any]) -> None:
-        super().__init__()
-        self.bodies = list(jobs)
-
-    async def answer(self, request: web.Request) -> web.Response:
-        kind, owner = request.path.rpartition("/")[2], self.bodies[0]["metadata"]
-        labels = {LABEL_JOB_NAME: owner["name"]}
-        references = [{"kind": "BambooJob", "uid": owner["uid"], "controller": True}]
-        owned = {"namespace": owner["namespace"], "labels": labels, "ownerReferences": references}
-        lists = {
-            "bamboojobs": self.bodies,
-            "pods": [{"metadata": {**owned, "name": "test-w0", "uid": "p0"}, "spec": {"nodeName": "n"}}],
-            "nodes": [{"metadata": {"name": "n", "uid": "n0"}}],
-            "workloads": [{"metadata": {**owned, "name": "bamboo-test-3", "uid": "w3"}}],
-        }
-        if request.method == "GET" and kind in lists:
-            return web.json_response({"items": lists[kind]})
-        return await super().answer(request)
-
-
-def in_namespace(namespace: str, uid: str = "u1") -> dict[str, Any]:
-    found = body(uid, suspend=True)
-    return {**found, "metadata": {**found["metadata"], "namespace": namespace, "managedFields": [{"manager": "x"}]}}
-
-
-OURS = next(f"team-{number}" for number in count() if shard_of(f"team-{number}", 2) == 1)
-THEIRS = next(f"team-{number}" for number in count() if shard_of(f"team-{number}", 2) == 0)
-
-
-async def test_of_several_operators_one_looks_after_the_jobs_of_its_shards() -> None:
-    """What is not its own it only remembers, and takes over as the API server has it then."""
-    first = in_namespace(OURS)
-    server = Divided(first)
-    async with sharing(server) as shared:
-        jobs = JobController(shared, 2)
-        jobs.job_event("ADDED", {**first, "status": {"state": "Old"}})
-        jobs.job_event("ADDED", in_namespace(THEIRS, "u2"))
-        assert uids(jobs) == []
-        assert {(job.namespace, job.uid) for job in jobs.others()} == {(OURS, "u1"), (THEIRS, "u2")}
-        spec = jobs.spec((OURS, KEY[1]))
-        assert spec is not None
-        assert spec.suspend
-
-        server.bodies = [{**first, "status": {"state": "New"}}, in_namespace(THEIRS, "u2")]
-        await jobs.take(1, ())
-        assert uids(jobs) == ["u1"]
-        assert jobs.running()[0].body["status"] == {"state": "New"}
-        assert (list(shared.cluster.pods((OURS, KEY[1]), "u1")), list(shared.cluster.nodes)) == (["test-w0"], ["n"])
-        assert [job.uid for job in jobs.others()] == ["u2"]
-
-        await jobs.give(1)
-        assert uids(jobs) == []
-        assert shared.cluster.listener_of((OURS, KEY[1])) is None
-        assert {job.uid for job in jobs.others()} == {"u1", "u2"}
-        jobs.job_event("DELETED", first)
-        jobs.job_event("DELETED", in_namespace(THEIRS, "another"))
-        assert [job.uid for job in jobs.others()] == ["u2"]
-        await jobs.stop()
-
-
-async def test_a_job_is_taken_over_with_its_workloads_though_no_watch_has_told_of_them() -> None:
-    """Else it would be suspended until a second Workload is admitted."""
-    async with sharing(Divided(in_namespace(OURS))) as shared:
-        shared.workloads.version = "v1beta2"
-        jobs = JobController(shared, 2)
-        await jobs.take(1, ())
-        assert uids(jobs) == ["u1"]
-        (found,) = shared.workloads.of((OURS, KEY[1]), "u1")
-        assert (found["metadata"]["uid"], found["apiVersion"]) == ("w3", "kueue.x-k8s.io/v1beta2")
-        await jobs.stop()
-
-
-async def test_what_the_watch_has_told_meanwhile_is_not_forgotten() -> None:
-    """An edit that is newer than the list, and a job that is not in it yet."""
-    edited = in_namespace(OURS)
-    edited["metadata"]["generation"] = 2
-    new = in_namespace(OURS, "u3")
-    new["metadata"]["name"] = "new"
-    server = Divided(in_namespace(OURS))
-    async with sharing(server) as shared:
-        jobs = JobController(shared, 2)
-        jobs.job_event("MODIFIED", edited)
-        jobs.job_event("ADDED", new)
-        await jobs.take(1, [OURS])
-        assert {job.uid: job.body["metadata"]["generation"] for job in jobs.running()} == {"u1": 2, "u3": 1}
-        await jobs.stop()

@@ -26,7 +26,7 @@ from bamboo_operator.manifests.worker_pod import worker_pod
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.recording import node_record
 from bamboo_operator.recording.node_record import NodeRecord, SeenNode, bounded, observed, restored, stored
-from bamboo_operator.recording.recorder import NodeRecorder, RecordedLosses
+from bamboo_operator.recording.recorder import NodeRecorder
 from fake_api import FakeApi
 from operator_kit import META, SETTINGS, job, pool
 
@@ -293,29 +293,6 @@ def test_what_cannot_be_written_is_said_once_and_written_later(caplog):
     seen.worker(2, "n2")
     seen.passes(200)
     assert len(seen.api.trace.changes) == 3
-
-
-def test_an_operator_that_does_not_record_reads_what_another_one_has(caplog):
-    seen = Recording()
-    losses = RecordedLosses(seen.api, PLACE)
-    asyncio.run(losses.look())
-    assert losses.exposures == {}
-    for number, name in enumerate(("n0", "n1")):
-        seen.node(name)
-        seen.worker(number, name)
-    seen.passes(3600)
-    seen.node("n1", kind="DELETED")
-    seen.passes(65)
-    asyncio.run(losses.look())
-    (place, found), *none = losses.exposures.items()
-    assert (place, found.losses, round(found.hours), none) == (("spot", "a"), 1, 2, [])
-    config_map = seen.api.all("configmap")[PLACE.name]
-    config_map["metadata"]["resourceVersion"] = "another"
-    config_map["binaryData"][names.NODE_RECORD_KEY] = "nonsense"
-    for _ in range(2):
-        asyncio.run(losses.look())
-    assert losses.exposures == {place: found}
-    assert [one[:27] for one in caplog.messages] == ["cannot read the record of n"]
 
 
 def test_what_is_not_a_record_is_begun_anew(caplog):

@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import ssl
 import time
 from typing import Any
 
 import aiohttp
 import pytest
-import trustme
 
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo_core.control.protocol import Refused, Stop
@@ -17,7 +15,7 @@ from bamboo_operator.auth.pod_tokens import (
     PodIdentity,
     TokenReviewer,
 )
-from bamboo_operator.auth.worker_gateway import WorkerGateway, workers_path
+from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs.late_workers import DeletedJobs, stopping_late_workers
 from bamboo_operator.kube.objects import JobIdentity, JobKey
@@ -112,48 +110,3 @@ async def test_a_deleted_job_turns_no_worker_of_the_one_that_has_its_name_away()
         await asyncio.sleep(0)  # its task opens the path
         assert await place.knock(f"Bearer {token(pod='job-w1', uid='u1')}") == (503, None)
         await deleted_jobs.stop()
-
-
-@pytest.mark.parametrize("encrypted", [False, True])
-async def test_a_worker_is_led_to_the_operator_that_looks_after_its_job(encrypted: bool) -> None:
-    """Whose certificate is for the name under which the worker knows them all, and not for its address."""
-    authority = trustme.CA()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost").configure_cert(context)
-    tls, trusted = (context, authority.cert_pem.bytes().decode()) if encrypted else (None, "")
-    async with house(tls) as there:
-        there.server.good[token()] = PodIdentity("team", "job-w0", "u0")
-        found = there.url.partition("://")[2]
-        answers = iter([""])
-
-        async def elsewhere(job: JobKey) -> str | None:
-            assert job == JOB
-            return next(answers, found)
-
-        here = WorkerGateway(elsewhere)
-        port = await here.start("127.0.0.1", 0, tls)
-        try:
-            there.url = f"{'wss' if encrypted else 'ws'}://localhost:{port}"
-            assert await talk(there, token(), trusted) == [Stop(reason="Test")]
-        finally:
-            await here.stop()
-    assert here.refusals == {}, "nobody is refused"
-
-
-async def test_who_is_led_to_an_operator_that_is_not_there_comes_again() -> None:
-    async with house() as there:
-        there.server.good[token()] = PodIdentity("team", "job-w0", "u0")
-        answers = iter(["127.0.0.1:1", "127.0.0.1:1", "nowhere", "[::", ""])
-        found = there.url.partition("://")[2]
-
-        async def elsewhere(_: JobKey) -> str | None:
-            return next(answers, found)
-
-        here = WorkerGateway(elsewhere)
-        port = await here.start("127.0.0.1", 0)
-        try:
-            there.url = f"ws://127.0.0.1:{port}"
-            assert await there.knock(None) == (421, None)
-            assert await talk(there, token()) == [Stop(reason="Test")]
-        finally:
-            await here.stop()

@@ -66,7 +66,6 @@ SETS: dict[str, Json] = {
         "kueue": {"enabled": False},
     },
     "two operators": {"replicas": 2},
-    "shards": {"replicas": 2, "shards": 4, "fullnameOverride": "spot"},
     "cert-manager": {"tls": {"mode": "CertManager", "ipAddresses": ["10.0.0.1"]}},
     "own issuer": {
         "tls": {"mode": "CertManager", "certManager": {"issuerRef": {"name": "x", "kind": "ClusterIssuer"}}}

@@ -169,11 +169,6 @@ class Process:
         assert namespace == PLACE.namespace
         return self.simulation.api.read("leases", name) if name in self.simulation.api.all("leases") else None
 
-    async def list_leases(self, namespace: str) -> list[dict[str, Any]]:
-        await self._reach()
-        assert namespace == PLACE.namespace
-        return [self.simulation.api.read("leases", name) for name in self.simulation.api.all("leases")]
-
     async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
         await self._reach()
         return self._wrote(self.simulation.api.create("leases", lease))

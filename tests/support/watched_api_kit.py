@@ -75,9 +75,9 @@ async def sharing(server: Server) -> AsyncIterator[SharedResources]:
 
 
 @asynccontextmanager
-async def managed(server: Server, shards: int = 1) -> AsyncIterator[JobController]:
+async def managed(server: Server) -> AsyncIterator[JobController]:
     async with sharing(server) as shared:
-        jobs = JobController(shared, shards)
+        jobs = JobController(shared)
         try:
             yield jobs
         finally:

@@ -144,9 +144,6 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- fail (printf "nodeMarks[%d]: expected noticeSeconds or gone: true, got %s" $index (ternary "both" "neither" (not (not $mark.gone)))) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (gt (int .Values.shards) 1) (lt (int .Values.shards) (int .Values.replicas)) -}}
-{{- fail (printf "shards: expected at least %d, one for each of the replicas, got %d" (int .Values.replicas) (int .Values.shards)) -}}
-{{- end -}}
 {{- if and .Values.prices.configMap .Values.prices.url -}}
 {{- fail "prices: expected configMap or url, got both" -}}
 {{- end -}}

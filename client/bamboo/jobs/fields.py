@@ -45,15 +45,6 @@ class TaskFields(TypedDict, total=False):
     """The weights that training begins with. A job that goes on from a checkpoint of its own does not look at them."""
 
 
-class RuntimeRefFields(TypedDict, total=False):
-    """The runtime that says what the job leaves out, such as nodePools (docs/runtimes.md). Cannot change."""
-
-    kind: Literal["ClusterBambooRuntime", "BambooRuntime"]
-    """A ClusterBambooRuntime is for jobs of all namespaces, a BambooRuntime for those of its own."""
-    name: Required[str]
-    """The name of the runtime."""
-
-
 class EvaluationFields(TypedDict, total=False):
     """Measures the model on other data from time to time."""
 
@@ -222,7 +213,7 @@ class TopologyFields(TypedDict, total=False):
     change.
     """
     pipelines: int
-    """The number of pipelines, which share the batch; `kubectl scale` sets it. With stages Auto it is chosen, too."""
+    """The number of pipelines, which share the batch. With stages Auto it is chosen, too."""
     lookahead: int
     """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
     memory for more activations. Cannot change.
@@ -242,10 +233,6 @@ class TopologyFields(TypedDict, total=False):
     """
     split: Sequence[int]
     """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
-    shardOptimizer: bool
-    """With one stage: each worker holds the optimizer's state of a part of the layers only, and every part has a second
-    holder. From three pipelines on, and with at least as many layers. Cannot change.
-    """
 
 
 class ElasticFields(TypedDict, total=False):
@@ -495,8 +482,6 @@ class JobFields(TypedDict, total=False):
     """
     managedBy: str
     """The controller that manages the job, as domain/path; Bamboo's operator ignores others. Cannot change."""
-    runtimeRef: RuntimeRefFields
-    """The runtime that says what the job leaves out, such as nodePools (docs/runtimes.md). Cannot change."""
     training: Required[TrainingFields]
     """How long to train, with which batch sizes and which precision. Cannot change."""
     topology: TopologyFields

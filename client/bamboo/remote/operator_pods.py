@@ -32,7 +32,7 @@ def running_operator(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mappi
 def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
     """The one that was told to watch that namespace, else the one that watches all; None if several do, or none does.
     A single one is it in any case: how it was told may be another way than by its arguments. Of several replicas of one
-    release it is the one that works; where all do, each answers for all.
+    release it is the one that works.
     """
     if len(pods) == 1:
         return pods[0]

@@ -12,14 +12,13 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from bamboo_core.control.codec import MAX_MESSAGE_BYTES, decode_from_coordinator, encode
 from bamboo_core.control.plan_change import HeardPlans, UnusableChange
 from bamboo_core.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker, WholePlanWanted
-from bamboo_core.control.server import ELSEWHERE_HEADER, REFUSED_HEADER
+from bamboo_core.control.server import REFUSED_HEADER
 from bamboo_core.names import HEARTBEAT_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -154,25 +153,10 @@ class Control:
         return heard
 
     async def _open(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the coordinator; where it is elsewhere, as an operator that does not run it says, to there."""
-        try:
-            return await self._open_at(session)
-        except aiohttp.WSServerHandshakeError as error:
-            where = error.headers.get(ELSEWHERE_HEADER) if error.headers else None
-            if error.status != HTTPStatus.MISDIRECTED_REQUEST or not where:
-                raise
-            logger.debug("the coordinator is at %s", where)
-            return await self._open_at(session, where)
-
-    async def _open_at(
-        self, session: aiohttp.ClientSession, where: str | None = None
-    ) -> aiohttp.ClientWebSocketResponse:
-        """where: HOST:PORT, whose certificate has to be for the URL's host all the same; None: the URL's own."""
-        own = urlsplit(self._url)
+        """Open a WebSocket to the coordinator."""
         return await session.ws_connect(
-            own._replace(netloc=where).geturl() if where else self._url,
+            self._url,
             ssl=self._tls,
-            server_hostname=own.hostname if where and own.scheme == "wss" else None,
             headers={"Authorization": f"Bearer {self._token()}"},
             heartbeat=PING_SECONDS,
             max_msg_size=MAX_MESSAGE_BYTES,

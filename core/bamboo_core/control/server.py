@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 PATH = "/v1/workers"
 HELLO_SECONDS = 5.0
 REFUSED_HEADER = "Bamboo-Refused"  # of an answer 403: why
-ELSEWHERE_HEADER = "Bamboo-Coordinator"  # of an answer 421: the HOST:PORT at which the job's coordinator is
 MOST_UNAUTHENTICATED = 256  # connections to the one job of this process that are not known to be a worker's
 MESSAGES_A_SECOND = 500.0  # of one worker; one that says more is heard later
 MESSAGES_AT_ONCE = 2000

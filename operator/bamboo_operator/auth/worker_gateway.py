@@ -2,11 +2,10 @@
 
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from bamboo_core.control.server import ELSEWHERE_HEADER, Authenticate, Channels, Unauthorized, Unavailable
+from bamboo_core.control.server import Authenticate, Channels, Unauthorized, Unavailable
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.serving.listener import BoundedListener, ConnectionBounds
 from bamboo_operator.kube.objects import JobKey
@@ -19,16 +18,10 @@ def workers_path(job: JobKey) -> str:
     return f"/v1/jobs/{namespace}/{name}/workers"
 
 
-async def _here(_: JobKey) -> str | None:
-    return None
-
-
 class WorkerGateway:
     """One web server; each job opens its path while it accepts workers, and closes it again."""
 
-    def __init__(self, elsewhere: Callable[[JobKey], Awaitable[str | None]] = _here) -> None:
-        """elsewhere: HOST:PORT of the operator that looks after a job, "" if that is not known; None if it is this."""
-        self._elsewhere = elsewhere
+    def __init__(self) -> None:
         self._open: dict[JobKey, Channels] = {}
         self.refusals: Counter[str] = Counter()  # by reason
         self._listener: BoundedListener | None = None
@@ -93,7 +86,6 @@ class WorkerGateway:
         job = (request.match_info["namespace"], request.match_info["name"])
         channels = self.channels_of(job)
         if channels is None:
-            await self._lead_on(job)
             self.refusals["NoSuchJob"] += 1
             raise web.HTTPNotFound(text="no such job here\n")
         if self._listener and self._listener.full:
@@ -104,11 +96,3 @@ class WorkerGateway:
             )
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "5"})
         return await channels.handle(request)
-
-    async def _lead_on(self, job: JobKey) -> None:
-        """Raises the answer that names the operator that looks after the job, if that is another one."""
-        where = await self._elsewhere(job)
-        if where:
-            raise web.HTTPMisdirectedRequest(headers={ELSEWHERE_HEADER: where}, text=f"that job is at {where}\n")
-        if where is not None:
-            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"}, text="nobody looks after that job now\n")

@@ -93,14 +93,8 @@ class ClusterCache:
     def node_of(self, pod: Object) -> Object | None:
         return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
 
-    def all_pods(self) -> Iterator[tuple[JobKey, Object]]:
-        """All pods, each with its job."""
-        return ((job, pod) for job, pods in tuple(self._pods.items()) for pod in tuple(pods.values()))
-
     def pod_created(self, pod: Mapping[str, Any]) -> None:
-        """The API server's answer to its creation, or to a list; the watch may have reported more before that, even its
-        deletion.
-        """
+        """The API server's answer to its creation; the watch may have reported more before that, even its deletion."""
         job, uid = job_of(pod), pod["metadata"]["uid"]
         if job is None:
             return
@@ -141,11 +135,6 @@ class ClusterCache:
             self._placed[node].add((job, name))
         if listener:
             listener.pod_changed(name)
-
-    def node_listed(self, node: Mapping[str, Any]) -> None:
-        """It was listed beside the watch, which may have reported more before that, even its deletion."""
-        if node["metadata"]["name"] not in self.nodes and node["metadata"]["uid"] not in self._deleted:
-            self.node_event("ADDED", node)
 
     def node_event(self, kind: str | None, node: Mapping[str, Any]) -> None:
         name = node["metadata"]["name"]

@@ -24,7 +24,6 @@ from bamboo_operator.auth.page_callers import (
     caller_of,
     read_secret,
 )
-from bamboo_operator.http.other_operators import OtherOperators
 from bamboo_operator.http.page_document import cost, page_document
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.status.operated_job import OperatedJob
@@ -50,7 +49,7 @@ class PageSettings:
 
 class JobPages:
     """The pages of all jobs, and their list. known: what is known of a job; None for one that is not there. every: what
-    is known of all. others: operators that look after other jobs, if there are any.
+    is known of all.
     """
 
     def __init__(
@@ -59,9 +58,8 @@ class JobPages:
         every: Callable[[], Iterable[OperatedJob]],
         reviews: ReviewApi,
         settings: PageSettings | None = None,
-        others: OtherOperators | None = None,
     ) -> None:
-        self._known, self._every, self._others = known, every, others
+        self._known, self._every = known, every
         self._settings = settings or PageSettings()
         self._access = PageAccess(reviews, self._settings.callers.audiences)
         self._now = steady_clock()
@@ -87,8 +85,6 @@ class JobPages:
 
     async def _state(self, request: web.Request) -> web.Response:
         job = _job(request)
-        if self._others is not None and (answered := await self._others.answer(request, job[0])) is not None:
-            return answered
         caller = self._caller(request)
         refused = caller if isinstance(caller, PageRefusal) else await self._access.admit(caller, job)
         if refused is not None:
@@ -144,8 +140,6 @@ class JobPages:
 
     def _all_rows(self) -> Iterator[d.JobRow]:
         yield from (job_row(known.view, cost(known, None)) for known in self._every())
-        if self._others is not None:
-            yield from self._others.rows()
 
     def _job_dashboard(self, job: JobKey) -> str | None:
         namespace, name = job

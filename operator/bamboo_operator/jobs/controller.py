@@ -2,24 +2,16 @@
 
 kopf's daemons would put a finalizer on every job, so that none could be deleted while the operator is away. Nothing
 here needs one: pods go with their job by owner reference.
-
-Where jobs are divided into shards, it also remembers what the watch said last of jobs of other operators, as bytes: for
-the list of all jobs, and for when it takes such a job over.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec
-from bamboo_core.kube.request_parts import Object, job_path, node_path, pod_path
-from bamboo_core.names import LABEL_JOB_NAME, shard_of
-from bamboo_core.view.job_view import JobView, view_of
+from bamboo_core.kube.request_parts import job_path, node_path, pod_path
 from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
@@ -35,47 +27,11 @@ STUCK_SECONDS = 180.0
 RESTART_SECONDS = 5.0
 
 
-@dataclass(eq=False, slots=True)
-class OtherJob:
-    """A job that another operator looks after. body: as JSON, without what only field managers ask for. spec:
-    once somebody has asked for it.
-    """
-
-    uid: str
-    generation: int
-    body: bytes
-    spec: JobSpec | None = None
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], before: "OtherJob | None" = None) -> "OtherJob":
-        """before: what was known of a job of that name; its spec holds as long as its manifest does."""
-        metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-        encoded = msgspec.json.encode({**body, "metadata": metadata})
-        found = cls(metadata["uid"], metadata.get("generation", 0), encoded)
-        if before is not None and (before.uid, before.generation) == (found.uid, found.generation):
-            found.spec = before.spec
-        return found
-
-    def read(self) -> Object:
-        found: Object = msgspec.json.decode(self.body)
-        return found
-
-    def read_spec(self) -> JobSpec:
-        if self.spec is None:
-            self.spec = view_of(self.read()).spec
-        return self.spec
-
-
 class JobController:
-    """Begins, tells and ends the jobs' reconcilers. shards: into how many jobs are divided; then it looks after those
-    of the shards that it was told to take, and with 1 after all.
-    """
+    """Begins, tells and ends the jobs' reconcilers."""
 
-    def __init__(self, shared: SharedResources, shards: int = 1) -> None:
-        self._shared, self._shards = shared, shards
-        self._held = {0} if shards == 1 else set[int]()
-        self._others: dict[JobKey, OtherJob] = {}
-        self._cluster_listed = False  # what is of no namespace
+    def __init__(self, shared: SharedResources) -> None:
+        self._shared = shared
         self._reconcilers: dict[JobKey, tuple[JobReconciler, asyncio.Task[None]]] = {}
         self._restarts: dict[JobKey, asyncio.TimerHandle] = {}
         self._stopped = False
@@ -96,9 +52,6 @@ class JobController:
         metadata = body["metadata"]
         key, gone = (metadata["namespace"], metadata["name"]), kind == "DELETED" or metadata.get("deletionTimestamp")
         self.jobs.observed(kind, key)
-        if not self._is_ours(key):
-            self._other_event(key, body, gone=bool(gone))
-            return
         known = self._reconcilers.get(key)
         other = known is not None and known[0].uid != metadata["uid"]
         if known and other and (gone or not _is_later(kind, metadata, known[0].body["metadata"])):
@@ -124,86 +77,18 @@ class JobController:
         task.add_done_callback(lambda done: self._ended(key, done))
         self._reconcilers[key] = (reconciler, task)
 
-    def looks_after(self, namespace: str) -> bool:
-        """Are the jobs of that namespace this operator's?"""
-        return shard_of(namespace, self._shards) in self._held
-
-    def _is_ours(self, key: JobKey) -> bool:
-        return self.looks_after(key[0])
-
-    def _other_event(self, key: JobKey, body: Mapping[str, Any], *, gone: bool) -> None:
-        if not gone:
-            self._others[key] = OtherJob.of(body, self._others.get(key))
-        elif key in self._others and self._others[key].uid == body["metadata"]["uid"]:
-            del self._others[key]
-
-    # shards
-
-    async def take(self, shard: int, namespaces: Sequence[str]) -> None:
-        """Looks after the jobs of that shard, of these namespaces or of all, from what they, their pods and
-        Workloads are now: what a watch has told may be older than what the operator before has done, or nothing yet.
-        May raise what is in API_ERRORS.
-        """
-        api, cluster, workloads = self._shared.api, self._shared.cluster, self._shared.workloads
-        if not self._cluster_listed:
-            for node in await api.list_nodes():
-                cluster.node_listed(node)
-            self._cluster_listed = True
-        listed = [body for place in namespaces or (None,) for body in await api.list_jobs(place)]
-        bodies = {_key(body): body for body in listed if shard_of(_key(body)[0], self._shards) == shard}
-        for namespace in {namespace for namespace, _ in bodies}:
-            for pod in await api.list_pods(namespace, LABEL_JOB_NAME):
-                cluster.pod_created(pod)
-            if workloads.version is not None:
-                for workload in await api.list_workloads(workloads.version, namespace, LABEL_JOB_NAME):
-                    workloads.put(workload)
-        if self._stopped:
-            return
-        self._held.add(shard)
-        told = {key: self._others.pop(key).read() for key in tuple(self._others) if self._is_ours(key)}
-        for key, body in bodies.items():
-            self.job_event("ADDED", body)
-            if key in told and _is_edited(told[key], body):
-                self.job_event("MODIFIED", told[key])
-        for key in told.keys() - bodies.keys():
-            self.job_event("ADDED", told[key])
-        for job, pod in cluster.all_pods():
-            if self._is_ours(job):
-                self.pod_changed(pod)
-
-    async def give(self, shard: int) -> None:
-        """Looks after no job of that shard any more, and its workers have no connection here."""
-        self._held.discard(shard)
-        going = [key for key in self._reconcilers if shard_of(key[0], self._shards) == shard]
-        tasks = []
-        for key in going:
-            job, task = self._reconcilers.pop(key)
-            self._others[key] = OtherJob.of(job.body)
-            task.cancel()
-            tasks.append(task)
-        for key in [key for key in self._restarts if shard_of(key[0], self._shards) == shard]:
-            self._restarts.pop(key).cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.deleted_jobs.stop(lambda key: shard_of(key[0], self._shards) == shard)
-
-    def others(self) -> Iterator[JobView]:
-        """The jobs that other operators look after, as their status says."""
-        return (view_of(other.read()) for other in tuple(self._others.values()))
-
     def pod_changed(self, pod: Mapping[str, Any]) -> None:
         """It is in the cluster's cache by now."""
         job = job_of(pod)
-        if not self._stopped and job is not None and self._is_ours(job) and is_deleted(pod):
+        if not self._stopped and job is not None and is_deleted(pod):
             uid = owner_uid(pod)
             self.deleted_jobs.pod_changed(pod, followed=any(job.uid == uid for job, _ in self._reconcilers.values()))
 
     def _uids(self) -> dict[JobKey, str]:
-        ours = {key: job.uid for key, (job, _) in self._reconcilers.items()}
-        return {key: other.uid for key, other in self._others.items()} | ours
+        return {key: job.uid for key, (job, _) in self._reconcilers.items()}
 
     def _job_deleted(self, key: JobKey) -> None:
-        known = self._reconcilers.get(key)
-        self.job_event("DELETED", known[0].body if known else self._others[key].read())
+        self.job_event("DELETED", self._reconcilers[key][0].body)
 
     def workload_changed(self, kind: str | None, workload: Mapping[str, Any]) -> None:
         """Takes in a change of a Workload of Kueue. kind: DELETED, or whatever else the watch says."""
@@ -253,10 +138,8 @@ class JobController:
 
     def spec(self, key: JobKey) -> JobSpec | None:
         """The spec of that job; None if it is not known."""
-        if (known := self.known(key)) is not None:
-            return known.facts.spec
-        other = self._others.get(key)
-        return other.read_spec() if other else None
+        known = self.known(key)
+        return known.facts.spec if known else None
 
     def stuck(self) -> str | None:
         """A sentence on a job that has not been reconciled for too long, if there is one."""
@@ -279,16 +162,6 @@ class JobController:
         await self.deleted_jobs.stop()
         for resync in (self.jobs, self.pods, self.workloads, self.nodes):
             await resync.stop()
-
-
-def _key(body: Mapping[str, Any]) -> JobKey:
-    return body["metadata"]["namespace"], body["metadata"]["name"]
-
-
-def _is_edited(job: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Is it that very job, with a later manifest?"""
-    now, then = job["metadata"], before["metadata"]
-    return bool(now["uid"] == then["uid"] and now.get("generation", 0) > then.get("generation", 0))
 
 
 def _is_later(kind: str | None, job: Mapping[str, Any], known: Mapping[str, Any]) -> bool:

@@ -97,9 +97,8 @@ class DeletedJobs:
         job = JobIdentity(key, uid)
         self._begin(job, self._check(job), again=False)
 
-    async def stop(self, which: Callable[[JobKey], bool] = lambda _: True) -> None:
-        """Those of these jobs."""
-        tasks = [task for job, task in self._tasks.items() if which(job.key)]
+    async def stop(self) -> None:
+        tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -165,17 +165,6 @@ class ApiClient:
         items = found.get("items")
         return items[0] if isinstance(items, list) and items else None
 
-    async def list_jobs(self, namespace: str | None) -> list[Object]:
-        """All BambooJobs of the namespace; of all namespaces if it is None."""
-        return await self._listed(jobs_path(namespace))
-
-    async def list_pods(self, namespace: str, selector: str) -> list[Object]:
-        """The pods with these labels."""
-        return await self._listed(pods_path(namespace), {"labelSelector": selector})
-
-    async def list_nodes(self) -> list[Object]:
-        return await self._listed(NODES)
-
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""
         await self._call("DELETE", job_path(namespace, name), delete_options(uid, propagation="Background"))
@@ -221,9 +210,6 @@ class ApiClient:
     async def read_lease(self, namespace: str, name: str) -> Object | None:
         """None if there is no such Lease."""
         return await self._find(f"{_leases(namespace)}/{name}")
-
-    async def list_leases(self, namespace: str) -> list[Object]:
-        return await self._listed(_leases(namespace))
 
     async def create_lease(self, lease: Object) -> Object:
         return await self._call("POST", _leases(lease["metadata"]["namespace"]), lease)

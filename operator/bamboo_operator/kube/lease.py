@@ -25,7 +25,6 @@ from typing import Any, Protocol
 from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import Object
-from bamboo_core.names import shard_lease
 from bamboo_operator.kube.client import API_ERRORS, TIMEOUT_SECONDS, described
 from bamboo_operator.kube.objects import utc_now
 
@@ -38,10 +37,7 @@ NOTICE_SECONDS = RENEW_SECONDS + TIMEOUT_SECONDS  # in which a holder notices th
 LOG_AGAIN_SECONDS = 60.0
 LEASE_CONNECTIONS = 2
 OVER = ("Failed", "Succeeded")  # a pod's phases
-BEFORE = "bamboo.dev/holders-before"  # annotations of the Lease: these, and those of shards
-SHARDS = "bamboo.dev/shards"
-ADDRESS, WEB_ADDRESS = "bamboo.dev/workers-address", "bamboo.dev/web-address"
-CLAIM = "bamboo.dev/claimed-by"
+BEFORE = "bamboo.dev/holders-before"  # an annotation of the Lease
 
 
 class LeaseLost(Exception):
@@ -56,10 +52,6 @@ class LeaseName:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    def of_shard(self, shard: int) -> "LeaseName":
-        """The Lease of that shard; of shard 0 it is this one, the only one where jobs are not divided."""
-        return LeaseName(self.namespace, shard_lease(self.name, shard))
-
     @classmethod
     def parse(cls, text: str) -> "LeaseName":
         """Raises ValueError."""
@@ -70,25 +62,10 @@ class LeaseName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HolderTerms:
-    """What a holder writes into a Lease about itself. shards: into how many the jobs are divided, 1 for one operator
-    that has all; workers, web: HOST:PORT at which it is reached itself, where there are several.
-    """
-
-    shards: int = 1
-    workers: str = ""
-    web: str = ""
-
-
-# Decisions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
     """What a Lease says. holder: "" for none; seconds: without a renewal, until another may take it.
 
-    before: earlier holders that may not have noticed yet that they are none any more. terms: the last holder's.
-    divided: has there ever been more than one shard? claim: who asks the holder for the Lease, "" if nobody does.
+    before: earlier holders that may not have noticed yet that they are none any more.
     """
 
     holder: str
@@ -96,9 +73,6 @@ class LeaseRecord:
     renewed: str
     transitions: int
     before: tuple[str, ...] = ()
-    terms: HolderTerms = HolderTerms()
-    divided: bool = False
-    claim: str = ""
 
     @classmethod
     def of(cls, lease: Mapping[str, Any]) -> "LeaseRecord":
@@ -109,18 +83,7 @@ class LeaseRecord:
             renewed=spec.get("renewTime") or "",
             transitions=int(spec.get("leaseTransitions") or 0),
             before=tuple(filter(None, annotations.get(BEFORE, "").split(","))),
-            terms=HolderTerms(
-                shards=int(annotations.get(SHARDS) or 1),
-                workers=annotations.get(ADDRESS) or "",
-                web=annotations.get(WEB_ADDRESS) or "",
-            ),
-            divided=SHARDS in annotations,
-            claim=annotations.get(CLAIM) or "",
         )
-
-    def renewed_since(self, earlier: "LeaseRecord") -> bool:
-        """Has a holder written it since? Others only add a claim."""
-        return (self.holder, self.renewed, self.transitions) != (earlier.holder, earlier.renewed, earlier.transitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +94,7 @@ class ObservedLease:
     since: float
 
     def after(self, record: LeaseRecord, now: float) -> "ObservedLease":
-        return ObservedLease(record, now if record.renewed_since(self.record) else self.since)
+        return ObservedLease(record, self.since if record == self.record else now)
 
 
 class HolderPod(StrEnum):
@@ -185,28 +148,20 @@ def pod_of_holder(pod: Mapping[str, Any] | None) -> HolderPod:
 
 
 def lease_held_by(
-    place: LeaseName,
-    lease: Object | None,
-    me: str,
-    now: datetime,
-    before: tuple[str, ...] = (),
-    terms: HolderTerms = HolderTerms(),
+    place: LeaseName, lease: Object | None, me: str, now: datetime, before: tuple[str, ...] = ()
 ) -> Object:
-    """The Lease with me as its holder: taken by me, or renewed. The rest of it stays, but for a claim on another."""
+    """The Lease with me as its holder: taken by me, or renewed. The rest of it stays."""
     stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     spec: Object = {"holderIdentity": me, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": stamp}
     if lease is None:
-        metadata: Object = {"namespace": place.namespace, "name": place.name}
-        if notes := _notes(terms, divided=False):
-            metadata["annotations"] = notes
+        metadata = {"namespace": place.namespace, "name": place.name}
         kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
         return {**kind, "spec": {**spec, "acquireTime": stamp, "leaseTransitions": 0}}
     record = LeaseRecord.of(lease)
     if record.holder != me:
         spec |= {"acquireTime": stamp, "leaseTransitions": record.transitions + 1}
-    dropped = {BEFORE, SHARDS, ADDRESS, WEB_ADDRESS} | ({CLAIM} if record.holder != me else set())
-    notes = {name: value for name, value in (lease["metadata"].get("annotations") or {}).items() if name not in dropped}
-    notes |= _notes(terms, divided=record.divided) | ({BEFORE: ",".join(before)} if before else {})
+    notes = {name: value for name, value in (lease["metadata"].get("annotations") or {}).items() if name != BEFORE}
+    notes |= {BEFORE: ",".join(before)} if before else {}
     return {
         **lease,
         "metadata": {**lease["metadata"], "annotations": notes},
@@ -214,21 +169,8 @@ def lease_held_by(
     }
 
 
-def _notes(terms: HolderTerms, *, divided: bool) -> Object:
-    """The annotations of these terms: none where there have never been shards."""
-    notes = {ADDRESS: terms.workers, WEB_ADDRESS: terms.web}
-    notes |= {SHARDS: str(terms.shards)} if divided or terms.shards > 1 else {}
-    return {name: value for name, value in notes.items() if value}
-
-
 def released(lease: Object) -> Object:
     return {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}
-
-
-def claimed(lease: Object, me: str) -> Object:
-    """The Lease, on which I ask its holder for it."""
-    metadata = lease["metadata"]
-    return {**lease, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), CLAIM: me}}}
 
 
 # The Lease itself
@@ -245,9 +187,7 @@ class LeaseApi(Protocol):
 
 
 class Lease:
-    """me: this operator's identity, the name of its pod. First acquire(), or judge() and take(), then keep() beside
-    settle() and the work. terms: what it writes about itself.
-    """
+    """me: this operator's identity, the name of its pod. First acquire(), then keep() beside settle() and the work."""
 
     def __init__(
         self,
@@ -255,14 +195,13 @@ class Lease:
         place: LeaseName,
         me: str,
         *,
-        terms: HolderTerms = HolderTerms(),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.waiting: str | None = None  # for what, while it does
         self.stands_by = False  # does another one hold it, as far as is known?
         self.predecessors: tuple[str, ...] = ()  # who may not have noticed that this one holds it now
-        self._api, self._place, self._me, self._terms = api, place, me, terms
+        self._api, self._place, self._me = api, place, me
         self._clock, self._sleep = clock, sleep
         self._lease: Object | None = None  # as it was last read or written
         self._observed: ObservedLease | None = None
@@ -275,8 +214,8 @@ class Lease:
         logged = ""
         while True:
             try:
-                decision = await self.judge(await self._read())
-                if decision.take and await self.take():
+                decision = await self._judge(await self._read())
+                if decision.take and await self._take():
                     break
             except API_ERRORS as error:
                 self.stands_by = False
@@ -334,31 +273,7 @@ class Lease:
             await self._api.replace_lease(released(lease))
             logger.info("the lease %s is released", self._place)
 
-    async def hand_to(self, other: str) -> None:
-        """If it is ours, it is the other's. May raise what is in API_ERRORS."""
-        lease = await self._read()
-        if lease is not None and (record := LeaseRecord.of(lease)).holder == self._me:
-            terms = HolderTerms(shards=self._terms.shards)
-            handed = lease_held_by(self._place, lease, other, utc_now(), record.before, terms)
-            await self._api.replace_lease(handed)
-            logger.info("the lease %s is handed to %s", self._place, other)
-
-    async def claim(self) -> None:
-        """Asks the holder for it, unless it is not what was last read any more. May raise what is in API_ERRORS."""
-        assert self._lease is not None
-        try:
-            await self._api.replace_lease(claimed(self._lease, self._me))
-        except ApiError as error:
-            if error.status not in (404, 409):
-                raise
-
-    @property
-    def expired(self) -> bool:
-        """Has it been seen without a renewal for as long as a Lease lasts, be it released or held?"""
-        seen = self._observed
-        return seen is not None and self._clock() - seen.since >= seen.record.seconds
-
-    async def judge(self, lease: Object | None) -> LeaseDecision:
+    async def _judge(self, lease: Object | None) -> LeaseDecision:
         """Whether it may be taken now. lease: as it was read just now, None if there is none."""
         self._lease = lease
         if lease is None:
@@ -373,17 +288,17 @@ class Lease:
         return decision
 
     async def _renew(self) -> None:
-        if await self.take():
+        if await self._take():
             return
         lease = await self._read()
         if lease is not None and (holder := LeaseRecord.of(lease).holder) not in (self._me, ""):
             raise LeaseLost(f"{holder} holds the lease {self._place} now")
-        if not await self.take():
+        if not await self._take():
             raise ApiError(409, "Conflict", "the lease changes all the time")
 
-    async def take(self) -> bool:
+    async def _take(self) -> bool:
         """Makes it ours, or renews it, unless it is not what was last read any more."""
-        wanted = lease_held_by(self._place, self._lease, self._me, utc_now(), self._before, self._terms)
+        wanted = lease_held_by(self._place, self._lease, self._me, utc_now(), self._before)
         new = self._lease is None
         try:
             self._lease = await (self._api.create_lease if new else self._api.replace_lease)(wanted)
@@ -392,11 +307,6 @@ class Lease:
                 return False
             raise
         return True
-
-    @property
-    def divided(self) -> bool:
-        """Was there ever more than one shard?"""
-        return self._lease is not None and LeaseRecord.of(self._lease).divided
 
     async def _read(self) -> Object | None:
         self._lease = await self._api.read_lease(self._place.namespace, self._place.name)

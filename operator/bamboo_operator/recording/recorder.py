@@ -232,45 +232,7 @@ class NodeRecorder:
             return self._kept
 
 
-class RecordedLosses:
-    """What another operator records of nodes, for one that does not: where jobs are divided, the one with shard 0 does.
-    place: of the ConfigMap.
-    """
-
-    def __init__(self, api: ConfigMapReader, place: LeaseName) -> None:
-        self._api, self._place = api, place
-        self._read: str | None = None  # the version of the ConfigMap
-        self._said: str | None = None  # what went wrong last
-        self.exposures: Mapping[Place, Exposure] = {}  # of each pool in each zone
-
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(READ_SECONDS)
-
-    async def look(self) -> None:
-        """Reads it once; what cannot be read changes nothing."""
-        try:
-            kept = await self._api.read_config_map(self._place.namespace, self._place.name)
-            text = ((kept or {}).get("binaryData") or {}).get(names.NODE_RECORD_KEY)
-            if kept is not None and text and kept["metadata"]["resourceVersion"] != self._read:
-                self.exposures = await asyncio.to_thread(_exposures_in, kept, text)
-                self._read = kept["metadata"]["resourceVersion"]
-            self._said = None
-        except (*API_ERRORS, *UNREADABLE) as error:
-            said = f"cannot read the record of nodes in {self._place}: {described(error)}"
-            if said != self._said:
-                logger.warning("%s", said)
-            self._said = said
-
-
 def _record_in(config_map: Object, text: str) -> NodeRecord:
     """The record in a ConfigMap. Raises what is in UNREADABLE."""
     notes = config_map["metadata"].get("annotations") or {}
     return restored(base64.b64decode(text, validate=True), float(notes[names.NODE_RECORD_BEGAN]))
-
-
-def _exposures_in(config_map: Object, text: str) -> Mapping[Place, Exposure]:
-    trace = _record_in(config_map, text).trace
-    return exposures(trace, trace.duration)

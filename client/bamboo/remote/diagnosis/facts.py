@@ -35,9 +35,9 @@ class Right:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
     """namespace: where jobs are, or are to be. minor: the 36 of Kubernetes 1.36. operators: the pods of all operators
-    that could be found. lease: that of the namespace's operator or of its shard, None if it uses none. slices: the
-    EndpointSlices that name its pod. person, operator: whether each right is there. spec: the job's, None if none was
-    named. Of objects None: there is none.
+    that could be found. lease: that of the namespace's operator, None if it uses none. slices: the EndpointSlices that
+    name its pod. person, operator: whether each right is there. spec: the job's, None if none was named. Of objects
+    None: there is none.
     """
 
     namespace: str

@@ -10,7 +10,7 @@ from bamboo.remote.operator_pods import arguments, is_told, operator_pods, runni
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
-from bamboo_core.names import GROUP, KUEUE, PLURAL, shard_lease, shard_of
+from bamboo_core.names import GROUP, KUEUE, PLURAL
 
 T = TypeVar("T")
 REVIEWS = "/apis/authorization.k8s.io/v1"
@@ -32,7 +32,7 @@ async def read_facts(
         namespace_object=await _read(_there(api, of_namespace)),
         crd=await _read(_there(api, CRD)),
         operators=operators,
-        lease=await _lease(api, pod, namespace),
+        lease=await _lease(api, pod),
         slices=await _slices(api, pod),
         person=await _read(_own_rights(api, namespace)),
         operator=await _operator_rights(api, pod, namespace),
@@ -64,14 +64,12 @@ async def _there(api: KubeApi, path: str) -> Object | None:
         return None
 
 
-async def _lease(api: KubeApi, pod: Object | None, watching: str) -> Object | Unreadable | None:
-    """The operator's lease; None if it was told of none. watching: the namespace, whose shard's it is."""
+async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None:
+    """The operator's lease; None if it was told of none."""
     names = arguments(pod, "--lease") if pod is not None else set()
     if not names:
         return None
     namespace, _, name = min(names).partition("/")
-    shards = int(min(arguments(pod, "--shards"), default="1")) if pod is not None else 1
-    name = shard_lease(name, shard_of(watching, shards))
     return await _read(_there(api, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"))
 
 
