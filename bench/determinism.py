@@ -15,7 +15,7 @@ from _batchnorm import compare
 from _gpt_stage import add_arguments, gpt_stage
 from bamboo_core.planning.plan import Layout
 from bamboo_core.planning.spot_checks import SpotSchedule
-from bamboo_trainer.commit.state_sums import EVERY
+from bamboo_trainer.commit.state_checks import EVERY
 from bamboo_trainer.engine.steps.spot_checks import forward_by_layer
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.stage import Stage

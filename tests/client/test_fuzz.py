@@ -17,7 +17,7 @@ from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
 from bamboo.preemption.scheduling import parse
 from bamboo.traces.files import parse_trace as parse_node_trace
 from bamboo_core.checkpoint.manifest import CheckpointPart
-from bamboo_core.control import codec, protocol, verification, weights
+from bamboo_core.control import codec, guard, protocol, verification, weights
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.memory import Memory
 from bamboo_core.control.platform import Platform
@@ -164,7 +164,10 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         protocol.WorkerWarning, reason=st.text() | st.just("HistoryNotWritten"), message=st.text()
     ),
     protocol.WorkerFailed: st.builds(protocol.WorkerFailed, reason=st.text(), message=st.text()),
-    verification.StateSum: st.builds(verification.StateSum, stage=NUMBERS, version=NUMBERS, sum=SUMS),
+    guard.StateSums: st.builds(
+        guard.StateSums, stage=NUMBERS, version=NUMBERS, sums=st.dictionaries(st.text(), SUMS, max_size=3)
+    ),
+    guard.SpotCheckDiffers: st.builds(guard.SpotCheckDiffers, cell=CELLS, step=NUMBERS, message=st.text()),
     verification.ForwardDiffers: st.builds(
         verification.ForwardDiffers, place=PLACES, owner=WORKERS, theirs=SUMS, mine=SUMS, again=st.none() | SUMS
     ),

@@ -6,14 +6,13 @@ import pytest
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
-from bamboo_core.control.verification import PROVEN, ForwardDiffers, ForwardPlace, ForwardSum, LookAgain, StateSum
+from bamboo_core.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, LookAgain
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.coordinator.verification.settled import WAIT_SECONDS
 from bamboo_core.coordinator.verification.verification import MOST_RETURNS, PAST_STEPS
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell
 from checkpoint_world import reasons, save, sent, train
-from world import World, silence
+from world import World
 
 MIDDLE = Cell(0, 1)  # owned by w1, shadowed by w0
 X, Y, Z = ("0" * 15 + digit for digit in "123")
@@ -27,28 +26,6 @@ def made(verify: str = "Replace", stages: int = 3, standby: int = 1, *, replicas
     assert world.plan.at(MIDDLE).owner == "w1"
     assert world.plan.at(MIDDLE).shadow == "w0"
     return world
-
-
-def tell_states(world: World, version: int, sums: dict[str, str], stage: int = 1) -> None:
-    for worker, found in sums.items():
-        world.tell(Received(worker, StateSum(stage=stage, version=version, sum=found)))
-
-
-def told_by_three(*sums: str) -> tuple[World, tuple[str, ...]]:
-    """The middle stage's holders agreed at version 4, and tell these sums of version 8; they, the owner first."""
-    world = made(stages=4, replicas=2)
-    holders = world.plan.at(MIDDLE).holders
-    tell_states(world, 4, dict.fromkeys(holders, X))
-    train(world, 9)
-    tell_states(world, 8, dict(zip(holders, sums, strict=True)))
-    return world, tuple(holders)
-
-
-def kept(world: World, step: int) -> CheckpointId:
-    """A checkpoint on whose states all holders agree."""
-    for stage, holders in enumerate(world.state.certain_holders(world.plan)):
-        tell_states(world, step, dict.fromkeys(holders, X), stage)
-    return save(world, step)
 
 
 def differ(world: World, again: str | None, *, step: int = 5, theirs: str = X, mine: str = Y) -> ForwardPlace:
@@ -72,66 +49,10 @@ def corrupt(world: World) -> tuple[str, ...]:
     return shown.corrupt
 
 
-def test_equal_states_say_nothing_and_remember_who_agreed() -> None:
-    world = made()
-    tell_states(world, 4, {"w1": X, "w0": X})
-    assert world.state.verification.agreed == {1: (4, world.plan.epoch)}
-    assert not world.state.verification.found
-    assert "ResultsDiffer" not in reasons(world)
-
-
-def test_a_holder_whose_state_is_no_more_what_it_told_is_wrong_and_no_checkpoint_is_made_of_it() -> None:
-    """It looks again when copies of it are made."""
-    world = made()
-    train(world, 9)
-    tell_states(world, 8, {"w1": X, "w0": X})
-    tell_states(world, 8, {"w1": Y})
-    assert corrupt(world) == ("w1",)
-    assert world.state.phase == "Restoring"
-    assert world.state.verification.found == {"state": 1}
-
-
-def test_what_a_state_comes_to_again_is_asked_for() -> None:
-    """The version may not be due for other reasons when the job comes to it again."""
-    world = made()
-    train(world, 12)
-    tell_states(world, 11, {"w1": X, "w0": Y})
-    assert sent(world, LookAgain)[-1][1].versions == (11,)
-    world.settle()
-    tell_states(world, 11, {"w1": Y, "w0": Y})
-    assert corrupt(world) == ("w1",)
-    assert sent(world, LookAgain)[-1][1].versions == ()
-
-
 def test_without_verification_nobody_looks() -> None:
     world = made("None")
-    tell_states(world, 4, {"w1": X, "w0": Y})
     differ(world, Y)
     assert status(world.state, world.now).differences is None
-    assert not world.state.verification.sums
-
-
-def test_what_differs_in_the_first_versions_is_left_to_the_workers() -> None:
-    """Then it is the task that is not deterministic, and they end the job."""
-    world = made()
-    tell_states(world, PROVEN, {"w1": X, "w0": Y})
-    assert not world.state.verification.found
-
-
-def test_with_report_a_difference_is_told_once_and_the_job_goes_on() -> None:
-    world = made("Report", 4, replicas=2)
-    holders = sorted(world.plan.at(MIDDLE).holders)
-    assert len(holders) == 3
-    for version in (4, 8):
-        tell_states(world, version, dict(zip(holders, (X, X, Y), strict=True)))
-    assert reasons(world).count("ResultsDiffer") == 1
-    assert reasons(world).count("WorkerCorrupt") == 1
-    assert corrupt(world) == (holders[-1],)
-    assert world.state.verification.found == {"state": 2}
-    assert holders[-1] in world.state.workers
-    shown = status(world.state, world.now).differences
-    assert shown is not None
-    assert "redundancy.verify Report leaves it at that" in shown.unresolved
 
 
 def test_with_report_an_owner_that_comes_to_another_result_again_is_named_and_stays() -> None:
@@ -168,7 +89,7 @@ def test_a_shadow_that_is_wrong_once_is_lost_and_nothing_is_repeated() -> None:
 
 def test_an_owner_is_told_by_what_it_comes_to_again_after_the_job_went_back() -> None:
     world = made()
-    checkpoint = kept(world, 8)
+    checkpoint = save(world, 8)
     world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint)
     train(world, 12)
     place = differ(world, Y, step=9)
@@ -186,45 +107,13 @@ def test_an_owner_is_told_by_what_it_comes_to_again_after_the_job_went_back() ->
 
 def test_checkpoints_that_were_taken_since_are_no_good() -> None:
     world = made()
-    kept(world, 8)
+    save(world, 8)
     train(world, 10)
     differ(world, Y, step=5)
     assert [one.step for one in world.state.checkpoints.bad] == [8]
     assert not world.state.checkpoints.kept
     world.settle()
     assert world.state.phase == "Running", "without one it begins with its first step"
-
-
-def test_of_states_that_of_the_version_itself_is_no_good_either() -> None:
-    world = made()
-    kept(world, 8)
-    train(world, 10)
-    tell_states(world, 8, {"w1": Y})
-    assert world.state.phase == "Restoring"
-    assert [one.step for one in world.state.checkpoints.bad] == [8]
-
-
-def test_a_copy_that_nobody_has_trained_with_is_replaced_and_nothing_is_repeated() -> None:
-    """It was equal to the others under this very plan, and its worker runs none of the stage's cells."""
-    world, holders = told_by_three(X, X, Y)
-    assert corrupt(world) == (holders[2],)
-    assert "Restoring" not in reasons(world)
-
-
-def test_an_owner_whose_state_is_wrong_takes_the_job_back() -> None:
-    world, holders = told_by_three(Y, X, X)
-    assert corrupt(world) == (holders[0],)
-    assert "Restoring" in reasons(world)
-
-
-def test_a_difference_is_weighed_when_all_have_told_or_have_had_time_to() -> None:
-    world = made(stages=4, replicas=2)
-    owner, *copies = world.plan.at(MIDDLE).holders
-    tell_states(world, 4, {owner: X, copies[0]: Y})
-    assert not world.state.verification.found
-    assert world.state.verification.differing
-    silence(world, set(), WAIT_SECONDS + 1)
-    assert world.state.verification.found == {"state": 1}
 
 
 def test_what_never_can_be_told_ends_the_job_after_some_returns() -> None:
@@ -268,8 +157,6 @@ def test_what_the_job_has_passed_again_without_a_difference_is_given_up_with_a_w
 @pytest.mark.parametrize(
     "message",
     [
-        StateSum(stage=9, version=4, sum=X),
-        StateSum(stage=1, version=1 << 40, sum=X),
         ForwardDiffers(place=ForwardPlace(Cell(0, 9), 1, 0), owner="w1", theirs=X, mine=Y),
         ForwardDiffers(place=ForwardPlace(MIDDLE, 1, 0), owner="nobody", theirs=X, mine=Y),
         ForwardSum(place=ForwardPlace(MIDDLE, 1, 0), sum=X),

@@ -243,10 +243,11 @@ class StandInValues:
         return self.digest()
 
     def checksums(self) -> dict[str, int]:
-        return {str(layer): state & (2**64 - 1) for layer, state in self.states.items()}
+        kept = {f"{what} {layer}": n for what, by in self._kept() for layer, n in by.items()}
+        return {name: number & (2**64 - 1) for name, number in kept.items()}
 
-    def state_sum(self) -> int:
-        return hash((self.version, *self.states.items(), *self._running.items())) & (2**64 - 1)
+    def _kept(self) -> tuple[tuple[str, dict[int, int]], ...]:
+        return ("state", self.states), ("running", self._running)
 
     def state_bytes(self) -> tuple[int, int]:
         return 8 * len(self.states), 0

@@ -6,6 +6,7 @@ from bamboo_core.checkpoint.layout import part_name
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
+from bamboo_core.control.guard import StateSums
 from bamboo_core.coordinator.checkpointing.checkpoints import first_number
 from bamboo_core.planning.plan import ROOT, Cell, CheckpointId
 from world import World
@@ -61,7 +62,15 @@ def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
     train(world, step - 1)
     checkpoint = CheckpointId(step=step, id=id)
     world.commit((world.state.checkpoints.number, checkpoint))
+    tell_sums(world, step)
     return checkpoint
+
+
+def tell_sums(world: World, version: int) -> None:
+    """All who hold a stage have come to that version, and hold the same."""
+    for stage, holders in enumerate(world.state.certain_holders(world.plan)):
+        for worker in holders:
+            world.tell(Received(worker, StateSums(stage=stage, version=version, sums={"w": "0" * 16})))
 
 
 def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
@@ -74,7 +83,8 @@ def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def finished(world: World) -> None:
-    """All workers say that they have done all steps of their stages."""
+    """All workers say that they have done all steps of their stages, and that they hold the same."""
+    tell_sums(world, world.spec.training.steps)
     for cell in world.plan.cells():
         message = protocol.CellFinished(cell=cell, digest="0" * 64)
         world.tell(Received(world.plan.at(cell).owner, message))

@@ -115,7 +115,7 @@ class World:
     def check_calm(self, event: object) -> None:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
         state = self.state
-        waits = state.checkpoints.writers or state.ending.stopping or state.verification.differing
+        waits = state.checkpoints.writers or state.ending.stopping
         waits = waits or state.spec.elastic.gives_back  # which is looked at each second
         if not state.plans.steady or state.phase != "Running" or waits:
             return

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.control.digests import add_digests
+from bamboo_core.control.guard import StateSums
 from bamboo_core.control.protocol import CellFinished, LeftBehind, Message, PlanApplied, Report, TakenOver
-from bamboo_core.control.verification import ForwardPlace, ForwardSum, StateSum
+from bamboo_core.control.verification import ForwardPlace, ForwardSum
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.shares import share
 from bamboo_core.planning.splits.stage_times import StageTimes
@@ -33,8 +34,8 @@ def finished(stage: int, digest: int) -> CellFinished:
     return CellFinished(cell=Cell(0, stage), digest=f"{digest:064x}")
 
 
-def state_sum(stage: int, version: int, found: int) -> StateSum:
-    return StateSum(stage=stage, version=version, sum=f"{found:016x}")
+def state_sums(stage: int, version: int, **found: int) -> StateSums:
+    return StateSums(stage=stage, version=version, sums={name: f"{number:016x}" for name, number in found.items()})
 
 
 def folded(folding: Folding, *messages: Message) -> list[Message | None]:
@@ -73,11 +74,11 @@ def test_a_finished_cell_has_the_digest_of_all_its_parts_and_says_so_again() -> 
 
 def test_sums_of_a_state_are_told_of_a_version_that_all_parts_have_come_to() -> None:
     folding = Folding(2)
-    assert folded(folding, state_sum(2, 4, 1), state_sum(2, 8, 2), state_sum(0, 8, 7)) == [None, None, None]
-    assert folding.fold(state_sum(3, 8, 2**64 - 1)) == state_sum(1, 8, 1)
-    assert folding.fold(state_sum(2, 8, 2)) == state_sum(1, 8, 1), "a report"
+    assert folded(folding, state_sums(2, 4, a=1), state_sums(2, 8, a=2), state_sums(0, 8, a=7)) == [None, None, None]
+    assert folding.fold(state_sums(3, 8, b=5)) == state_sums(1, 8, a=2, b=5)
+    assert folding.fold(state_sums(2, 8, a=2)) == state_sums(1, 8, a=2, b=5), "a report"
     folding.keep([], [0, 1])
-    assert folding.fold(state_sum(3, 8, 5)) is None
+    assert folding.fold(state_sums(3, 8, b=5)) is None
 
 
 @pytest.mark.parametrize("device", [0, 1])

@@ -66,7 +66,6 @@ RIGHT = {
     FrameKind.LOGGED: frame(FrameKind.LOGGED, [[[0, 1], 3]]),
     FrameKind.LOGGED_BULK: frame(FrameKind.LOGGED_BULK, []),
     FrameKind.LOGGED_STATE: frame(FrameKind.LOGGED_STATE, []),
-    FrameKind.CHECK: frame(FrameKind.CHECK, {"sums": b"12345678"}),
     FrameKind.FORWARD_SUMS: frame(FrameKind.FORWARD_SUMS, {"by_microbatch": {0: 2**64 - 1, 7: 0}}),
     FrameKind.SPOT_CHECK: frame(FrameKind.SPOT_CHECK, SPOT, (torch.ones(2, 2), torch.ones(3))),
     FrameKind.COMPUTE_AGAIN: frame(FrameKind.COMPUTE_AGAIN, "LossGradient"),
@@ -93,7 +92,6 @@ MEANT = {
     FrameKind.SYNC: [(2, Commit(**COMMIT))],
     FrameKind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
     FrameKind.LOGGED: [((0, 1), 3)],
-    FrameKind.CHECK: payloads.Check(sums=b"12345678"),
     FrameKind.HISTORY: [(1, StepRecord(attempt=0, step=3, time=1.5, loss=0.5, gradient_norm=None, metrics={"x": 1.0}))],
 }
 
@@ -171,8 +169,6 @@ WRONG = {
     "a commit of a truth": frame(FrameKind.COMMIT, {**COMMIT, "epoch": True}),
     "no announcement": frame(FrameKind.ANNOUNCE),
     "half an announcement": frame(FrameKind.ANNOUNCE, {"version": 1}),
-    "no sums": frame(FrameKind.CHECK, {}),
-    "half a sum": frame(FrameKind.CHECK, {"sums": b"1234567"}),
     "heard nothing": frame(FrameKind.HEARD),
     "heard a mapping": frame(FrameKind.HEARD, {"1": COMMIT}),
     "half a history": frame(FrameKind.HISTORY, [[1, {"kind": "step"}]]),

@@ -8,6 +8,7 @@ from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control.digests import Digest
 from bamboo_core.control.evaluations import EarlyStop
+from bamboo_core.control.guard import SpotCheckDiffers, StateSums
 from bamboo_core.control.memory import Memory, SentTraffic
 from bamboo_core.control.message import MOST as MOST
 from bamboo_core.control.message import Count as Count
@@ -16,7 +17,7 @@ from bamboo_core.control.plan_change import PlanChange as PlanChange
 from bamboo_core.control.plan_change import SendPlan as SendPlan
 from bamboo_core.control.plan_change import WholePlanWanted as WholePlanWanted
 from bamboo_core.control.platform import Platform
-from bamboo_core.control.verification import ForwardDiffers, ForwardSum, LookAgain, StateSum
+from bamboo_core.control.verification import ForwardDiffers, ForwardSum, LookAgain
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.history.records import Texts
 from bamboo_core.job.spec import MOST_LAYERS
@@ -306,7 +307,8 @@ ToCoordinator = (
     | WeightsCommitted
     | HistoryKept
     | WorkerWarning
-    | StateSum
+    | StateSums
+    | SpotCheckDiffers
     | ForwardDiffers
     | ForwardSum
     | WholePlanWanted

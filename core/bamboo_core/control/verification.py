@@ -5,24 +5,15 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from bamboo_core.control.guard import Sum
 from bamboo_core.control.message import Count, Message
 from bamboo_core.planning.plan import Cell, WorkerId
 
-Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # of the bits of a result
 MOST_QUESTIONS = 16
 _IN_WORDS = {"Forward": "forward", "LossGradient": "gradient of the loss", "Backward": "backward"}
-PROVEN = 2  # versions whose states differ because the task is not deterministic, as far as anybody can tell
 
 
 # worker -> coordinator
-
-
-class StateSum(Message, frozen=True):
-    """The sum of the state that a worker holds of a stage at that version."""
-
-    stage: Count
-    version: Count
-    sum: Sum
 
 
 class Result(StrEnum):
@@ -85,9 +76,6 @@ class ForwardSum(Message, frozen=True):
 
 
 class LookAgain(Message, frozen=True):
-    """Say what these forwards come to when they are run, and the states of these versions; earlier questions are
-    withdrawn.
-    """
+    """Say what these forwards come to when they are run; earlier questions are withdrawn."""
 
     places: Annotated[tuple[ForwardPlace, ...], msgspec.Meta(max_length=MOST_QUESTIONS)]
-    versions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_QUESTIONS)] = ()

@@ -8,6 +8,7 @@ from typing import Any
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.control.guard import StateSums
 from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint, restoring
 from bamboo_core.coordinator.checkpointing.record import CheckpointState
 from bamboo_core.coordinator.course import JobCourse
@@ -171,7 +172,7 @@ def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool
 
 
 def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
-    """Does a worker only answer a plan, as others have still to, or tell again of a copy that is known?
+    """Does a worker only answer a plan, as others have still to, or tell of a copy that is known, or sums of a state?
 
     A thousand workers do so after every plan, and the last answer decides. While it is asked what is lost, or who has
     begun, each of them may.
@@ -184,6 +185,8 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
             return not plan.worker_ids() <= after.plans.applied
         case protocol.ReplicaSynced():
             return after.plans.synced is before.plans.synced
+        case StateSums():  # of which the last ones may complete a checkpoint, or the job
+            return not (after.checkpoints.writing or after.ending.finished)
         case _:
             return False
 

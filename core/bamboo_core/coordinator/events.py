@@ -276,7 +276,6 @@ class Differences:
     """
 
     forwards: int = 0
-    states: int = 0
     corrupt: tuple[WorkerId, ...] = ()
     unresolved: str = ""
     resolved: str = ""

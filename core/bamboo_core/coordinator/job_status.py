@@ -18,8 +18,7 @@ from bamboo_core.coordinator.grids import choosing, dates, holding
 from bamboo_core.coordinator.protection import cell_name, counts_nodes
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.stragglers.judging import told
-from bamboo_core.coordinator.verification.evidence import StatePlace
-from bamboo_core.coordinator.verification.settled import is_on
+from bamboo_core.coordinator.verification.verification import is_on
 from bamboo_core.job.spec import storage_place
 from bamboo_core.planning.heirs import domains_of, level_counts
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
@@ -177,7 +176,6 @@ def _differences(state: CoordinatorState) -> Differences | None:
     v = state.verification
     return Differences(
         forwards=v.found.get(ForwardPlace.kind, 0),
-        states=v.found.get(StatePlace.kind, 0),
         corrupt=v.corrupt,
         unresolved=v.unresolved,
         resolved=v.resolved,

@@ -13,6 +13,7 @@ from bamboo_core.coordinator.course import JobCourse, Phase
 from bamboo_core.coordinator.ending.record import Ending
 from bamboo_core.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send
 from bamboo_core.coordinator.grids.record import GridState, Holding
+from bamboo_core.coordinator.guard.record import GuardState
 from bamboo_core.coordinator.inquiry import Inquiry
 from bamboo_core.coordinator.model_layers import ModelLayers
 from bamboo_core.coordinator.moves import Moves
@@ -61,6 +62,7 @@ class CoordinatorState:
     holding: Holding = field(default_factory=Holding)
     stragglers: StragglerState = field(default_factory=StragglerState)
     balance: BalanceState = field(default_factory=BalanceState)
+    guard: GuardState = field(default_factory=GuardState)
     verification: VerificationState = field(default_factory=VerificationState)
 
     @property
@@ -149,6 +151,7 @@ Record = (
     | Holding
     | StragglerState
     | BalanceState
+    | GuardState
     | VerificationState
 )
 _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}

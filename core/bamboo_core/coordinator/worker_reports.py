@@ -9,6 +9,7 @@ from bamboo_core.control import evaluations, protocol
 from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo_core.coordinator.ending import weights
 from bamboo_core.coordinator.events import Emit, Outcome, Takeover
+from bamboo_core.coordinator.guard import guard
 from bamboo_core.coordinator.progress import MOST_SECONDS
 from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.state import Turn
@@ -302,6 +303,7 @@ _OF_STATES = (
     protocol.Evaluated,
     protocol.TakenOver,
     protocol.CellFinished,
+    *guard.HANDLERS,
     *verification.HANDLERS,
 )
 _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
@@ -327,6 +329,7 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.CellFinished: _cell_finished,
     **weights.HANDLERS,
     protocol.NoticeReceived: _notice_received,
+    **guard.HANDLERS,
     **verification.HANDLERS,
     protocol.WorkerWarning: _warning,
     protocol.WorkerFailed: _worker_failed,

@@ -83,7 +83,6 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.reused for t in takeovers), *job, "reused")
     if (found := status.differences) is not None:
         page.add(table.JOB_DIFFERENCES, found.forwards, *job, "forward")
-        page.add(table.JOB_DIFFERENCES, found.states, *job, "state")
         page.add(table.JOB_CORRUPT_WORKERS, len(found.corrupt), *job)
     if status.most_memory is not None:
         for kind, size in status.most_memory[1].by_kind().items():

@@ -15,8 +15,7 @@ from bamboo_core.planning.schedule import Computed, Evaluate, Generate, ReportRe
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
-from bamboo_trainer.commit.state_comparison import StateComparison
-from bamboo_trainer.commit.state_sums import StateSums
+from bamboo_trainer.commit.state_checks import StateChecks
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.ports import Ports
@@ -72,12 +71,11 @@ class Components:
             policy=ports.policy,
         )
         log, verifies = self.committer.log, ports.verifies
-        self.sums = StateSums(self.plan, self.states, log, ports.coordinator, steps=ports.steps, verifies=verifies)
+        self.checks = StateChecks(self.plan, self.states, log, ports.coordinator, steps=ports.steps)
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.coordinator)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.coordinator
         )
-        self.comparison = StateComparison(self.plan, self.outbox, self.states, self.sums)
         self.forward_sums = ForwardSums(self.plan, self.outbox, ports.coordinator, verifies=verifies)
         self._devices = DeviceTimes(ports.clock, ports.devices)
         self.redundant = RedundantWork(
@@ -94,7 +92,7 @@ class Components:
             on_host=ports.on_host,
         )
         self.spots = SpotChecks(
-            self.plan, self.outbox, self.states, log, self.forward_sums, ports.observer, ports.spots
+            self.plan, self.outbox, self.states, log, ports.coordinator, ports.observer, ports.spots
         )
         self.executor = Executor(
             self.plan,
@@ -135,7 +133,7 @@ class Components:
         self._history.take_role(plan, self.committer.is_root)  # before it is told that the root's cell has finished
         self.outbox.connect()
         self.states.take_roles(plan, self.plan.worker)
-        self.comparison.take_roles()
+        self.checks.take_roles()
         self.executor.hand_over(old)
         self.replicator.take_roles(old)
         self.executor.take_over(old, arrived)
@@ -147,7 +145,7 @@ class Components:
         self.committer.meet_root(old)
         for stage in self.states:
             self.replicator.announce(stage)
-            self.comparison.look(stage)
+            self.checks.look(stage)
         self._look_at_repeated()
         self._coordinator.tell(PlanApplied(epoch=plan.epoch))
         if old is None:
@@ -170,7 +168,7 @@ class Components:
         self.forward_sums.committed(step)
         self.spots.committed(step)
         for stage in self.states if commit.early_stop else ():
-            self.comparison.look(stage)
+            self.checks.look(stage)
         self.executor.committed(step)
         if self.committer.is_root:
             self.committer.publish(step, commit)
@@ -215,8 +213,6 @@ class Components:
             case FrameKind.SYNC | FrameKind.STATE:
                 self._on_commits(frame)  # one of them may bring a plan that takes the part away
                 self._on_state(sender, frame)
-            case FrameKind.CHECK if address.stage in self.states:
-                self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
             case FrameKind.FORWARD_SUMS if known and self.redundant.shadows_cell(cell):
                 self.redundant.told(sender, cell, address.step, frame.payload)
             case FrameKind.SPOT_CHECK if known:
@@ -258,6 +254,7 @@ class Components:
             self.executor.begin(stage)
             self.replicator.skipped(stage)
             self.replicator.announce(stage)
+            self.checks.look(stage)
 
     def _keep_early(self, sender: WorkerId, frame: Frame) -> None:
         if frame.epoch > self.plan.current.epoch:
@@ -376,7 +373,7 @@ class Components:
         self.redundant.drop(index)
         self.executor.begin(index)
         self.replicator.announce(index)
-        self.comparison.look(index)
+        self.checks.look(index)
 
     def _reached(self, index: int) -> None:
         """A state has come to another version: what is to be kept of it is copied, piece by piece."""
@@ -399,7 +396,7 @@ class Components:
     def _hand_over_copies(self) -> None:
         """Those that are complete. If a state is not what was told of it, the coordinator hears it before."""
         for index in self._copies.complete():
-            self.sums.copied(index)
+            self.checks.copied(index)
         self._copies.hand_over()
 
     def _decide(self) -> bool:
@@ -419,9 +416,8 @@ class Components:
     # what others ask
 
     def answer(self, wanted: LookAgain) -> None:
-        """What the coordinator wants to know of forwards and states; earlier questions are withdrawn."""
+        """What the coordinator wants to know of forwards; earlier questions are withdrawn."""
         self.forward_sums.ask(wanted.places)
-        self.sums.ask(wanted.versions)
 
     def keep_last(self, wanted: KeepLastState) -> bool:
         """The coordinator asks for the state after the last step. False if it is not here any more."""
@@ -441,7 +437,7 @@ class Components:
         self._coordinator.tell(Report(committed=self.committer.log.newest, held=held))
         self.committer.report()
         self.executor.report()
-        self.comparison.report()
+        self.checks.report()
 
     def memory(self) -> Memory:
         """What is used for what."""

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from bamboo_core.control.digests import add_digests
+from bamboo_core.control.guard import SpotCheckDiffers, StateSums
 from bamboo_core.control.protocol import CellFinished, LeftBehind, Message, ReplicaSynced, Report, TakenOver
-from bamboo_core.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, StateSum
+from bamboo_core.control.verification import ForwardDiffers, ForwardPlace, ForwardSum
 from bamboo_core.planning.grid import grouped
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.splits.devices import cell_of, device_of, parts_of, stage_of
@@ -17,8 +18,6 @@ from bamboo_core.planning.splits.stage_times import StageTimes
 
 Ranges = Sequence[tuple[int, int]]
 Writers = tuple[tuple[WorkerId, ...], ...]
-
-SUMS = 1 << 64  # that there are of states
 
 
 class Folding:
@@ -28,7 +27,7 @@ class Folding:
         self._devices = devices
         self._takeovers: dict[Cell, dict[int, TakenOver]] = {}  # of device stages that have caught up, until all have
         self._finished: dict[Cell, dict[int, CellFinished]] = {}
-        self._sums: dict[int, dict[int, dict[int, StateSum]]] = {}  # by stage, version and device
+        self._sums: dict[int, dict[int, dict[int, StateSums]]] = {}  # by stage, version and device
 
     def forget(self) -> None:
         """Others begin: what was said is of states that are given up."""
@@ -46,7 +45,7 @@ class Folding:
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
-            case LeftBehind(cell=cell) | ReplicaSynced(cell=cell):
+            case LeftBehind(cell=cell) | ReplicaSynced(cell=cell) | SpotCheckDiffers(cell=cell):
                 return msgspec.structs.replace(message, cell=self._cell(cell))
             case TakenOver():
                 return self._taken_over(message)
@@ -56,8 +55,8 @@ class Folding:
                 digests = [said[device].digest for device in sorted(said)]
                 whole = len(said) == self._devices
                 return CellFinished(cell=self._cell(cell), digest=add_digests(digests)) if whole else None
-            case StateSum():
-                return self._state_sum(message)
+            case StateSums():
+                return self._state_sums(message)
             case ForwardDiffers(place=place) | ForwardSum(place=place):
                 return msgspec.structs.replace(message, place=self._place(place))
             case _:
@@ -88,7 +87,7 @@ class Folding:
             reused=max(part.reused for part in parts),
         )
 
-    def _state_sum(self, message: StateSum) -> StateSum | None:
+    def _state_sums(self, message: StateSums) -> StateSums | None:
         stage, device = stage_of(message.stage, self._devices), device_of(message.stage, self._devices)
         versions = self._sums.setdefault(stage, {})
         said = versions.setdefault(message.version, {})
@@ -96,8 +95,8 @@ class Folding:
         if len(said) < self._devices:
             return None
         self._sums[stage] = {version: sums for version, sums in versions.items() if version >= message.version}
-        whole = sum(int(part.sum, 16) for part in said.values()) % SUMS
-        return StateSum(stage=stage, version=message.version, sum=f"{whole:016x}")
+        sums = {name: found for part in sorted(said) for name, found in said[part].sums.items()}
+        return StateSums(stage=stage, version=message.version, sums=sums)
 
     def _place(self, place: ForwardPlace) -> ForwardPlace:
         return msgspec.structs.replace(place, cell=self._cell(place.cell), device=self._device(place.cell))

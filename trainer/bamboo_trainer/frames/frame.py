@@ -33,15 +33,14 @@ class FrameKind(IntEnum):
     LOGGED = 13  # the answer's end: no more boundary frames; payload: the first step in our log, by own cell
     LOGGED_BULK = 14  # the same on the link of the large frames
     LOGGED_STATE = 15  # the same on the link of the states
-    CHECK = 16  # a holder's sums of a stage's tensors at that version, to the stage's owner in pipeline 0
-    LAYERS_WANTED = 17  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
-    LAYER = 18  # a layer of it; part = layer; payload: of which state, and what the layer's has beside tensors
-    LAYERS_LACKED = 19  # the answer for those that are not here; payload: as of the question
-    HISTORY = 20  # to the root, or by it: steps not known to be in the job's history; payload: a list
-    PARTIAL_SUM = 21  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
-    FORWARD_SUMS = 22  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch
-    SPOT_CHECK = 23  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
-    COMPUTE_AGAIN = 24  # to a cell's owner, by its shadow, which came to another result; payload: of what
+    LAYERS_WANTED = 16  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
+    LAYER = 17  # a layer of it; part = layer; payload: of which state, and what the layer's has beside tensors
+    LAYERS_LACKED = 18  # the answer for those that are not here; payload: as of the question
+    HISTORY = 19  # to the root, or by it: steps not known to be in the job's history; payload: a list
+    PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
+    FORWARD_SUMS = 21  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch
+    SPOT_CHECK = 22  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
+    COMPUTE_AGAIN = 23  # to a cell's owner, by its shadow, which came to another result; payload: of what
 
 
 EVALUATED, GENERATED = 1, 2  # the part of an activation

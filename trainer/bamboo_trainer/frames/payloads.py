@@ -162,12 +162,6 @@ class StatePayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     commits: Commits
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sums of a stage's tensors, 8 bytes each."""
-
-    sums: bytes
-
-
 class SumsOfForwards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sums of what a cell's forwards, or what followed from them, came to in a step, by microbatch."""
 
@@ -234,7 +228,6 @@ FORMS: Final = {
     FrameKind.LOGGED: PayloadForm(Since),
     FrameKind.LOGGED_BULK: PayloadForm(Since),
     FrameKind.LOGGED_STATE: PayloadForm(Since),
-    FrameKind.CHECK: PayloadForm(Check),
     FrameKind.FORWARD_SUMS: PayloadForm(SumsOfForwards),
     FrameKind.SPOT_CHECK: PayloadForm(SpotSums, 0, torch.inf),
     FrameKind.COMPUTE_AGAIN: PayloadForm(Result),
@@ -268,8 +261,6 @@ def read(frame: Frame) -> Frame:
         _check_contributed(payload.contributed, data)
     if isinstance(payload, SpotSums) and payload.inputs > count:
         raise RefusedFrame(f"{count} tensors, {payload.inputs} of them inputs")
-    if isinstance(payload, Check) and len(payload.sums) % 8:
-        raise RefusedFrame(f"sums of {len(payload.sums)} bytes")
     if isinstance(payload, StatePayload) and payload.state.get("version") != frame.address.step:
         raise RefusedFrame(f"a state of version {payload.state.get('version')!r}")
     if isinstance(payload, HeldLayer) and len(set(payload.tensors)) != count:

@@ -14,6 +14,7 @@ from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer, ZoneTraffic, by_zone, step_traffic
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
+from bamboo_core.control.guard import StateSums
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.gradient_groups import final_share
 from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
@@ -192,6 +193,8 @@ class SimulatedTraining:
             roles, ours = plan.at(cell), cell.stage == stage
             if ours and worker in roles.replicas and roles.owner not in self._gone:
                 self._tell(roles.owner, protocol.ReplicaSynced(cell=cell, replica=worker))
+        if self.step >= self._spec.training.steps:
+            self._tell(worker, StateSums(stage=stage, version=self.step, sums={}))
 
     def _say_taken_over(self, plan: Plan, before: Plan, seconds: float) -> None:
         for cell in plan.cells():
@@ -264,6 +267,8 @@ class SimulatedTraining:
             checkpoint=checkpoint,
         )
         self._tell(root, committed)
+        if self.step >= self._spec.training.steps or checkpoint is not None:
+            self._tell_sums()
         if self.step >= self._spec.training.steps:
             plan = self._current_plan
             for cell in self._cells(plan):
@@ -272,6 +277,12 @@ class SimulatedTraining:
             self._cut(plan, checkpoint[1])
         else:
             self._begin()
+
+    def _tell_sums(self) -> None:
+        """All who hold a state that is kept, or the last one, say that it is the same: nothing differs here."""
+        for worker in sorted(self._current_plan.worker_ids() - self._gone.keys()):
+            for stage in sorted(self._held.of(worker)):
+                self._tell(worker, StateSums(stage=stage, version=self.step, sums={}))
 
     def _is_new(self, plan: Plan) -> bool:
         """Has the coordinator to be told of each step, as it learns what steps take on this grid?"""

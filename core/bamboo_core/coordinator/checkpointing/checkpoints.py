@@ -15,7 +15,6 @@ from bamboo_core.coordinator.checkpointing.record import CheckpointState
 from bamboo_core.coordinator.ending.record import Stopping
 from bamboo_core.coordinator.events import Emit, Outcome, Send
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.coordinator.verification.settled import is_settled
 from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo_core.planning.shares import share
 from bamboo_core.text import one_line
@@ -239,8 +238,8 @@ def _commit(turn: Turn) -> None:
     assert c.writing is not None
     if _awaits_evaluation(state, c.writing.step):
         return  # a step more, and it is known how good it is
-    if not is_settled(state, c.writing.step, c.since, turn.now):
-        return  # only what all holders agree on is kept
+    if not _is_compared(state, c):
+        return  # only what its holders agree on is kept
     staying = [w for w, r in state.ready.items() if r.notice_until is None and w != c.asked] or list(state.ready)
     if not staying:
         return
@@ -250,6 +249,16 @@ def _commit(turn: Turn) -> None:
     turn.put(c.asking(staying[0], turn.now))
     parts = tuple(c.parts[layer] for layer in sorted(c.parts))
     turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=_score(state, c))))
+
+
+def _is_compared(state: CoordinatorState, c: CheckpointState) -> bool:
+    """Whether all who hold a stage and were to write of it have told equal sums of the state in question."""
+    plan = state.current_plan
+    if c.writing is None or plan.mixed:
+        return True
+    there = state.workers.keys()
+    holders = [plan.holders_of(stage) & there & set(writers) for stage, writers in enumerate(c.writers)]
+    return state.guard.are_equal(plan.origin, c.writing.step, holders)
 
 
 def _score(state: CoordinatorState, c: CheckpointState) -> float | None:

@@ -3,14 +3,9 @@
 from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.coordinator.verification.settled import is_settled
 from bamboo_core.text import count
 
 EARLY_STOPPED = "EarlyStopped"
-DIVERGED = (
-    "usual causes: an optimizer or a layer's factory that is not deterministic, workers with different hardware or "
-    "images; if it is none of these, it is a bug in Bamboo"
-)
 
 
 def finish_if_done(turn: Turn) -> None:
@@ -25,19 +20,21 @@ def finish_if_done(turn: Turn) -> None:
     finished, stages = dict(state.ending.finished), len(state.plan.stages)
     if not any(finished.keys() >= set(layout.cells(stages)) for layout in state.plan.layouts):
         return
-    if not is_settled(state, state.spec.training.steps, state.progress.last_at, turn.now):
-        return  # not all who hold the last state have said that it is the same
-    digests = [{digest for cell, digest in finished.items() if cell.stage == stage} for stage in range(stages)]
-    diverged = [str(stage) for stage, different in enumerate(digests) if len(different) > 1]
-    if diverged and not state.plan.mixed:
-        message = f"pipelines ended with different states of stage {', '.join(diverged)}; {DIVERGED}"
-        turn.finish(Outcome.FAILED, "PipelinesDiverged", message)
-    elif final_checkpoint.begin(turn):
+    if not _is_compared(state):
+        return  # not all who hold the last state have told its sums
+    if final_checkpoint.begin(turn):
         return
     elif state.terms.save_path is None:
         complete(turn)
     else:
         turn.enter("Saving")
+
+
+def _is_compared(state: CoordinatorState) -> bool:
+    """Whether all who hold the last state have told equal sums of it."""
+    plan = state.current_plan
+    holders = [set(workers) & state.workers.keys() for workers in state.certain_holders(plan)]
+    return plan.mixed or state.guard.are_equal(plan.origin, state.spec.training.steps, holders)
 
 
 def _awaits_the_last_round(state: CoordinatorState) -> bool:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from bamboo_core.control.verification import ForwardPlace
 from bamboo_core.planning.plan import Plan, WorkerId
@@ -11,30 +10,7 @@ from bamboo_core.planning.plan import Plan, WorkerId
 Layers = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class StatePlace:
-    """A result that is a state: that of a stage at a version."""
-
-    kind: ClassVar[str] = "state"
-
-    stage: int
-    version: int
-
-    @property
-    def step(self) -> int:
-        """The first one that begins with this state."""
-        return self.version
-
-    @property
-    def last_good(self) -> int:
-        """The newest version of states that it has no part in."""
-        return self.version - 1
-
-    def __str__(self) -> str:
-        return f"the state of stage {self.stage} after {self.version} steps"
-
-
-Place = ForwardPlace | StatePlace
+Place = ForwardPlace
 Sums = Mapping[WorkerId, tuple[str, ...]]
 
 

@@ -1,23 +1,20 @@
 """Results that have to be the same and are not: silent corruption of one of them.
 
-Shadows compare forwards, and the coordinator the sums of states. A difference is put down to a worker by what all say
+Shadows compare forwards. A difference is put down to a worker by what all say
 of it (`evidence`). With `redundancy.verify` Replace that worker is lost, and the job goes back to a checkpoint from
 before, and repeats the step: if it could not be told who was wrong, that is told by what the step comes to then.
 See docs/design/verify.md.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
 from bamboo_core.control.verification import (
     MOST_QUESTIONS,
-    PROVEN,
     ForwardDiffers,
-    ForwardPlace,
     ForwardSum,
     LookAgain,
-    StateSum,
 )
 from bamboo_core.coordinator.checkpoint_counts import RestoreCause
 from bamboo_core.coordinator.checkpointing import checkpoints, restoring
@@ -26,46 +23,28 @@ from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.verification.evidence import (
     Dispute,
     Place,
-    StatePlace,
     Sums,
     layers_of,
     none_is_steady,
     wrong_workers,
 )
-from bamboo_core.coordinator.verification.settled import WAIT_SECONDS, holders, is_on, replaces
 from bamboo_core.coordinator.workers.membership import declare_lost
-from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.job.placement_spec import VerifyMode
+from bamboo_core.planning.plan import Plan, WorkerId
 
 MOST_RETURNS: Final = 4  # to a checkpoint, for the same result
 PAST_STEPS: Final = 2  # after which nobody says more of a step
 
 
+def is_on(state: CoordinatorState) -> bool:
+    return state.spec.redundancy.verify is not VerifyMode.NONE
+
+
+def replaces(state: CoordinatorState) -> bool:
+    return state.spec.redundancy.verify is VerifyMode.REPLACE
+
+
 # what workers say
-
-
-def state_sum(turn: Turn, worker: WorkerId, message: StateSum) -> None:
-    """A worker tells the checksum of a state that it holds, which is compared with the others' once all have told."""
-    plan = _plan(turn.state)
-    if plan is None or message.stage >= len(plan.stages) or message.version > turn.state.spec.training.steps:
-        return
-    known, place = turn.state.verification.sums, StatePlace(message.stage, message.version)
-    before = known.get(place, {}).get(worker, message.sum)
-    turn.put(turn.state.verification.with_sum(place, worker, message.sum))
-    _hear(turn, place, {worker: (message.sum,)})
-    if before != message.sum:
-        _has_changed(turn, place, {**known[place], worker: before}, worker, message.sum)
-    elif place in turn.state.verification.sums:
-        _weigh(turn, place)
-
-
-def _has_changed(turn: Turn, place: StatePlace, told: Mapping[WorkerId, str], worker: WorkerId, now: str) -> None:
-    """A state is not what it was when its holder first told of it, as copies of it were being made."""
-    if place in turn.state.verification.weighed or place not in turn.state.verification.sums:
-        return
-    turn.put(turn.state.verification.known_to_differ(place))
-    said = {one: (found, now) if one == worker else (found,) for one, found in told.items()}
-    plan = turn.state.current_plan
-    _differs(turn, place, said, plan.at(Cell(0, place.stage)).owner)
 
 
 def forward_differs(turn: Turn, worker: WorkerId, message: ForwardDiffers) -> None:
@@ -91,29 +70,6 @@ def _plan(state: CoordinatorState) -> Plan | None:
     return state.plan if is_on(state) and state.phase == "Running" and state.plan and not state.plan.mixed else None
 
 
-# states
-
-
-def _weigh(turn: Turn, place: StatePlace) -> None:
-    """Do all who hold a state tell the same? A difference is looked at when all have told, or after a while."""
-    state, v = turn.state, turn.state.verification
-    told, plan = v.sums[place], state.current_plan
-    missing = holders(state, place.stage) - told.keys()
-    if len(set(told.values())) == 1:
-        if not missing and place.version >= v.agreed.get(place.stage, (0, 0))[0]:
-            turn.put(v.agreeing(place, plan.epoch))
-        return
-    since = v.differing.get(place, turn.now)
-    if place in v.weighed or place.version <= PROVEN:
-        return  # of the first versions the workers say so themselves, and the job ends
-    if missing and turn.now - since < WAIT_SECONDS:
-        turn.put(v.waiting(place, since))
-        return
-    turn.put(v.weighing(place))
-    owner = plan.at(Cell(0, place.stage)).owner
-    _differs(turn, place, {w: (found,) for w, found in told.items()}, owner)
-
-
 # differences
 
 
@@ -137,12 +93,10 @@ def _differs(turn: Turn, place: Place, said: Sums, suspect: WorkerId) -> None:
         text = f"{place} came to other results whenever it was repeated, on all workers"
         turn.finish(Outcome.FAILED, "NotDeterministic", text)
     elif wrong:
-        harmless = _is_harmless(state, dispute, wrong)
+        harmless = _is_harmless(dispute, wrong)
         _settle(turn, dispute, wrong)
         if not harmless:
             _go_back(turn, dispute, "the results since then may be wrong")
-        elif isinstance(place, StatePlace):
-            checkpoints.distrust(turn, place.last_good)
     else:
         _look_again(turn, dispute)
 
@@ -166,22 +120,13 @@ def _go_back(turn: Turn, dispute: Dispute, why: str) -> None:
     if turn.state.phase == "Over":
         return
     checkpoints.never_restore(turn, dispute.place.last_good)
-    turn.put(turn.state.verification.without_sums())
     restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, f"{dispute.place} differs; {why}")
     _ask(turn, turn.state.workers)
 
 
-def _is_harmless(state: CoordinatorState, dispute: Dispute, wrong: frozenset[WorkerId]) -> bool:
-    """Has nothing been used that those have computed? So it is with what was computed in advance, and with the copy of
-    a state on a worker that has run none of its cells since it was equal to the others.
-    """
-    plan = state.current_plan
-    if isinstance(dispute.place, ForwardPlace):
-        return dispute.suspect not in wrong
-    number = dispute.place.stage
-    _, epoch = state.verification.agreed.get(number, (0, 0))
-    owners = {plan.at(cell).owner for cell in plan.cells() if cell.stage == number}
-    return epoch == plan.epoch and not owners & wrong
+def _is_harmless(dispute: Dispute, wrong: frozenset[WorkerId]) -> bool:
+    """Has nothing been used that those have computed? So it is with what was computed in advance."""
+    return dispute.suspect not in wrong
 
 
 def _hear(turn: Turn, place: Place, said: Sums) -> None:
@@ -238,14 +183,11 @@ def look_after(turn: Turn) -> None:
     """Ask those who have begun anew, weigh what nobody tells more of, and give up what is past."""
     state = turn.state
     v, plan = state.verification, _plan(state)
-    if plan is None or not (v.disputes or v.differing):
+    if plan is None or not v.disputes:
         return
-    if replaces(state) and v.disputes and v.asked != plan.origin:
+    if replaces(state) and v.asked != plan.origin:
         turn.put(v.asking(plan.origin))
         _ask(turn, plan.worker_ids())
-    for place in v.differing:
-        if turn.state.phase == "Running" and place in turn.state.verification.differing:
-            _weigh(turn, place)
     for dispute in turn.state.verification.disputes:
         if turn.state.phase == "Running" and _is_past(turn.state, plan, dispute):
             _give_up(turn, dispute)
@@ -268,13 +210,11 @@ def _give_up(turn: Turn, dispute: Dispute) -> None:
 def _ask(turn: Turn, workers: Iterable[WorkerId]) -> None:
     """To say what the forwards and states in question come to. Before the plan, too: with it they begin at once."""
     disputes = turn.state.verification.disputes
-    places = tuple(one.place for one in disputes if isinstance(one.place, ForwardPlace))[-MOST_QUESTIONS:]
-    versions = sorted({one.place.version for one in disputes if isinstance(one.place, StatePlace)})[-MOST_QUESTIONS:]
-    turn.do(*(Send(worker, LookAgain(places=places, versions=tuple(versions))) for worker in workers))
+    places = tuple(one.place for one in disputes)[-MOST_QUESTIONS:]
+    turn.do(*(Send(worker, LookAgain(places=places)) for worker in workers))
 
 
 HANDLERS: Final[dict[type, Callable[[Turn, WorkerId, Any], None]]] = {
-    StateSum: state_sum,
     ForwardDiffers: forward_differs,
     ForwardSum: forward_sum,
 }

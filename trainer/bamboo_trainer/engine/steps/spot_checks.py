@@ -1,7 +1,7 @@
 """Now and then one microbatch of a stage is computed again, forward and backward, by another worker that has its state.
 
 So is found what the checks before the first step cannot see: a layer that depends on its earlier calls, on the process,
-or on random numbers that it begins to draw later. See docs/design/verify.md; when, and by whom, says
+or on random numbers that it begins to draw later. See docs/design/determinism.md; when, and by whom, says
 `bamboo_core.planning.spot_checks`. Equal work gives equal bits whatever befalls the job meanwhile, so there is nothing
 to wait for, and what cannot be compared any more is dropped.
 """
@@ -11,13 +11,13 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
-from bamboo_core.control.verification import ForwardPlace, Result
+from bamboo_core.control.guard import MOST_TEXT, SpotCheckDiffers
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.spot_checks import SpotSchedule, checker
 from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.steps.cell_step import CellStep
-from bamboo_trainer.engine.steps.forward_sums import Difference, ForwardSums
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import SpotSums
 from bamboo_trainer.routing.outbox import Outbox
@@ -32,7 +32,6 @@ from bamboo_trainer.tasks.task_errors import TaskError, ran_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-SUMS: Final = {Result.FORWARD: "outputs", Result.BACKWARD: "gradients"}
 WARNING: Final = "the check of %s in step %d was left out, since there is not enough memory for it; so are later ones"
 
 
@@ -58,13 +57,13 @@ class SpotChecks:
         outbox: Outbox,
         states: StageStates,
         log: CommitLog,
-        sums: ForwardSums,
+        coordinator: Coordinator,
         observer: Observer,
         schedule: SpotSchedule | None,
     ) -> None:
-        """sums: told of a forward that differs, if results are compared. schedule: None if nothing is checked."""
+        """coordinator: it hears of a difference. schedule: None if nothing is checked."""
         self._plan, self._outbox, self._states, self._log = plan, outbox, states, log
-        self._sums, self._observer, self._schedule = sums, observer, schedule
+        self._coordinator, self._observer, self._schedule = coordinator, observer, schedule
         self._made: dict[Cell, _Made] = {}
         self._asked: dict[Cell, tuple[WorkerId, Frame]] = {}  # the newest of each cell
         self.count = 0
@@ -187,7 +186,7 @@ class SpotChecks:
         cell, step, microbatch = frame.address.cell, frame.address.step, frame.address.microbatch
         again = compute_again(stage, frame)
         what = differing(stage, theirs, mine)
-        place = f"in step {step + 1}, microbatch {microbatch}"
+        place = f"in step {step + 1}, microbatch {microbatch} of stage {cell.stage} of pipeline {cell.pipeline}"
         if anew is not None and anew != theirs and theirs == mine == again:
             raise NotDeterministic(
                 f"{differing(stage, theirs, anew)} is not deterministic: {place}, "
@@ -197,18 +196,14 @@ class SpotChecks:
             said = "%s %s came to other bits here than on %s, and to the same ones when repeated"
             logger.warning(said, what, place, owner)
             return
-        if self._sums.active and owner != worker and (result := compared_result(theirs, mine)):
-            forward, name = ForwardPlace(cell, step, microbatch, result=result), SUMS[result]
-            found = Difference(forward, owner, getattr(theirs, name), getattr(mine, name))
-            self._sums.report(found, getattr(again, name))
-            return
         whose = f"{owner} came to" if owner != worker else "it came to at first"
-        steady = "the same when it repeated it" if again == mine else "others whenever it repeated it"
-        raise NotDeterministic(
-            f"{what} is not deterministic: {place}, {worker} came to other bits than "
-            f"{whose}, and to {steady}; {CAUSES}, the process or the worker; or a worker whose memory or processor "
-            "gives wrong bits"
-        )
+        if again != mine:
+            raise NotDeterministic(
+                f"{what} is not deterministic: {place}, {worker} came to other bits than {whose}, and to others "
+                f"whenever it repeated it; {CAUSES}"
+            )
+        said = f"{worker} came to other bits than {whose}, and to the same when it repeated it"
+        self._coordinator.tell(SpotCheckDiffers(cell=cell, step=step, message=f"{what} {place}: {said}"[:MOST_TEXT]))
 
 
 def forward_by_layer(
@@ -257,11 +252,6 @@ def compute_again(stage: Stage, frame: Frame) -> SpotSums:
     return SpotSums(
         inputs=count, layers=layers, outputs=summed, gradients=checksum_of(gradients), parameters=checksum(alone)
     )
-
-
-def compared_result(one: SpotSums, other: SpotSums) -> Result | None:
-    """The first one that differs of those that are compared with `redundancy.verify`, too, by the same sums."""
-    return next((result for result, name in SUMS.items() if getattr(one, name) != getattr(other, name)), None)
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
 from bamboo_trainer.frames.tensors import DTYPES, unsendable
-from bamboo_trainer.stage.checksums import checksum_of
+from bamboo_trainer.stage.checksums import checksum, checksum_of
 from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
@@ -21,6 +21,7 @@ from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.task_errors import TaskError
 
 SNAPSHOT_FORMAT = 1
+NUMBERS = "numbers"  # the name of the optimizer's plain numbers among sums
 
 
 def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
@@ -81,10 +82,11 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
     return add_digests(digests)
 
 
-def state_sum(parameters: FlatParameters, optimizer: OptimizerState) -> int:
-    """64 bits of the whole state, computed where it is; equal bits give equal sums (`checksums`)."""
+def checksums(parameters: FlatParameters, optimizer: OptimizerState) -> dict[str, int]:
+    """64 bits of each tensor, by its name, computed where it is, and of all numbers; equal bits give equal sums."""
+    sums = {name: checksum(tensor) for name, tensor in _named(parameters, optimizer)}
     scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items() if not early_stop.is_of(name))
-    return checksum_of((tensor for _, tensor in _named(parameters, optimizer)), scalars)
+    return {**sums, NUMBERS: checksum_of((), scalars)}
 
 
 def _slot(name: str) -> str:

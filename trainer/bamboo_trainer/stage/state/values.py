@@ -6,7 +6,7 @@ final gradients, so an owner and its replicas come to the same bits.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from bamboo_trainer.frames.payloads import Decided
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import apart_from_others, wait_for
 from bamboo_trainer.memory.saved_tensors import new_bytes
-from bamboo_trainer.stage.checksums import checksum
+from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import RunningBuffers
 from bamboo_trainer.stage.state import layer_state, snapshot
@@ -34,6 +34,8 @@ from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
+
+MOST_SUMS: Final = 1024  # that are told of a stage, in a message of some tens of KB
 
 
 class StageValues:
@@ -282,16 +284,18 @@ class StageValues:
         return snapshot.digest(self.parameters, self.optimizer, elsewhere) if elsewhere else self.digest()
 
     def checksums(self) -> dict[str, int]:
-        """The checksums of parameters and buffers, by what they are called in a sentence; the same for all who hold the
-        stage.
-        Raises TaskError if a buffer has changed. Takes a third of the time of an optimizer step (bench/determinism.py).
+        """Sums of the whole state, by what each tensor is called in a sentence; of a state with more than MOST_SUMS
+        tensors, by layer. The same for all who hold the stage. Raises TaskError if a buffer has changed.
         """
         self._constants.check(bits=True)
-        return {layer_state.in_words(self.layers, name): checksum(tensor) for name, tensor in self.parameters.named()}
-
-    def state_sum(self) -> int:
-        """64 bits of parameters, buffers and what the optimizer remembers; equal bits give equal sums."""
-        return snapshot.state_sum(self.parameters, self.optimizer)
+        sums = snapshot.checksums(self.parameters, self.optimizer)
+        numbers = {f"the optimizer's numbers of layers {self.first} to {self.end - 1}": sums.pop(snapshot.NUMBERS)}
+        if len(sums) <= MOST_SUMS:
+            return {layer_state.in_words(self.layers, name): found for name, found in sums.items()} | numbers
+        by_layer: dict[int, list[int]] = {}
+        for name, found in sums.items():
+            by_layer.setdefault(layer_state.layer_of(name), []).append(found)
+        return {f"layer {layer}": checksum_of((), found) for layer, found in by_layer.items()} | numbers
 
     def state_bytes(self) -> tuple[int, int]:
         """The bytes of what the layers hold, and those of what the optimizer remembers."""

@@ -1,0 +1,1 @@
+"""States and results that have to be the same: compared, and what follows if they differ."""

@@ -1,0 +1,205 @@
+"""States and results that differ: how far the job goes back, when it ends, and what people hear."""
+
+from typing import Any
+
+import pytest
+
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.guard import SpotCheckDiffers, StateSums
+from bamboo_core.control.platform import Platform
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.coordinator.guard.record import KEPT_VERSIONS, GuardState
+from bamboo_core.planning.plan import Cell
+from checkpoint_world import begin, finished, made, reasons, save, sent, tell_sums, train, written
+from world import World
+
+X, Y = ({"w": f"{number:016x}", "exp_avg": "0" * 16} for number in (1, 2))
+
+
+def tell(world: World, worker: str, version: int, sums: dict[str, str], stage: int = 1) -> None:
+    world.tell(Received(worker, StateSums(stage=stage, version=version, sums=sums)))
+
+
+def differ(world: World, version: int, stage: int = 1) -> tuple[str, str]:
+    """A stage's owner and its shadow tell other sums; who they are."""
+    role = world.plan.at(Cell(0, stage))
+    owner, shadow = role.owner, role.replicas[0]
+    tell(world, owner, version, X, stage)
+    tell(world, shadow, version, Y, stage)
+    return owner, shadow
+
+
+def spot(world: World, step: int) -> None:
+    message = SpotCheckDiffers(cell=Cell(0, 1), step=step, message="the output of layer 3 (Linear) differs")
+    world.tell(Received("w0", message))
+
+
+def test_equal_states_say_nothing() -> None:
+    world = made(3)
+    tell_sums(world, 4)
+    assert not world.state.guard.differences
+    assert "ResultsDiffer" not in reasons(world)
+
+
+def test_at_the_first_difference_the_job_goes_back_and_at_the_second_it_ends() -> None:
+    world = made(3)
+    kept = save(world)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
+    train(world, 17)
+    owner, shadow = differ(world, 16)
+    assert world.state.phase == "Restoring"
+    told = next(event for event in world.told if event.reason == "ResultsDiffer")
+    assert told.message == f"{shadow} and {owner} hold other bits of stage 1 after 16 steps; first difference: w"
+    assert kept in world.state.checkpoints.kept, "it is of a state from before"
+    world.settle()
+    assert world.plan.restore == kept
+    train(world, 17)
+    differ(world, 16)
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "ResultsDiffer")
+    assert (
+        "hold other bits of stage 1 after 16 steps; first difference: w; the job had gone back" in world.finish.message
+    )
+
+
+def test_without_checkpoints_it_ends_at_the_first_one() -> None:
+    world = World(3, 1, 0)
+    world.settle()
+    owner, shadow = differ(world, 4)
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "ResultsDiffer")
+    assert f"{shadow} and {owner} hold other bits of stage 1 after 4 steps" in world.finish.message
+
+
+def test_states_are_compared_as_they_were_built() -> None:
+    world = World(3, 1, 0)
+    world.settle()
+    differ(world, 0)
+    assert world.finish is not None
+    assert "of stage 1 as it was built; first difference: w" in world.finish.message
+
+
+def test_a_holder_whose_state_is_no_more_what_it_told_is_a_difference() -> None:
+    """It looks again when copies of it are made."""
+    world = made(3)
+    checkpoint = begin(world)
+    owner = world.plan.at(Cell(0, 1)).owner
+    tell(world, owner, 8, Y)
+    assert world.state.phase == "Restoring"
+    assert f"{owner} holds other bits of stage 1 after 8 steps than it told before" in world.state.restoring.message
+    assert checkpoint in world.state.checkpoints.bad
+
+
+def test_a_checkpoint_becomes_one_when_all_who_write_it_have_told_the_same() -> None:
+    world = made(3)
+    train(world, 7)
+    checkpoint = protocol.CheckpointId(step=8, id="a")
+    world.commit((world.state.checkpoints.number, checkpoint))
+    written(world, checkpoint)
+    holders = [(stage, worker) for stage, mine in enumerate(world.state.checkpoints.writers) for worker in mine]
+    for stage, worker in holders:
+        assert not sent(world, protocol.CommitCheckpoint)
+        tell(world, worker, 8, X, stage)
+    assert sent(world, protocol.CommitCheckpoint)
+
+
+def test_a_writer_that_is_lost_is_not_waited_for() -> None:
+    world = made(3)
+    train(world, 7)
+    checkpoint = protocol.CheckpointId(step=8, id="a")
+    world.commit((world.state.checkpoints.number, checkpoint))
+    written(world, checkpoint)
+    *others, (stage, last) = [
+        (stage, worker) for stage, mine in enumerate(world.state.checkpoints.writers) for worker in mine
+    ]
+    for stage, worker in others:
+        if worker != last:
+            tell(world, worker, 8, X, stage)
+    world.lose(last)
+    world.settle()
+    assert sent(world, protocol.CommitCheckpoint)
+
+
+def test_a_spot_check_leaves_the_state_before_its_step_good() -> None:
+    world = made(3)
+    kept = save(world)
+    later = save(world, 16, "b")
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
+    train(world, 17)
+    spot(world, 10)
+    assert world.state.phase == "Restoring"
+    assert world.state.checkpoints.bad == (later,)
+    assert world.state.restoring.message == "the output of layer 3 (Linear) differs"
+    world.settle()
+    spot(world, 10)
+    assert world.finish is not None
+    assert world.finish.reason == "ResultsDiffer"
+
+
+def test_what_workers_tell_of_states_that_are_given_up_does_not_count() -> None:
+    world = made(3)
+    differ(world, 4)
+    assert world.state.phase == "Restoring"
+    spot(world, 3)
+    differ(world, 4)
+    assert world.finish is None
+    assert world.state.guard.differences == 1
+
+
+def test_the_job_completes_when_all_who_hold_the_last_state_have_told_the_same() -> None:
+    world = World(2, 1, 0, steps=4)
+    world.settle()
+    train(world, 4)
+    for cell in world.plan.cells():
+        world.tell(Received(world.plan.at(cell).owner, protocol.CellFinished(cell=cell, digest="0" * 64)))
+    assert world.finish is None
+    tell_sums(world, 4)
+    assert world.outcome is Outcome.COMPLETE
+
+
+def test_a_difference_of_the_last_state_is_found() -> None:
+    world = World(2, 1, 0, steps=4)
+    world.settle()
+    train(world, 4)
+    differ(world, 4)
+    finished(world)
+    assert world.outcome is Outcome.FAILED
+
+
+def test_workers_of_different_platforms_are_not_compared_but_checked_by_themselves() -> None:
+    platforms = {"w1": Platform(device="A"), "w0": Platform(device="B")}
+    world = World(2, 1, 0, worker={"allowMixedPlatforms": True}, platforms=platforms)
+    world.settle()
+    assert world.plan.mixed
+    differ(world, 4)
+    assert world.finish is None
+    spot(world, 3)
+    assert world.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StateSums(stage=9, version=4, sums=X),
+        StateSums(stage=1, version=1 << 40, sums=X),
+        SpotCheckDiffers(cell=Cell(0, 9), step=1, message="x"),
+        SpotCheckDiffers(cell=Cell(0, 1), step=1 << 40, message="x"),
+    ],
+)
+def test_what_belongs_to_nothing_changes_nothing(message: Any) -> None:
+    world = made(3)
+    before = world.state.guard
+    world.tell(Received("w0", message))
+    assert world.state.guard == before
+
+
+def test_the_newest_versions_are_kept_and_that_of_a_checkpoint_in_progress() -> None:
+    guard = GuardState()
+    for version in range(9):
+        guard = guard.telling(1, (0, version), "w0", X, 2)
+    assert [version for _, version in guard.told] == [2, *range(9 - KEPT_VERSIONS, 9)]
+    assert guard.are_equal(1, 2, [{"w0"}])
+    assert not guard.are_equal(1, 2, [{"w0", "w1"}])
+    assert not guard.are_equal(2, 2, [{"w0"}]), "states of another origin"
+    assert guard.telling(2, (0, 3), "w0", X, None).told.keys() == {(0, 3)}
