@@ -41,7 +41,7 @@ PINGS = 5.0  # as a worker's
 MEMORY_EVERY = 5  # heartbeats
 LONG_FRAME = 500  # bytes, from which a frame may have a plan
 REMEMBERED = 64  # frames of a job
-MEMORY = Memory(parameters=1 << 30, optimizer=2 << 30, replica=3 << 30, log=1 << 28)
+MEMORY = Memory(peak=7 << 30, limit=16 << 30)
 
 
 class SharedEar:

@@ -316,23 +316,11 @@ def _resources() -> list[object]:
             stacked=True,
         ),
         graph(
-            "Memory by kind, worker with most",
-            "For each kind, the largest use by any worker now.",
+            "Memory of workers",
+            "The most that each worker has taken so far, of its GPU or without GPUs of the host, and the least limit.",
             "bytes",
-            Query(f"max by (kind) (bamboo_worker_memory_bytes{{{J}}})", "{{kind}}"),
-        ),
-        graph(
-            "Memory by worker",
-            "Sum of a worker's memory use over all kinds.",
-            "bytes",
-            Query(f"sum by (pod) (bamboo_worker_memory_bytes{{{J}}})", "{{pod}}"),
-        ),
-        graph(
-            "Largest account so far",
-            "Of the worker that has needed most since the coordinator started.",
-            "bytes",
-            _job("largest_memory_bytes", "{{kind}}"),
-            stacked=True,
+            Query(f"bamboo_worker_memory_peak_bytes{{{J}}}", "{{pod}}"),
+            Query(f"min(bamboo_worker_memory_limit_bytes{{{J}}})", "limit"),
         ),
         graph(
             "Links that broke",

@@ -99,7 +99,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         step=NUMBERS,
         doing=st.text(),
         busy=FLOATS,
-        memory=st.none() | st.builds(Memory, log=NUMBERS),
+        memory=st.none() | st.builds(Memory, peak=NUMBERS, limit=NUMBERS),
         times=st.none() | st.lists(TIMES, max_size=3).map(tuple),
         headroom=st.none() | FLOATS,
     ),

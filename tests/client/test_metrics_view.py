@@ -31,8 +31,7 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
         restarts=2,
         unprotected=("pipeline 0 stage 1",),
         workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STARTING)),
-        memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))),
-        most_memory=("w1", Memory(log=9)),
+        memory=(("w0", Memory(peak=7, limit=9)), ("w2", Memory(peak=3, limit=9))),
         traffic=(("w0", Traffic(sync=8)), ("w2", Traffic(sync=4, control=1))),
         trained_samples=20,
         trained_without=4,
@@ -57,10 +56,9 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
     assert values(page, job_catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
     assert values(page, job_catalog.JOB_STRAGGLERS) == {(): 1}
     assert values(page, job_catalog.JOB_STRAGGLER_SECONDS) == {("w2", "own"): 0.2, ("w2", "usual"): 0.1}
-    assert values(page, job_catalog.JOB_LARGEST_MEMORY)["log",] == 9
+    assert values(page, job_catalog.RUN_WORKER_MEMORY) == {("w0",): 7, ("w2",): 3}
     assert values(page, job_catalog.JOB_STEP_SENT)["sync",] == 6
     assert values(page, job_catalog.RUN_WORKER_SENT)["w2", "control"] == 1
-    assert values(page, job_catalog.RUN_WORKER_MEMORY)["w2", "parameters"] == 3
     text = exposed(page)
     assert (
         'bamboo_job_takeover_pause_seconds_bucket{job="tiny",le="0.1",namespace="default",notice="false"} 2.0' in text

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bamboo.local.views.summary import compare, summarize, to_json, to_text
-from bamboo_core.control.memory import Memory, Traffic
+from bamboo_core.control.memory import Traffic
 from bamboo_core.coordinator.events import Finish, Outcome
 from operator_kit import checkpoints
 from run_view_kit import STATUS
@@ -24,7 +24,7 @@ def test_the_summary_as_text_and_json() -> None:
     assert "w1 -> w0, pause 100 ms (0.50 steps)" in text
     assert "lost samples: 4" in text
     assert "metrics of the last step: accuracy 0.12346, balance 2e-07, nothing not finite, xxx" in text
-    assert "\n  most memory: w1 with 3.0 MiB (log 3.0 MiB, optimizer 1.5 KiB)\n" in text
+    assert "\n  most memory: w1 with 3.0 MiB of 4.0 MiB at its peak\n" in text
     assert "\n  most sent in a step: w0 with 4.0 MiB (sync 4.0 MiB, activation 1.5 KiB)\n" in text
     assert "    | world·[2J" in text
     assert "failed workers: w0, w1, w2, w3, w4 and 2 more was killed" in text
@@ -33,9 +33,7 @@ def test_the_summary_as_text_and_json() -> None:
     assert (document["samples_per_second"], document["bit_equal"], summary.exit_code) == (12.0, True, 0)
     assert document["metrics"] == {"accuracy": 0.123456, "balance": 2e-7, "nothing": None, "x" * 64: 1.0}
     assert document["grid"] == {"stages": 2, "pipelines": 1}
-    memory = document["memory"]
-    assert (memory["worker"], memory["total"], memory["optimizer"]) == ("w1", (3 << 20) + 1536, 1536)
-    assert json.loads(to_json(replace(summary, memory=None)))["memory"] is None
+    assert document["memory"]["w1"] == {"peak": 3 << 20, "limit": 4 << 20}
     assert document["traffic"]["w2"] == {"total": 5, **Traffic(gradient=5).by_kind()}
     nan = json.loads(to_json(replace(summary, last_loss=float("nan"))))
     assert nan["last_loss"] is None
@@ -43,7 +41,7 @@ def test_the_summary_as_text_and_json() -> None:
 
 def test_what_no_worker_has_had_is_left_out() -> None:
     """Of a job that has failed before its first step, or that has one worker, which sends nothing."""
-    status = replace(STATUS, most_memory=("w0", Memory()), traffic=(("w0", Traffic()),))
+    status = replace(STATUS, memory=(), traffic=(("w0", Traffic()),))
     text = to_text(summarize("job", status, Finish(Outcome.FAILED, "TaskFailed", "why"), batch=8, seconds=2.0))
     assert "most memory" not in text
     assert "most sent" not in text

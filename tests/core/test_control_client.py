@@ -52,7 +52,7 @@ class Channel:
 
 
 def beat() -> Heartbeat:
-    return Heartbeat(step=4, doing="training", memory=Memory(log=7))
+    return Heartbeat(step=4, doing="training", memory=Memory(peak=7, limit=9))
 
 
 @contextlib.asynccontextmanager

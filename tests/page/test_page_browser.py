@@ -80,7 +80,7 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
         step=5,
         takeovers=(taken,),
         preemptions=1,
-        memory=(("tiny-w0", Memory(log=9 << 20, replica=1 << 20)),),
+        memory=(("tiny-w0", Memory(peak=10 << 20, limit=16 << 20)),),
         unprotected=("pipeline 0 stage 1",),
         checkpoint=kept,
         traffic=(("tiny-w0", Traffic(sync=7 << 20, layers=1)),),
@@ -350,16 +350,15 @@ CLEAR = "rgba(0, 0, 0, 0)"
 
 
 async def test_every_kind_of_bytes_has_a_colour_in_its_table_and_colours_nothing_else() -> None:
-    memory, traffic = (kind(**dict.fromkeys(kind.__struct_fields__, 1 << 20)) for kind in (Memory, Traffic))
-    status = said(memory=(("tiny-w0", memory),), traffic=(("tiny-w0", traffic),))
+    kinds = Traffic.__struct_fields__
+    status = said(traffic=(("tiny-w0", Traffic(**dict.fromkeys(kinds, 1 << 20))),))
     about = d.PageJob(name="tiny", namespace="team", place="cluster", mode="EagerForward")
     async with served([drawn(about, job(), status, JobHistory(), now=1.0)]) as url, browser() as tab:
         await tab.goto(f"{url}#token=secret")
         await tab.until(DRAWN)
-        for table, kind in (("memory", Memory), ("traffic", Traffic)):
-            colours = await tab.value(f"({COLOURS})({table!r})")
-            assert len(set(colours)) == len(kind.__struct_fields__), colours
-            assert CLEAR not in colours
+        colours = await tab.value(f"({COLOURS})('traffic')")
+        assert len(set(colours)) == len(kinds), colours
+        assert CLEAR not in colours
         assert await tab.value("getComputedStyle(document.getElementById('state')).backgroundColor") == CLEAR
 
 

@@ -13,7 +13,6 @@ from bamboo_core.control.evaluations import Course
 from bamboo_core.history.records import Continuation
 from bamboo_trainer.decisions import Committed
 from bamboo_trainer.frames.payloads import Contributed, Contribution, Decided
-from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.layer_state import LayerState
@@ -249,9 +248,6 @@ class StandInValues:
     def _kept(self) -> tuple[tuple[str, dict[int, int]], ...]:
         return ("state", self.states), ("running", self._running)
 
-    def state_bytes(self) -> tuple[int, int]:
-        return 8 * len(self.states), 0
-
     def require(self, what: str, got: object, expected: object) -> None:
         if got != expected:
             raise Violation(f"layers {self.mine} at version {self.version}: {what} is {got}, not {expected}")
@@ -264,7 +260,7 @@ class StandIn:
 
     def __init__(self, values: StandInValues, spend: Callable[[int, float], None] = _at_once) -> None:
         self.values, self._a, self._oracle, self._spend = values, values.arithmetic, values.oracle, spend
-        self.context = ContextSize()
+        self.has_run = True
         self.as_built = None
 
     @property

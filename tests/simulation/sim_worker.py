@@ -337,9 +337,6 @@ class Node:
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         self.around.store.keep(self, checkpoint, states)
 
-    def unwritten(self) -> tuple[Tensor, ...]:
-        return ()
-
     def tell(self, message: Message) -> None:
         """Sends a message. One about checkpoints is sent again when the channel was cut."""
         self.told = [*self.told[-3:], message]

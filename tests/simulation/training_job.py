@@ -177,9 +177,6 @@ class FilesOfWorker:
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         self.coordinator.tell(self.store.keep(checkpoint, states))
 
-    def unwritten(self) -> tuple[torch.Tensor, ...]:
-        return ()
-
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:

@@ -33,9 +33,6 @@ class NoFiles:
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         raise AssertionError("nothing is kept")
 
-    def unwritten(self) -> tuple[torch.Tensor, ...]:
-        return ()
-
     def restore(self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]) -> NoReturn:
         raise AssertionError("nothing is kept")
 

@@ -11,7 +11,6 @@ SOMETIMES = {
     "bamboo_operator_api_request_duration_seconds",
     "bamboo_job_signals_total",
     "bamboo_operator_refusals_total",
-    "bamboo_job_largest_memory_bytes",
     "bamboo_job_metric",
     "bamboo_job_evaluation",
     "bamboo_job_evaluated_step",

@@ -150,6 +150,14 @@ def check_rounds_as_plain_pytorch(task: Task, split: Any, rounding: TrainingConf
     assert wide != losses, "nothing was rounded"
 
 
+def state_bytes(stage: Stage) -> tuple[int, int]:
+    """The bytes of a stage's parameters and buffers, and of what its optimizer remembers."""
+    held, remembered = (
+        [tensor for _, tensor in part.named()] for part in (stage.values.parameters, stage.values.optimizer)
+    )
+    return sum(storages(held).values()), sum(tensor.nbytes for tensor in remembered)
+
+
 def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
     """The bytes of the storages of these tensors, by their addresses."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}

@@ -23,5 +23,5 @@ def test_the_estimate_counts_what_a_stage_holds() -> None:
     stage = build_stage(task, 0, [(0, 4)], UNCLIPPED)
     one_step([stage], 0, UNCLIPPED)
     assert sum(size.held for size in sizes) == sum(tensor.nbytes for _, tensor in stage.values.parameters.named())
-    assert sum(size.remembered for size in sizes) == stage.values.state_bytes()[1]
+    assert sum(size.remembered for size in sizes) == sum(tensor.nbytes for _, tensor in stage.values.optimizer.named())
     assert sum(size.gradients for size in sizes) == 4 * sum(p.numel() for p in stage.values.parameters.trained())

@@ -26,7 +26,7 @@ def test_the_log_holds_the_newest_frames_of_two_steps(what: list[tuple[int, int,
         kept[address] = parts
         log.add(Frame(address=address, epoch=1, tensors=tuple(TENSORS[i][:1] for i in parts)))
     expected = storages([TENSORS[i] for held in kept.values() for i in held])
-    assert storages(list(log.tensors())) == expected
+    assert storages([tensor for frame in log.frames() for tensor in frame.tensors]) == expected
 
 
 def test_of_a_batch_of_prompts_only_what_has_the_most_tokens_is_kept() -> None:

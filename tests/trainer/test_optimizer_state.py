@@ -12,7 +12,7 @@ from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.user_code import build_layer
 from export_kit import averages
-from stage_kit import CONFIG, accumulate, chain, one_step, small_task
+from stage_kit import CONFIG, accumulate, chain, one_step, small_task, state_bytes
 
 AVERAGED = replace(CONFIG, ema=0.9)
 
@@ -50,11 +50,11 @@ def test_averages_are_torchs(optimizer: str, split: list[tuple[int, int]]) -> No
     for step in range(4):
         assert one_step(stages, step, AVERAGED) == one_step(without, step, CONFIG), "training does not depend on it"
     torch.testing.assert_close(averages(stages), plainly(task_with(optimizer), 4), rtol=1e-5, atol=1e-7)
-    held, remembered = stages[0].values.state_bytes()
-    assert remembered - without[0].values.state_bytes()[1] == sum(
-        p.nbytes for p in stages[0].values.parameters.trained()
-    ), "it is accounted for"
-    assert held == without[0].values.state_bytes()[0]
+    held, remembered = state_bytes(stages[0])
+    assert remembered - state_bytes(without[0])[1] == sum(p.nbytes for p in stages[0].values.parameters.trained()), (
+        "it is accounted for"
+    )
+    assert held == state_bytes(without[0])[0]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

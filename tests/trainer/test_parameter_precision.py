@@ -14,7 +14,7 @@ from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.stage.stage import Stage, build_stage
 from manifest_kit import bamboojob, training
 from precision_kit import build
-from stage_kit import ROUNDED, SPLITS, chain, one_step, small_gpt, state_of
+from stage_kit import ROUNDED, SPLITS, chain, one_step, small_gpt, state_bytes, state_of
 from training_job import Fault, check_same_bits, run_each
 
 UNCLIPPED = replace(ROUNDED, max_gradient_norm=None)
@@ -64,9 +64,9 @@ def test_the_state_is_half_as_large_and_moves_to_other_splits_in_checkpoints() -
     for step in range(2):
         one_step(stages, step, UNCLIPPED)
     counts = 4 * sum(len(stage.values.parameters.slots) for stage in stages)  # of steps, one number for each parameter
-    halves = [stage.values.state_bytes() for stage in stages]
-    assert 2 * sum(held for held, _ in halves) == whole.values.state_bytes()[0]
-    assert 2 * (sum(state for _, state in halves) - counts) == whole.values.state_bytes()[1] - counts
+    halves = [state_bytes(stage) for stage in stages]
+    assert 2 * sum(held for held, _ in halves) == state_bytes(whole)[0]
+    assert 2 * (sum(state for _, state in halves) - counts) == state_bytes(whole)[1] - counts
     files = {i: b"".join(encode(state)) for stage in stages for i, state in stage.values.layer_states().items()}
     assert {t.dtype for t in decode(files[1]).tensors.values() if t.dim()} == {torch.bfloat16}
     other = build_stage(task, 0, [(0, 4)], UNCLIPPED)

@@ -221,7 +221,6 @@ def test_a_state_that_waits_for_the_other_parts_is_given_up_with_the_plan() -> N
     owner.replicator.send_state(Cell(0, 0), "w1")
     ((_, state),) = owner.sent()
     replica.replicator.state_arrived(state)
-    assert list(replica.replicator.waiting_frames()) == [state]
     replica.replicator.take_roles(DIVIDED)
     replica.replicator.finalize(1, 0, (torch.ones(replica.states[1].final.size),))
     assert replica.replicator.next_state() is None

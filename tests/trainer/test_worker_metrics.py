@@ -1,6 +1,7 @@
 """What a worker serves: what its time goes to, what it sends, what it holds."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -80,9 +81,10 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     assert "bamboo_worker_step 6.0" in lines
     assert "bamboo_worker_checkpoint_stall_seconds_total 0.25" in lines
     assert "bamboo_worker_checkpoint_written_bytes_total 0.0" in lines
-    assert any(
-        line.startswith('bamboo_worker_memory_bytes{kind="parameters"}') and line[-4:] != " 0.0" for line in lines
+    peak, limit = (
+        float(line.split()[-1]) for line in lines if re.match("bamboo_worker_memory_(peak|limit)_bytes ", line)
     )
+    assert 0 < peak < limit
 
 
 def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: WorkerAgent) -> None:

@@ -2,12 +2,11 @@
 simulations, how many layers it has."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from bamboo_core.control.memory import Memory
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import layer_ranges
@@ -18,7 +17,7 @@ from bamboo_trainer.initial.first_task import begin_with
 from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.measurements import try_measurements
-from bamboo_trainer.memory.estimate import measure, waiting_on_host, worker_memory
+from bamboo_trainer.memory.estimate import MemoryByKind, measure, waiting_on_host, worker_memory
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.generation import generation_schedule
@@ -97,5 +96,5 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _told(stage: int | None, memory: Memory) -> dict[str, Any]:
-    return {"stage": stage, "memory": memory.by_kind()}
+def _told(stage: int | None, memory: MemoryByKind) -> dict[str, Any]:
+    return {"stage": stage, "memory": asdict(memory)}

@@ -268,5 +268,5 @@ def _memory(
         raise MemoryUnknown(sampler.problem)
     workers = spec.topology.stages * spec.topology.pipelines
     sharing = -(-workers // len(machine.devices)) if machine.is_gpu else 1
-    accounted = summary.memory[1].total if summary.memory else 0
+    accounted = max((memory.peak for _, memory in summary.memory), default=0)
     return MemoryFound(estimated=estimated, accounted=accounted, measured=sampler.highest, sharing=sharing)

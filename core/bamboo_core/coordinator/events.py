@@ -309,9 +309,6 @@ class Status:
     unprotected: tuple[str, ...]
     digests: tuple[str, ...]  # of each stage's final state, once known
     memory: tuple[tuple[WorkerId, Memory], ...] = field(default=(), metadata=PROGRESS)  # what each worker said last
-    most_memory: tuple[WorkerId, Memory] | None = field(
-        default=None, metadata=PROGRESS
-    )  # the largest account so far, and whose
     traffic: tuple[tuple[WorkerId, Traffic], ...] = field(
         default=(), metadata=PROGRESS
     )  # what each worker sends in a step, in the mean

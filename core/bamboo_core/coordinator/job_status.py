@@ -63,7 +63,6 @@ def status(state: CoordinatorState, now: float) -> Status:
         differences=_differences(state),
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
-        most_memory=state.membership.most_memory,
         traffic=tuple((w, r.traffic.sent.in_each(r.traffic.steps)) for w, r in state.workers.items() if r.traffic),
         restarts=state.ends.restarts,
         gradient_norm=state.progress.gradient_norm,

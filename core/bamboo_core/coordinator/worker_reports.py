@@ -55,8 +55,6 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
     turn.put(turn.state.workers.beating(worker, message, turn.now))
-    if message.memory is not None:
-        turn.put(turn.state.membership.with_memory(worker, message.memory))
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:

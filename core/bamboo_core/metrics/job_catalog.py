@@ -363,13 +363,6 @@ JOB_CORRUPT_WORKERS = _job(
     MetricKind.COUNTER,
     "Workers whose results turned out to be the wrong ones.",
 )
-JOB_LARGEST_MEMORY = _job(
-    "largest_memory_bytes",
-    MetricKind.GAUGE,
-    "The largest memory use that a worker has reported so far, by kind.",
-    "kind",
-    unit="bytes",
-)
 JOB_STEP_SENT = _job(
     "step_sent_bytes",
     MetricKind.GAUGE,
@@ -386,10 +379,10 @@ RUN_WORKER_SENT = Metric(
     help="What a local worker sends to the others in a step, by kind.",
 )
 RUN_WORKER_MEMORY = Metric(
-    name="bamboo_job_worker_memory_bytes",
+    name="bamboo_job_worker_memory_peak_bytes",
     kind=MetricKind.GAUGE,
     unit="bytes",
     by=(RUN,),
-    labels=("namespace", "job", "worker", "kind"),
-    help="Memory use of a local worker, by kind.",
+    labels=("namespace", "job", "worker"),
+    help="The most memory that a local worker has taken so far.",
 )

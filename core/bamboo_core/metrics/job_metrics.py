@@ -84,9 +84,6 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     if (found := status.differences) is not None:
         page.add(table.JOB_DIFFERENCES, found.forwards, *job, "forward")
         page.add(table.JOB_CORRUPT_WORKERS, len(found.corrupt), *job)
-    if status.most_memory is not None:
-        for kind, size in status.most_memory[1].by_kind().items():
-            page.add(table.JOB_LARGEST_MEMORY, size, *job, kind)
     for kind in Traffic.__struct_fields__ if status.traffic else ():
         mean = sum(sent.by_kind()[kind] for _, sent in status.traffic) / len(status.traffic)
         page.add(table.JOB_STEP_SENT, mean, *job, kind)

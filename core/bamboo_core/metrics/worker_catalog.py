@@ -85,10 +85,15 @@ WORKER_COMPARED = _worker(
     MetricKind.COUNTER,
     "Forwards computed in advance and compared with the owner's (redundancy.verify).",
 )
-WORKER_MEMORY = _worker(
-    "memory_bytes",
+WORKER_MEMORY_PEAK = _worker(
+    "memory_peak_bytes",
     MetricKind.GAUGE,
-    "Its memory use by kind, the larger of two measurements in a step.",
-    "kind",
+    "The most memory that it has taken so far: of its GPU with the least left, or without GPUs of the host.",
+    unit="bytes",
+)
+WORKER_MEMORY_LIMIT = _worker(
+    "memory_limit_bytes",
+    MetricKind.GAUGE,
+    "How much of that memory it may take.",
     unit="bytes",
 )

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from msgspec.structs import replace
 
-from bamboo_core.control.memory import BytesByKind
+from bamboo_core.control.memory import Traffic
 from bamboo_core.coordinator.events import CheckpointSummary, Outcome, Status, WorkerState
 from bamboo_core.coordinator.events import Takeover as TakenOver
 from bamboo_core.coordinator.protection import OFF, counts_nodes, protection
@@ -115,8 +115,10 @@ def _from_coordinator(
         grid=grid(live, names),
         others=others(live, names) if live.phase != OVER else (),
         unprotected=live.unprotected,
-        memory=tuple(account(worker, memory, names) for worker, memory in live.memory),
-        most_memory=account(*live.most_memory, names) if live.most_memory else None,
+        memory=tuple(
+            d.MemoryRow(worker=worker, label=names(worker), peak=memory.peak, limit=memory.limit)
+            for worker, memory in live.memory
+        ),
         traffic=tuple(account(worker, sent, names) for worker, sent in live.traffic),
         evaluation=evaluation(live, view.spec),
         texts=d.PageTexts(step=live.texts[0], texts=live.texts[1]) if live.texts else None,
@@ -272,7 +274,7 @@ def _apart(part: WorkerState) -> str:
     return (WorkerState.STARTING if part is WorkerState.TRAINING else part).value
 
 
-def account(worker: WorkerId, found: BytesByKind, names: Labels) -> d.Account:
+def account(worker: WorkerId, found: Traffic, names: Labels) -> d.Account:
     return d.Account(worker=worker, label=names(worker), total=found.total, kinds=found.by_kind())
 
 

@@ -131,12 +131,21 @@ class PageEvent(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Account(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a worker's memory is used for, or what it sends in a step: bytes by kind."""
+    """What a worker sends in a step: bytes by kind."""
 
     worker: str
     label: str
     total: int
     kinds: dict[str, int]
+
+
+class MemoryRow(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The bytes of memory that a worker has taken at most, and may take."""
+
+    worker: str
+    label: str
+    peak: int
+    limit: int
 
 
 class PoolCost(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -218,8 +227,7 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     points: tuple[Point, ...] = ()
     marks: tuple[PageMark, ...] = ()
     events: tuple[PageEvent, ...] = ()
-    memory: tuple[Account, ...] = ()
-    most_memory: Account | None = None
+    memory: tuple[MemoryRow, ...] = ()
     traffic: tuple[Account, ...] = ()  # what each worker sends in a step
     evaluation: PageEvaluation | None = None  # of a job that has made one
     texts: PageTexts | None = None  # the newest, of a job whose coordinator has heard of some

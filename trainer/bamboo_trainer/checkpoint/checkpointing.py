@@ -8,7 +8,7 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,6 @@ from importlib.metadata import version
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from bamboo_core.checkpoint.data_record import DataRecord, difference
 from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
@@ -102,7 +101,6 @@ class Checkpointing:
         self._manifests: dict[CheckpointId, CheckpointManifest] = {}
         self._newest: CheckpointId | None = None  # of which layers were to be written
         self._begun: CheckpointId | None = None  # of which this worker has begun to write; of the thread
-        self._unwritten: list[_Layers] = []
         self._stall = 0.0  # seconds that copying them took
         self.stalled = 0.0  # the same of all checkpoints
         self.written = 0  # bytes
@@ -115,15 +113,7 @@ class Checkpointing:
         self._stall = seconds + (self._stall if self._newest == checkpoint else 0.0)
         self.stalled += seconds
         self._newest = checkpoint
-        layers = _Layers(checkpoint, dict(states))
-        self._unwritten = [earlier for earlier in self._unwritten if earlier.states] + [layers]
-        self._do(layers)
-
-    def unwritten(self) -> Iterator[Tensor]:
-        """Copies that wait until they are written."""
-        for layers in self._unwritten:
-            for state in tuple(layers.states.values()):
-                yield from state.tensors.values()
+        self._do(_Layers(checkpoint, dict(states)))
 
     def commit(self, request: CommitCheckpoint) -> None:
         self._do(request)

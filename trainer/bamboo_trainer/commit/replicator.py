@@ -208,9 +208,6 @@ class Replicator:
         frame = self._arrived.get(number)
         return frame.address.step if frame else -1
 
-    def waiting_frames(self) -> Iterator[Frame]:
-        return iter(tuple(self._arrived.values()))
-
     def restore(self, address: Address, tensors: Parts, state: StatePayload) -> bool:
         """Another worker's state of a stage. False if it is no newer than the one here. Raises Refused."""
         number = address.stage

@@ -7,7 +7,6 @@ on a frame, on a link.
 from collections import deque
 from collections.abc import Mapping
 
-from bamboo_core.control.memory import Memory
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo_core.control.verification import LookAgain
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
@@ -17,7 +16,6 @@ from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_checks import StateChecks
 from bamboo_trainer.engine.layer_copies import LayerCopies
-from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
@@ -41,7 +39,6 @@ class Components:
         self,
         ports: Ports,
         first: Plan,
-        meter: MemoryMeter,
         timer: StageTimer,
         queue: deque[Received],
         copies: LayerCopies,
@@ -54,7 +51,7 @@ class Components:
         """
         self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
         self._clock, self._queue = ports.clock, queue
-        self._meter, self._timer, self._copies = meter, timer, copies
+        self._timer, self._copies = timer, copies
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
         self.plan = PlanState(ports.worker, first, ports.devices)
@@ -152,7 +149,6 @@ class Components:
             self.executor.report()  # what it has finished, after a checkpoint of the last step, counts from now on only
         self._queue.extend(self.early_frames)
         self.early_frames.clear()
-        self._memory_changed(self.step)
         facts = {"reason": plan.reason, "message": plan.message, "boundary": plan.boundary}
         self._observer.event("Epoch", epoch=plan.epoch, seconds=self._clock() - begun, **facts)
 
@@ -336,8 +332,6 @@ class Components:
         if not isinstance(cell_step.next, Evaluate | Generate | Computed):
             self._look_again()
         self.executor.execute(cell_step)
-        if self._meter.wants(cell_step):
-            self._meter.take(self.memory(), over=cell_step.next is None)
 
     def _report_or_send(self) -> None:
         """A step's report goes before its final gradients, which it takes long to copy; if it has to wait for a replica
@@ -369,7 +363,6 @@ class Components:
             self._devices.end(given, took, tells=self.redundant.works_ahead)
         self._observer.finished(name, cell, step, 0)
         self._reached(index)
-        self._memory_changed(step)
         self.redundant.drop(index)
         self.executor.begin(index)
         self.replicator.announce(index)
@@ -438,13 +431,3 @@ class Components:
         self.committer.report()
         self.executor.report()
         self.checks.report()
-
-    def memory(self) -> Memory:
-        """What is used for what."""
-        frames = (*(frame for _, frame in self.early_frames), *self.replicator.waiting_frames(), *self.spots.frames())
-        beside = Beside(frames, self._copies.tensors())
-        return account(self.states, self.executor, self.redundant, self.outbox.log, beside)
-
-    def _memory_changed(self, step: int) -> None:
-        if not any(cell_step.program for cell_step in self.executor.cells.values()):
-            self._meter.changed(step, self.memory())

@@ -30,7 +30,6 @@ from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
-from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.frames.frame import Frame
@@ -61,11 +60,11 @@ class AwaitedLayers:
 
 
 class Engine:
-    """One worker's part in the job. meter: of its memory; timer: of its work."""
+    """One worker's part in the job. timer: of its work."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self.meter, self.timer = MemoryMeter(ports.clock), StageTimer(ports.work_clock)
+        self.timer = StageTimer(ports.work_clock)
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
@@ -149,7 +148,7 @@ class Engine:
     def _begin_with(self, stages: Mapping[int, Stage], plan: Plan, when: float, begun: float) -> None:
         """stages: in the states that the plan names. begun: when they began to be made, seconds of the clock."""
         ports, wanted = self._ports, self._wanted
-        components = Components(ports, plan, self.meter, self.timer, self._received, self.copies, stages, wanted)
+        components = Components(ports, plan, self.timer, self._received, self.copies, stages, wanted)
         components.on_plan(plan, None, when, begun)
         self.components = components
         self._received.extend(self._early)

@@ -7,11 +7,9 @@ long as that is not given up. **Taken over** are those that are here; the others
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
-
-from torch import Tensor
 
 from bamboo_core.control.protocol import CopiesHeld, KeepLastState, StateHeld, WorkerWarning
 from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
@@ -36,9 +34,6 @@ class CheckpointFiles(Protocol):
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         """Write these copies; training has waited for so many seconds while they were made."""
-
-    def unwritten(self) -> Iterable[Tensor]:
-        """The copies that wait until they are written."""
 
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
@@ -179,13 +174,6 @@ class LayerCopies:
 
     def of(self, state: CheckpointId) -> Mapping[int, LayerState]:
         return self.held.get(state, NOTHING)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """All copies that are held, or wait until they are written."""
-        for layers in self.held.values():
-            for state in layers.values():
-                yield from state.tensors.values()
-        yield from self._files.unwritten()
 
     def report(self) -> None:
         """To the coordinator, which may have missed it."""

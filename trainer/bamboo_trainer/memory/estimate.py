@@ -7,7 +7,7 @@ autograd would keep is added up. A layer that cannot be run so is run for real, 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from bamboo_core.control.memory import Memory
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
@@ -25,7 +24,6 @@ from bamboo_core.planning.offloading import kept_on_device
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.devices import EAGER, device_roles
 from bamboo_trainer.memory.recomputation import checkpointed_layers
-from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
@@ -40,6 +38,7 @@ from bamboo_trainer.training import TrainingConfig
 logger = logging.getLogger(__name__)
 
 KEPT_STEPS = 2  # of frames in the message log
+Holds = Callable[[Tensor], bool]  # is it a parameter or a buffer?
 ADAM = 2  # tensors that an optimizer keeps for each parameter, if its step cannot be run without values
 
 
@@ -56,6 +55,25 @@ class LayerSize:
     casts: int  # of parameters to the precision of the products, one for all microbatches
     inputs: int
     outputs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryByKind:
+    """Bytes by kind. What belongs to two kinds counts once, with the first of them."""
+
+    # parameters, optimizer: of the stages that the worker owns, frozen values and buffers included
+    parameters: int
+    optimizer: int
+    replica: int  # the same of the stages that it keeps for others
+    gradients: int  # sums so far, and final ones not yet applied
+    log: int  # what may have to be sent again
+    activations: int  # what the backwards of the microbatches in flight need
+    redundant: int  # what has been computed in advance for others
+    copies: int  # of layers, in host memory, for checkpoints
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
 
 
 def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
@@ -167,7 +185,7 @@ class _Saved:
         if number in self._own:
             return
         self._tensors[number] = tensor
-        if is_cast(tensor, holds):
+        if _is_cast(tensor, holds):
             self._casts[number] = tensor.untyped_storage().nbytes()
 
     def bytes(self, boundary: set[int]) -> int:
@@ -176,6 +194,16 @@ class _Saved:
 
     def cast_bytes(self) -> int:
         return sum(self._casts.values())
+
+
+def _is_cast(tensor: Tensor, holds: Holds) -> bool:
+    """Is it a parameter, cast to another type?"""
+    whole = tensor if tensor._base is None else tensor._base
+    made_by = whole.grad_fn
+    if made_by is None or made_by.name() != "ToCopyBackward0":
+        return False
+    source = getattr(made_by.next_functions[0][0], "variable", None)
+    return source is not None and holds(source)
 
 
 @contextmanager
@@ -215,7 +243,7 @@ def worker_memory(
     *,
     taken_over: bool,
     parts: Sequence[tuple[int, int]] = (),
-) -> tuple[int | None, Memory]:
+) -> tuple[int | None, MemoryByKind]:
     """The stage whose worker needs most, and how much: in calm, or while it runs all stages that it replicates, too.
 
     parts: the layers of each device stage, if workers have several devices; then it is how much the device that needs
@@ -230,10 +258,10 @@ def worker_memory(
     return max(accounts, key=lambda found: found[1].total)
 
 
-def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles) -> Memory:
-    """The account of a worker's device at its highest: the kinds are those of its account while it runs
-    (`memory.account`).
-    """
+def _account(
+    sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles
+) -> MemoryByKind:
+    """The memory of a worker's device where it needs most."""
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = most_microbatches(spec.training, pipelines)
@@ -256,7 +284,7 @@ def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec
         shared = total(lambda size: size.gradients, s) if pipelines > 1 else 0
         return KEPT_STEPS * (microbatches * boundary + shared)
 
-    return Memory(
+    return MemoryByKind(
         parameters=total(lambda size: size.held + size.casts, *owned),
         optimizer=total(lambda size: size.remembered, *owned),
         replica=total(lambda size: size.held + size.remembered, *kept),

@@ -1,11 +1,13 @@
-"""How much more than now a worker could hold, so that nobody is given layers for which there is no memory."""
+"""How much memory a worker has taken, and how much more it could hold, so that nobody gets layers without room."""
 
 import os
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
+from bamboo_core.control.memory import Memory
 from bamboo_trainer.memory.cgroup import USABLE, HostMemory, host_memory
 
 USED = Path("/proc/self/statm")  # in pages; the second number is what is resident
@@ -20,6 +22,24 @@ def headroom(
     """
     known = [part for part in (*map(_on_gpu, devices), _on_host(memory(), used)) if part is not None]
     return min(known, default=None)
+
+
+def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
+    """The peak so far and the limit of the GPU that has come closest to its own; without GPUs, of the host's memory.
+
+    What torch keeps cached on a GPU counts. The host's limit is its control group's, or else all that the machine has.
+    May be called in any thread.
+    """
+    gpus = [
+        Memory(peak=torch.cuda.max_memory_reserved(device), limit=torch.cuda.get_device_properties(device).total_memory)
+        for device in devices
+        if device.type == "cuda"
+    ]
+    if gpus:
+        return max(gpus, key=lambda gpu: gpu.peak / gpu.limit)
+    limits = [host.limit] if (host := memory()) is not None else []
+    limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return Memory(peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, limit=min(limits))
 
 
 def device_memory(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> int:

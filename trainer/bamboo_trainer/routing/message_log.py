@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.frames.frame import GENERATED, Address, Frame, FrameKind
 
@@ -33,10 +31,6 @@ class MessageLog:
     def frames(self) -> Iterator[Frame]:
         """The frames for all cells."""
         return (frame for logged in self._frames.values() for frame in logged.values())
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The tensors of all frames; several may share memory."""
-        return (tensor for frame in self.frames() for tensor in frame.tensors)
 
     def committed(self, step: int) -> None:
         for frames in self._frames.values():

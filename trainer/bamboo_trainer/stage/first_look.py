@@ -1,4 +1,4 @@
-"""What is looked at before and in a stage's first forward: whether it may be repeated elsewhere, and what it keeps."""
+"""What is looked at before and in a stage's first forward: whether it may be repeated elsewhere."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from bamboo_trainer.memory.saved_tensors import ContextSize, context_size, saved_for_backward
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture
 from bamboo_trainer.tasks.inspection.determinism import Call, DeterminismCheck, compare_batches
-from bamboo_trainer.tasks.mixed_precision import REDUCED, forget_casts
+from bamboo_trainer.tasks.mixed_precision import forget_casts
 from bamboo_trainer.tasks.phases import phase_at, phases_of
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -65,19 +64,10 @@ class FirstLook:
             looked.check(tuple(p.to(device) for p in inputs))
         forget_casts()
 
-    def during(self, run: Callable[[], Forwarding]) -> tuple[Forwarding, ContextSize]:
-        """A first forward: does it change buffers, how large is its context, whose are the parameters that it uses?
-
-        Raises TaskError.
-        """
-        kept_casts = self._config.precision in REDUCED
+    def during(self, run: Callable[[], Forwarding]) -> Forwarding:
+        """Run a first forward. Raises TaskError if it changes buffers, or uses parameters of other layers."""
         with no_new_parameters(self._layers), unchanged_buffers(self._layers):
-            try:
-                with saved_for_backward(self._parameters.holds) as saved:
-                    forwarding = run()
-                context = context_size(saved, (*forwarding.leaves, *forwarding.parts), kept_casts)
-            except TaskError:  # some layers cannot be looked at; if the error is the task's own it comes again
-                forwarding, context = run(), ContextSize()
+            forwarding = run()
         ends = (*forwarding.parts, *(value for _, value in forwarding.capture.losses))
         foreign = stranger(ends, self._parameters.trained())
         if foreign is not None:
@@ -87,7 +77,7 @@ class FirstLook:
                 f"{list(foreign.shape)} that none of these layers has (Module.named_parameters), so it would not be "
                 f"trained with it: {HAVE_IT}"
             )
-        return forwarding, context
+        return forwarding
 
 
 def _measured(task: Task, outputs: Parts, targets: Parts) -> Parts:

@@ -15,7 +15,6 @@ from bamboo_core.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.memory.placement import wait_for
-from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.as_built import AsBuilt
 from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
@@ -73,7 +72,7 @@ class Stage:
         )
         self._first_look = FirstLook(first or (lambda: task), config, layers, parameters, values.shared, values.last)
         self._evaluator = Evaluator(task, config, layers, device, values.last)
-        self._contexts: dict[str, ContextSize] = {}  # by phase
+        self._has_run: set[str] = set()  # phases
         self._generator = Generator(task, config, layers, device, values.last)
         self.as_built = None if config.compile else AsBuilt(layers)
 
@@ -94,7 +93,7 @@ class Stage:
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
-        if self.context is None and self.values.version == self.values.phase.first:
+        if not self.has_run and self.values.version == self.values.phase.first:
             self.look(step, microbatch, inputs)
         return self._forward(work, step, microbatch, inputs, on_host=on_host)
 
@@ -109,9 +108,10 @@ class Stage:
 
     def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
         place = (step, microbatch, inputs, microbatch == work.bucketwise)
-        if self.context:
+        if self.has_run:
             return self.complete(work, self._run(*place, on_host=on_host))
-        found, self._contexts[self.phase] = self._first_look.during(partial(self._run, *place))
+        found = self._first_look.during(partial(self._run, *place))
+        self._has_run.add(self.phase)
         return self.complete(work, found)
 
     @property
@@ -120,9 +120,9 @@ class Stage:
         return self.values.phase.name
 
     @property
-    def context(self) -> ContextSize | None:
-        """The size of what a backward needs in that phase; None before a forward was run in it."""
-        return self._contexts.get(self.phase)
+    def has_run(self) -> bool:
+        """Was a forward run in that phase?"""
+        return self.phase in self._has_run
 
     def _run(
         self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool, on_host: bool = False

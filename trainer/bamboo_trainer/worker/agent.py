@@ -61,7 +61,7 @@ from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.memory.cgroup import host_memory
-from bamboo_trainer.memory.headroom import device_memory, headroom
+from bamboo_trainer.memory.headroom import device_memory, headroom, memory_of
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
 from bamboo_trainer.memory.placement import choose_devices, use
 from bamboo_trainer.task import Task
@@ -409,14 +409,14 @@ class WorkerAgent:
         if self.engine is None:
             place = place_of(self.thread) if self.began is not None and now > self.began + LONG_SECONDS else ""
             return Heartbeat(step=0, doing=f"starting, at {place}" if place else "starting")
-        memory, times = self.engine.meter.due(now), self.engine.times_due(now)
+        times = self.engine.times_due(now)
         inside, busy = self.inside.now()
         doing = self.doing
         if busy > LONG_SECONDS:
             doing = ", ".join(filter(None, (f"{inside} for {busy:.0f} s", place_of(self.thread))))
         room = headroom(self.devices) if times else None
-        traffic = self.traffic.now(self.engine.step, self.transport.sent) if memory else None
-        step = self.engine.step
+        step, memory = self.engine.step, memory_of(self.devices)
+        traffic = self.traffic.now(step, self.transport.sent)
         return Heartbeat(step=step, doing=doing, memory=memory, busy=busy, times=times, headroom=room, traffic=traffic)
 
     def _on_term(self, *_: object) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.exposition import MetricsHandler
 from bamboo_core.complaints import system_reason
 from bamboo_core.metrics import worker_catalog as table
 from bamboo_core.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
+from bamboo_trainer.memory.headroom import memory_of
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.worker.agent import WorkerAgent
 from bamboo_trainer.worker.traffic import by_kind
@@ -48,9 +49,9 @@ def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
     for stage, seconds in engine.compile_seconds().items():
         page.add(table.WORKER_COMPILE, seconds, str(stage))
     page.add(table.WORKER_COMPARED, engine.compared)
-    if (memory := engine.meter.latest) is not None:
-        for kind, size in memory.by_kind().items():
-            page.add(table.WORKER_MEMORY, size, kind)
+    memory = memory_of(worker.devices)
+    page.add(table.WORKER_MEMORY_PEAK, memory.peak)
+    page.add(table.WORKER_MEMORY_LIMIT, memory.limit)
 
 
 def _bytes(page: MetricsPage, sent: list[int], resent: list[int]) -> None:

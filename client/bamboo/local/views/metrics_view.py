@@ -71,9 +71,8 @@ def fill(page: MetricsPage, job: JobKey, status: Status, spec: JobSpec) -> None:
     if (kept := status.checkpoint) is not None:
         step = kept.first if kept.step is None else kept.step
         job_metrics.checkpoint(page, job, step=step, every_steps=kept.every_steps, age=kept.age)
-    for worker, account in status.memory:
-        for kind, size in account.by_kind().items():
-            page.add(RUN_WORKER_MEMORY, size, *job, worker, kind)
+    for worker, memory in status.memory:
+        page.add(RUN_WORKER_MEMORY, memory.peak, *job, worker)
     for worker, sent in status.traffic:
         for kind, size in sent.by_kind().items():
             page.add(RUN_WORKER_SENT, size, *job, worker, kind)

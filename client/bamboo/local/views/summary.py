@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
 from bamboo_core.control.digests import add_digests
-from bamboo_core.control.memory import BytesByKind, Memory, Traffic
+from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import Finish, Outcome, Status, Takeover
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo_core.planning.plan import WorkerId
@@ -50,7 +52,7 @@ class Summary:
     # `kept_step` is in no checkpoint, and none of these
     lost_samples: int
     digests: tuple[str, ...]
-    memory: tuple[WorkerId, Memory] | None = None  # the largest account of a worker, and whose
+    memory: tuple[tuple[WorkerId, Memory], ...] = ()
     traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # what each worker sent in a step, in the mean
     crashes: tuple[str, ...] = ()  # workers that ended by themselves, and how
     output: str | None = None
@@ -112,7 +114,7 @@ def summarize(
         takeovers=status.takeovers,
         lost_samples=status.lost_samples,
         digests=status.digests,
-        memory=status.most_memory,
+        memory=status.memory,
         traffic=status.traffic,
         kept_step=kept,
         first_step=first,
@@ -137,9 +139,7 @@ def to_json(summary: Summary, **extra: Any) -> str:
         document["grid"] = dict(zip(("stages", "pipelines"), summary.grid, strict=True))
     for shown, takeover in zip(document["takeovers"], summary.takeovers, strict=True):
         shown |= {"pause_ms": takeover.pause_ms, "pause_steps": summary.pause_in_steps(takeover)}
-    if summary.memory:
-        worker, memory = summary.memory
-        document["memory"] = {"worker": worker, "total": memory.total, **memory.by_kind()}
+    document["memory"] = {worker: msgspec.structs.asdict(memory) for worker, memory in summary.memory}
     document["traffic"] = {worker: {"total": sent.total, **sent.by_kind()} for worker, sent in summary.traffic}
     for name in ("first_loss", "last_loss"):
         if document[name] is not None and not math.isfinite(document[name]):
@@ -173,8 +173,9 @@ def to_text(summary: Summary) -> str:
     lines += _takeovers(summary)
     if summary.kept_in is not None:
         lines.append(f"  {_checkpoint(summary, summary.kept_in)}")
-    if summary.memory and summary.memory[1].total:
-        lines.append(f"  most memory: {_by_kind(*summary.memory)}")
+    if summary.memory:
+        worker, memory = max(summary.memory, key=lambda one: one[1].peak)
+        lines.append(f"  most memory: {worker} with {size(memory.peak)} of {size(memory.limit)} at its peak")
     if summary.traffic:
         worker, sent = max(summary.traffic, key=lambda one: one[1].total)
         lines += [f"  most sent in a step: {_by_kind(worker, sent)}"] if sent.total else []
@@ -282,10 +283,10 @@ def _takeover(summary: Summary, takeover: Takeover) -> str:
     return f"{where}: {who}, {pause}: {phases}{', with notice' if takeover.notice else ''}"
 
 
-def _by_kind(worker: WorkerId, account: BytesByKind) -> str:
-    kinds = sorted(account.by_kind().items(), key=lambda item: -item[1])
+def _by_kind(worker: WorkerId, sent: Traffic) -> str:
+    kinds = sorted(sent.by_kind().items(), key=lambda item: -item[1])
     said = ", ".join(f"{kind} {size(count)}" for kind, count in kinds if count)
-    return f"{worker} with {size(account.total)}" + (f" ({said})" if said else "")
+    return f"{worker} with {size(sent.total)} ({said})"
 
 
 def _pauses(summary: Summary) -> list[str]:

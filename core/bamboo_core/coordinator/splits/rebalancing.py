@@ -244,8 +244,8 @@ def _horizon(state: CoordinatorState) -> int:
 
 
 def _pause(state: CoordinatorState) -> float:
-    """Seconds for which a split stops the job: as long as the last one did, else by what its workers hold."""
+    """Seconds for which a split stops the job: as long as the last one did, else by what memory workers take."""
     if state.balance.pause is not None:
         return state.balance.pause
-    held = [r.memory.parameters + r.memory.optimizer + r.memory.replica for r in state.workers.values() if r.memory]
+    held = [record.memory.peak for record in state.workers.values() if record.memory]
     return (state.usual_step or 0.0) + max(held, default=0) / BYTES_PER_SECOND

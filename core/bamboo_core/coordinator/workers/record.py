@@ -228,16 +228,14 @@ class Membership:
     """Who is not there any more, and how many are to come. Only the methods here make a new value.
 
     gone: declared lost, refused or dismissed, for good. requested: workers asked for that have not joined yet.
-    preemptions: workers taken away, or about to be; notices: those of which that was said before. most_memory: the
-    largest account of its memory that any worker has given so far, and which worker. silence_told: people know that the
-    workers, which live, do not come back to a restarted coordinator.
+    preemptions: workers taken away, or about to be; notices: those of which that was said before. silence_told:
+    people know that the workers, which live, do not come back to a restarted coordinator.
     """
 
     gone: frozenset[WorkerId] = frozenset()
     requested: int = 0
     preemptions: int = 0
     notices: int = 0
-    most_memory: tuple[WorkerId, Memory] | None = None
     silence_told: bool = False
 
     def requesting(self, more: int) -> "Membership":
@@ -274,13 +272,6 @@ class Membership:
     def noticing(self) -> "Membership":
         """A worker will be taken away."""
         return replace(self, notices=self.notices + 1, preemptions=self.preemptions + 1)
-
-    def with_memory(self, worker: WorkerId, memory: Memory) -> "Membership":
-        """A worker gives an account of its memory."""
-        known = self.most_memory
-        if known is not None and memory.total <= known[1].total:
-            return self
-        return replace(self, most_memory=(worker, memory))
 
     def with_silence_told(self) -> "Membership":
         return replace(self, silence_told=True)

@@ -14,8 +14,8 @@ export function drawParts(page) {
   timeline(page);
   checkpoint(page);
   texts(page);
-  accounts("memory", page.memory, "Memory use of each worker, the larger of two measurements in a step");
-  accounts("traffic", page.traffic, "What each worker sends to the others in a step, by kind: the mean of its steps so far");
+  memory(page.memory);
+  traffic(page.traffic);
   cost(page);
   conditions(page);
   events(page);
@@ -160,15 +160,23 @@ function repeated({ repeated: steps, repeatedSeconds: seconds, repeatedCost: pri
   return more ? `${number(steps, 0)} (${more})` : number(steps, 0);
 }
 
-function accounts(id, found, caption) {
-  if (!changed(id, found) || !show(byId(id), found.length > 0)) return;
+function memory(found) {
+  if (!changed("memory", found) || !show(byId("memory"), found.length > 0)) return;
+  byId("memory-body").replaceChildren(
+    ...found.map(({ worker, label, peak, limit }) =>
+      el("tr", {}, el("th", { scope: "row", title: worker }, label), el("td", {}, size(peak)), el("td", {}, size(limit))),
+    ),
+  );
+}
+
+function traffic(found) {
+  if (!changed("traffic", found) || !show(byId("traffic"), found.length > 0)) return;
   const used = Object.keys(found[0].kinds).filter((kind) => found.some((account) => account.kinds[kind]));
   const most = Math.max(...found.map((account) => account.total));
-  byId(`${id}-caption`).textContent = caption;
-  byId(`${id}-head`).replaceChildren(
+  byId("traffic-head").replaceChildren(
     el("tr", {}, el("th", { scope: "col" }, "Worker"), el("th", { scope: "col" }, "Total"), el("th", { scope: "col", class: "barred" }, unseen("Shares")), ...used.map((kind) => el("th", { scope: "col" }, el("span", { class: "swatch", "data-part": kind, "aria-hidden": "true" }), kind))),
   );
-  byId(`${id}-body`).replaceChildren(
+  byId("traffic-body").replaceChildren(
     ...found.map(({ worker, label, total, kinds }) => {
       const parts = used.map((name) => ({ name, value: kinds[name], word: size(kinds[name]) }));
       const [picture] = bar(parts, most);

@@ -13,7 +13,6 @@ from bamboo_core.planning.portions import Range, ranges
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
-    BackwardInput,
     BackwardRest,
     BackwardWeight,
     Computed,
@@ -121,9 +120,8 @@ class CellStep:
     have it write texts, before the step itself.
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
-    share its microbatches. is_portion: it is but one of those, and its owner may be another worker. outer_backwards:
-    the places of that before which most microbatches are in flight, and of the last one. on_host: as `waits_on_host`
-    gives it.
+    share its microbatches. is_portion: it is but one of those, and its owner may be another worker. on_host: as
+    `waits_on_host` gives it.
     """
 
     cell: Cell
@@ -147,7 +145,6 @@ class CellStep:
     evaluations: int = 0
     portions: tuple[Portion, ...] = ()
     is_portion: bool = False
-    outer_backwards: tuple[int, ...] = ()
     on_host: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -155,10 +152,7 @@ class CellStep:
         """The step that the stage's version is ready for, of a portion of a cell: beside whoever owns the cell."""
         work, program = stage.begin(range(*portion), layout.bounds), portion_program(portion)
         inputs = [needs(one, cell, 1, layout, stage.values.version, ()) for one in program]
-        outer = _outer_backwards(program)
-        return cls(
-            cell, stage.values.version, layout, program, inputs, work=work, is_portion=True, outer_backwards=outer
-        )
+        return cls(cell, stage.values.version, layout, program, inputs, work=work, is_portion=True)
 
     def start(
         self,
@@ -178,7 +172,7 @@ class CellStep:
         self.step, self.layout, self.done = stage.values.version, layout, 0
         self.final = self.figures = self.ahead = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
-        self.program, self.evaluations, self.outer_backwards, self.on_host = [], 0, (), {}
+        self.program, self.evaluations, self.on_host = [], 0, {}
         resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
@@ -188,7 +182,7 @@ class CellStep:
             training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
             step = last_program() if evaluating.only else training
             self.program, self.evaluations = [*before, *step], len(before)
-            self.outer_backwards, self.on_host = _outer_backwards(step), waits_on_host(step, on_device)
+            self.on_host = waits_on_host(step, on_device)
         self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]
         self.work = None
         if layout and active:
@@ -343,20 +337,3 @@ class CellStep:
         if self.final is None:
             self.final = self.work.gradients.total()
         return self.final
-
-
-def _outer_backwards(program: Sequence[Instruction]) -> tuple[int, ...]:
-    """The places of the backward before which most microbatches are in flight, and of the last one; none if none."""
-    flying, most, places = 0, 0, (0, 0)
-    for place, instruction in enumerate(program):
-        if isinstance(instruction, Backward):
-            places = (place if flying > most else places[0], place)
-            most = max(most, flying)
-        match instruction:
-            case Forward():
-                flying += 1
-            case BackwardWeight():
-                flying -= 1
-            case Backward() if not isinstance(instruction, BackwardInput):
-                flying -= 1
-    return places if most else ()

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 import msgspec
-from torch import Tensor
 
 from bamboo_core.control.protocol import CellFinished, TakenOver
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
@@ -368,7 +367,7 @@ class Executor:
         return cell_step.step > self._committer.log.newest
 
     def _is_run_by_layer(self, cell_step: CellStep, stage: Stage | None) -> bool:
-        if not isinstance(cell_step.next, Forward) or stage is None or stage.context is None:
+        if not isinstance(cell_step.next, Forward) or stage is None or not stage.has_run:
             return False  # a stage's first forward is looked at as a whole
         if self._spots.wants(cell_step, cell_step.next.microbatch):
             return False  # it is run layer by layer for another reason
@@ -442,13 +441,3 @@ class Executor:
             if isinstance(cell_step.next, ReportReady):
                 return f"a replica of stage {cell_step.cell.stage} of pipeline {cell_step.cell.pipeline}"
         return "a part"
-
-    def gradients(self) -> Iterator[Tensor]:
-        """Those of steps in progress, and of cells that moved away."""
-        for cell_step in self.cell_steps():
-            if cell_step.work:
-                yield from cell_step.work.gradients.tensors()
-            if cell_step.final is not None:
-                yield cell_step.final
-        for frame in self.handed_over.values():
-            yield from frame.tensors

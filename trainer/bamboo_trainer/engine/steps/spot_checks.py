@@ -73,7 +73,7 @@ class SpotChecks:
     def wants(self, cell_step: CellStep, microbatch: int) -> bool:
         """Is that forward, which is about to be run, to be computed again? It is the first one of its step."""
         cell, layout, stage = cell_step.cell, cell_step.layout, self._states.stage(cell_step.cell.stage)
-        if layout is None or stage is None or stage.context is None:
+        if layout is None or stage is None or not stage.has_run:
             return False
         if cell_step.is_portion or cell_step.portions or cell_step.takeover or cell_step.ahead:
             return False
@@ -133,10 +133,6 @@ class SpotChecks:
             stage = self._stage(cell)
             if frame.address.step < step or stage is None or stage.values.version > frame.address.step:
                 del self._asked[cell]
-
-    def frames(self) -> list[Frame]:
-        """That are kept here."""
-        return [frame for _, frame in self._asked.values()]
 
     def asked_of(self) -> list[Cell]:
         """The cells of which a microbatch is to be computed again here."""

@@ -16,7 +16,6 @@ from bamboo_trainer.decisions import Committed
 from bamboo_trainer.frames.payloads import Decided
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import apart_from_others, wait_for
-from bamboo_trainer.memory.saved_tensors import new_bytes
 from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import RunningBuffers
@@ -92,7 +91,6 @@ class StageValues:
             config.gradient_dtype,
         )
         self._parked = False
-        self._bytes: tuple[int, int] | None = None
         self._digest: str | None = None
         names = [slot.name for slot in self.parameters.slots]
         self._trained = {one.name: frozenset(filter(one.trains, names)) for one in self.phases}
@@ -143,7 +141,6 @@ class StageValues:
         forget_casts()
         if not self.optimizer.fixed:  # it begins for each parameter with the first step that uses it
             snapshot.check(self.parameters, self.optimizer)
-            self._bytes = None
         self._digest = None
         self._come_to(self.version + 1)
 
@@ -220,7 +217,7 @@ class StageValues:
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
         self._come_to(snapshot.restore(self.parameters, self.optimizer, parts, meta))
-        self._bytes = self._digest = None
+        self._digest = None
         self._finite.forget()
         self._constants.renew()
         forget_casts()
@@ -296,10 +293,3 @@ class StageValues:
         for name, found in sums.items():
             by_layer.setdefault(layer_state.layer_of(name), []).append(found)
         return {f"layer {layer}": checksum_of((), found) for layer, found in by_layer.items()} | numbers
-
-    def state_bytes(self) -> tuple[int, int]:
-        """The bytes of what the layers hold, and those of what the optimizer remembers."""
-        if self._bytes is None:
-            held = new_bytes((tensor for _, tensor in self.parameters.named()), set())
-            self._bytes = held, sum(tensor.nbytes for _, tensor in self.optimizer.named())
-        return self._bytes
