@@ -55,8 +55,7 @@ def _jobs() -> list[object]:
         ),
         listing(
             "Jobs",
-            "Every job that the operator manages; its name leads to its page, if the chart's page.url is set. "
-            "Preemptions: in the time shown; cost: since the job began.",
+            "Every job that the operator manages. Preemptions: in the time shown; cost: since the job began.",
             f"max by (namespace, job, state) (bamboo_job_state{{{N}}}) == 1",
             [
                 ("Step", "none", f"max by (namespace, job) (bamboo_job_step{{{N}}})"),

@@ -16,7 +16,6 @@ SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 ONE_JOB = 'namespace="$namespace", job="$job"'
 SOME_JOBS = 'namespace=~"$namespace", job=~"$job"'
 SOME_NAMESPACES = 'namespace=~"$namespace"'
-PAGES = 'label_values(bamboo_operator_info{page!=""}, page)'  # where people reach job pages
 JOBS = '{__name__=~"bamboo_job_state|bamboo_job_step"}'
 
 
@@ -119,9 +118,7 @@ def warm(title: str, text: str, unit: str, expr: str, *, width: int = 12) -> hea
 def listing(
     title: str, text: str, state: str, columns: Sequence[tuple[str, str, str]], *, width: int = 24
 ) -> table.Panel:
-    """A row for each job, with a link to its page. state: a query whose label of that name is shown. columns: heading,
-    unit and query.
-    """
+    """A row for each job. state: a query whose label of that name is shown. columns: heading, unit and query."""
     panel = table.Panel().title(title).description(text).unit("none").datasource(SOURCE).span(width).height(10)
     for index, expr in enumerate([state, *(column[2] for column in columns)]):
         target = prometheus.Dataquery().expr(expr).ref_id(chr(ord("A") + index)).datasource(SOURCE).instant()
@@ -134,12 +131,6 @@ def listing(
         id_val="organize", options={"excludeByName": hidden, "renameByName": names}
     )
     panel = panel.transformations([merge, organize])
-    link = {
-        "title": "Open the job's page",
-        "url": "${page:raw}/jobs/${__data.fields.Namespace}/${__data.fields.Job}/",
-        "targetBlank": True,
-    }
-    panel = panel.override_by_name("Job", [dashboard.DynamicConfigValue(id_val="links", value=[link])])
     for heading, unit, _ in columns:
         panel = panel.override_by_name(heading, [dashboard.DynamicConfigValue(id_val="unit", value=unit)])
     return panel
@@ -160,9 +151,6 @@ def _variables(*, job: bool, several: bool) -> list[Any]:
             everything = dashboard.VariableOption(text="All", value="$__all", selected=True)
             variable = variable.multi(True).include_all(True).all_value(".*").current(everything)
         found.append(variable)
-    if not (job and several):  # links to job pages
-        pages = d.QueryVariable("page").query(PAGES).datasource(SOURCE).hide(dashboard.VariableHide.HIDE_VARIABLE)
-        found.append(pages.refresh(dashboard.VariableRefresh.ON_DASHBOARD_LOAD))
     return found
 
 
@@ -186,9 +174,6 @@ def build(
     board = board.annotation(_annotation("Epochs", "blue", moved, "{{job}}: new plan"))
     link = d.DashboardLink("Bamboo").type(dashboard.DashboardLinkType.DASHBOARDS).tags(["bamboo"])
     board = board.link(link.as_dropdown(True).include_vars(True).keep_time(True))
-    if job and not several:
-        page = d.DashboardLink("The job's page").type(dashboard.DashboardLinkType.LINK).target_blank(True)
-        board = board.link(page.url("${page:raw}/jobs/${namespace}/${job}/"))
     count = 0
     for heading, panels in rows:
         count += 1

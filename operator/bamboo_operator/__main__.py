@@ -11,18 +11,16 @@ from bamboo_core.complaints import complain
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import EXIT_FAILED
 from bamboo_core.option_groups import grouped
-from bamboo_operator.flags import LeaseFlags, LogFlags, PageFlags, PortFlags, TlsFlags, WorkerFlags, operator_options
+from bamboo_operator.flags import LeaseFlags, LogFlags, PortFlags, TlsFlags, WorkerFlags, operator_options
 from bamboo_operator.kube.lease import LeaseLost
 from bamboo_operator.process import OperatorOptions, heed_unclosed_watches, run_operator
 
 
 @grouped
-def command(
-    ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags, pages: PageFlags, log: LogFlags
-) -> None:
+def command(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags, log: LogFlags) -> None:
     """Bamboo's Kubernetes operator: runs BambooJobs on the nodes of the cluster that it is in (or KUBECONFIG's)."""
     log.set_up()
-    options = operator_options(ports, workers, tls, lease, pages)
+    options = operator_options(ports, workers, tls, lease)
     try:
         asyncio.run(_until_signal(options))
     except (RemoteError, kopf.LoginError, LeaseLost) as error:

@@ -1,7 +1,6 @@
 """The operator's options: what each is called, what --help says, and what is wrong with them."""
 
 import logging
-import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,23 +14,11 @@ from bamboo_core.job.fields import ManifestError
 from bamboo_core.names import (
     EXIT_USAGE,
     LABEL_ACTIVE,
-    PAGE_AUDIENCE,
-    TOKEN_AUDIENCE,
     WEB_PORT,
     WORKERS_PORT,
 )
-from bamboo_operator.auth.page_callers import (
-    GROUPS_HEADER,
-    LEAST_SECRET,
-    SECRET_HEADER,
-    USER_HEADER,
-    CallerRules,
-    ProxyHeaders,
-    read_secret,
-)
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
-from bamboo_operator.http.job_pages import PageSettings
 from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -122,26 +109,6 @@ _LabelActive = Annotated[
         " it, and be ready while it waits for the Lease.",
     ),
 ]
-_PageAudience = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Audience of the tokens that open job pages (may be repeated); the API server's own also lets in whom it"
-        f" knows by OIDC. Default: {PAGE_AUDIENCE}."
-    ),
-]
-_PageUrl = Annotated[str, typer.Option(help="https://HOST at which people reach job pages, for jobs' status.")]
-_GrafanaUrl = Annotated[str, typer.Option(help="http(s)://HOST of the Grafana with Bamboo's dashboards, for links.")]
-_PageProxySecret = Annotated[
-    Path | None,
-    typer.Option(
-        help=f"File with at least {LEAST_SECRET} bytes that a proxy shows in {SECRET_HEADER}: then its headers say who"
-        " looks at job pages. Default: nobody's headers do."
-    ),
-]
-_PageUserHeader = Annotated[str, typer.Option(help="The header in which that proxy names the user.")]
-_PageGroupsHeader = Annotated[str, typer.Option(help="The header with her groups, separated by commas.")]
-_PageUserPrefix = Annotated[str, typer.Option(help="What the API server puts before a user's name, such as oidc:.")]
-_PageGroupPrefix = Annotated[str, typer.Option(help="What it puts before a group's.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, too.")]
 
 
@@ -260,43 +227,6 @@ class LeaseFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageFlags:
-    """Who may look at job pages, and where people find them."""
-
-    page_url: _PageUrl = ""
-    page_audience: _PageAudience = None
-    page_proxy_secret: _PageProxySecret = None
-    page_user_header: _PageUserHeader = USER_HEADER
-    page_groups_header: _PageGroupsHeader = GROUPS_HEADER
-    page_user_prefix: _PageUserPrefix = ""
-    page_group_prefix: _PageGroupPrefix = ""
-    grafana_url: _GrafanaUrl = ""
-
-    def settings(self) -> PageSettings:
-        if TOKEN_AUDIENCE in (self.page_audience or ()):
-            raise wrong(f"--page-audience: expected another than {TOKEN_AUDIENCE}, which is that of workers' tokens")
-        rules = CallerRules(audiences=tuple(self.page_audience or (PAGE_AUDIENCE,)), proxy=self._proxy())
-        url, grafana = _site("--page-url", self.page_url), _site("--grafana-url", self.grafana_url)
-        return PageSettings(callers=rules, url=url, grafana=grafana)
-
-    def _proxy(self) -> ProxyHeaders | None:
-        secret = self.page_proxy_secret
-        if secret is None:
-            return None
-        try:
-            _read("--page-proxy-secret", lambda: read_secret(secret))
-        except ValueError as error:
-            raise wrong(f"--page-proxy-secret: {error}") from None
-        return ProxyHeaders(
-            secret=secret,
-            user=self.page_user_header,
-            groups=self.page_groups_header,
-            user_prefix=self.page_user_prefix,
-            group_prefix=self.page_group_prefix,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogFlags:
     """What it writes on standard error."""
 
@@ -314,9 +244,7 @@ class LogFlags:
         logging.getLogger("kopf").setLevel(logging.INFO if self.verbose else logging.WARNING)
 
 
-def operator_options(
-    ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags, pages: PageFlags
-) -> OperatorOptions:
+def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags) -> OperatorOptions:
     """What the flags say; nothing has been done yet. Most files are read last."""
     listen, web_listen = _address("--listen", ports.listen), _address("--web-listen", ports.web_listen)
     certificate = tls.certificate()
@@ -338,7 +266,6 @@ def operator_options(
         prices=workers.price_address(),
         kueue=workers.kueue,
         kueue_slices=workers.kueue_slices,
-        pages=pages.settings(),
     )
 
 
@@ -347,13 +274,6 @@ def _address(option: str, text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise wrong(f'{option}: expected ADDRESS:PORT, got "{text}"')
     return host, int(port)
-
-
-def _site(option: str, url: str) -> str:
-    """The address of a site, without a slash at its end; "" stays as it is."""
-    if url and not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
-        raise wrong(f'{option}: expected http(s)://HOST, got "{url}"')
-    return url.rstrip("/")
 
 
 def _read(option: str, read: Callable[[], T]) -> T:

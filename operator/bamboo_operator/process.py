@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from bamboo_core.metrics.exposition import Exporter, MetricsPageCollector
 from bamboo_core.planning.hazards import Exposure, Place
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_core.serving.listener import ConnectionBounds
-from bamboo_operator.auth import page_access
 from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
@@ -25,7 +24,7 @@ from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
 from bamboo_operator.cluster.watch_health import WatchHealth
 from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.cluster.workload_kind import WorkloadKind
-from bamboo_operator.http.job_pages import JobPages, PageSettings
+from bamboo_operator.http import job_pages
 from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.server import WebServer
 from bamboo_operator.jobs.controller import JobController
@@ -71,7 +70,6 @@ class OperatorOptions:
     prices: PriceAddress | None = None  # where they are, None if nowhere
     kueue: bool = True  # are queues followed?
     kueue_slices: bool = True  # may Kueue's Workloads replace each other?
-    pages: PageSettings = field(default_factory=PageSettings)
 
 
 def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -103,7 +101,7 @@ class _Operator:
         self._access, self._connections = operator_access(), list[Connection]()
         self._calls, self._series = ApiCallCounts(), CollectorRegistry()
         self._api, self._reviewer = self._client(API_CONNECTIONS), self._client(REVIEWS_AT_ONCE)
-        page_reviewer = self._client(page_access.AT_ONCE)  # of its own, so that readers of pages hold up nothing else
+        page_reviewer = self._client(job_pages.REVIEWS_AT_ONCE)  # of its own: readers of pages hold up nothing else
         renewer = self._client(LEASE_CONNECTIONS)  # likewise
         self._lease = Lease(renewer, options.lease, options.identity) if options.lease else None
         self._active: ActiveLabel | None = None
@@ -123,7 +121,7 @@ class _Operator:
         logger.info("%d file descriptors: enough for %d workers", limit, self._shares.workers)
         bounds = ConnectionBounds(unauthenticated=self._shares.visitors)
         self._web = WebServer(self._problem, self._not_ready, self._series, bounds)
-        JobPages(self._known, self._all_known, page_reviewer, options.pages).add_to(self._web.app)
+        job_pages.JobPages(self._known, page_reviewer).add_to(self._web.app)
 
     def _client(self, connections: int) -> ApiClient:
         self._connections.append(connect(self._access, self._calls, connections))
@@ -160,9 +158,6 @@ class _Operator:
 
     def _known(self, job: JobKey) -> OperatedJob | None:
         return self._jobs.known(job) if self._jobs else None
-
-    def _all_known(self) -> Iterator[OperatedJob]:
-        return self._jobs.all_known() if self._jobs else iter(())
 
     def _exposures(self) -> Mapping[Place, Exposure]:
         return self._recording[0].exposures() if self._recording else {}
@@ -222,7 +217,6 @@ class _Operator:
             slices=options.kueue_slices,
             prices=self._prices,
             exposures=self._exposures,
-            page_url=options.pages.url,
         )
         jobs = self._jobs = JobController(shared)
         if options.node_record:
@@ -236,7 +230,6 @@ class _Operator:
             calls=self._calls,
             counts=shared.counts,
             prices=self._prices,
-            page_url=options.pages.url,
         )
         self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
         ProcessCollector(registry=self._series)

@@ -173,7 +173,6 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         "--lease=bamboo-system/bamboo-operator",
         "--identity=$(POD_NAME)",
         "--node-record=bamboo-system/bamboo-operator-nodes",
-        "--page-audience=bamboo.dev/page",
     ]
     everything = container(rendered["everything"])["args"]
     assert {"--namespace=team-a", "--namespace=team-b", "--verbose"} <= set(everything)
@@ -255,37 +254,6 @@ def test_prices_may_be_at_a_url(chart: Helm) -> None:
     url = chart.template({"prices": {"url": "https://prices.example/list.yaml"}})
     assert "--prices=https://prices.example/list.yaml" in container(url)["args"]
     assert not [v for v in one(url, "Deployment")["spec"]["template"]["spec"]["volumes"] if v["name"] == "prices"]
-
-
-def test_people_reach_the_pages_by_the_proxy_that_signs_them_in(rendered: dict[str, list[Json]], chart: Helm) -> None:
-    documents = rendered["everything"]
-    arguments = container(documents)["args"]
-    assert {
-        "--page-url=https://bamboo.example",
-        "--grafana-url=https://grafana.example",
-        "--page-audience=bamboo.dev/page",
-        "--page-audience=https://kubernetes.default.svc",
-        "--page-user-header=X-Email",
-        "--page-groups-header=X-Forwarded-Groups",
-        "--page-user-prefix=oidc:",
-        "--page-group-prefix=",
-    } <= set(arguments)
-    (mount,) = (m for m in container(documents)["volumeMounts"] if m["name"] == "page")
-    assert "subPath" not in mount, "or a new secret would never come"
-    assert f"--page-proxy-secret={mount['mountPath']}/secret" in arguments
-    (volume,) = (v for v in one(documents, "Deployment")["spec"]["template"]["spec"]["volumes"] if v["name"] == "page")
-    assert volume["secret"]["secretName"] == "page-proxy"
-    assert backend(documents) == ("/", {"name": "oauth2-proxy", "port": {"number": 4180}})
-    assert one(documents, "Ingress")["spec"]["tls"] == [{"hosts": ["bamboo.example"], "secretName": "bamboo-web"}]
-
-
-def test_an_ingress_to_the_operator_leads_to_pages_alone(rendered: dict[str, list[Json]], chart: Helm) -> None:
-    values = {"page": {"url": "https://else.example", "ingress": {"host": "bamboo.example"}}}
-    documents = chart.template(values)
-    assert backend(documents) == ("/jobs", {"name": "bamboo-operator", "port": {"name": "web"}})
-    assert "--page-url=https://else.example" in container(documents)["args"]
-    assert not any("proxy" in argument for argument in container(documents)["args"])
-    assert [d for d in rendered["default"] if d["kind"] == "Ingress"] == []
 
 
 def backend(documents: list[Json]) -> tuple[str, Json]:

@@ -67,27 +67,6 @@ def test_panels_do_not_overlap(name: str) -> None:
         taken |= cells
 
 
-def test_jobs_lead_to_their_pages_at_the_address_that_the_operator_tells() -> None:
-    for name in ("fleet", "job"):
-        (page,) = (one for one in dashboard(name)["templating"]["list"] if one["name"] == "page")
-        assert page["hide"] == 2, "nobody has to choose it"
-        ((metric, labels),) = _metrics(page["query"])
-        assert labels <= {*metric.labels}
-    (table,) = (panel for panel in panels("fleet") if panel["title"] == "Jobs")
-    shown = set(table["transformations"][1]["options"]["renameByName"].values())
-    ((heading, links),) = (
-        (override["matcher"]["options"], found["value"])
-        for override in table["fieldConfig"]["overrides"]
-        for found in override["properties"]
-        if found["id"] == "links"
-    )
-    assert heading == "Job"
-    assert set(re.findall(r"__data\.fields\.(\w+)", links[0]["url"])) <= shown
-    assert links[0]["url"] == "${page:raw}/jobs/${__data.fields.Namespace}/${__data.fields.Job}/"
-    (link,) = (one for one in dashboard("job")["links"] if one["type"] == "link")
-    assert link["url"] == "${page:raw}/jobs/${namespace}/${job}/"
-
-
 def _metrics(expr: str) -> list[tuple[Metric, set[str]]]:
     """The metrics in a query, and the labels by which it chooses."""
     known = {name: metric for metric in EVERY_METRIC for name in _series(metric)}

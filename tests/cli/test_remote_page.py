@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from bamboo.remote.operator_pods import arguments, operator_for
-from bamboo.remote.page import address_of
-from bamboo_core.job.api_object import Metadata
-from bamboo_core.job.manifest import read_spec
-from bamboo_core.job.status import BambooJobStatus
-from bamboo_core.view.job_view import JobView
-from remote_command_kit import Fake, type_in
-from remote_kit import Json, job
+from remote_kit import Json
 
 
 def operator(name: str, *args: str) -> Json:
@@ -87,39 +81,3 @@ def test_the_browser_gets_the_url_by_a_file_that_only_its_user_can_read(tmp_path
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert f'content="0; url={URL.replace("&", "&amp;")}"' in page.read_text()
     assert list(scratch.iterdir()) == [], "the file is still there"
-
-
-PAGE = "https://bamboo.example/x/jobs/team/story/"
-
-
-def at(page: str | None) -> JobView:
-    status = BambooJobStatus(page=page)
-    return JobView(metadata=Metadata(name="story", namespace="team"), spec=read_spec({}), status=status)
-
-
-@pytest.mark.parametrize(
-    ("pages", "listed", "found"),
-    [
-        ([PAGE], False, PAGE),
-        ([PAGE], True, "https://bamboo.example/x/jobs/?namespace=team"),
-        ([None, PAGE], True, "https://bamboo.example/x/jobs/?namespace=team"),
-        ([None], False, None),
-        ([], True, None),
-        (["file:///etc/passwd"], False, None),
-    ],
-)
-def test_where_people_find_a_page_is_in_a_jobs_status(pages: list[str | None], listed: bool, found: str | None) -> None:
-    assert address_of([at(page) for page in pages], listed=listed) == found
-
-
-@pytest.mark.parametrize(
-    ("arguments", "printed"),
-    [(["page", "story"], PAGE), (["page"], "https://bamboo.example/x/jobs/?namespace=team")],
-)
-def test_an_address_for_people_needs_rights_on_the_job_alone(
-    tmp_path: Path, arguments: list[str], printed: str
-) -> None:
-    fake = Fake(job(page=PAGE))
-    code, said, complained, asked = type_in(tmp_path, fake, *arguments)
-    assert (code, said.split(), complained) == (0, [printed], "")
-    assert {one.path.partition("bamboojobs")[0] for one in asked} == {"/apis/bamboo.dev/v1alpha1/namespaces/team/"}

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.page import document as d
 from bamboo_core.page.builder import document, ended
 from bamboo_core.page.history import JobHistory, StepFigures, steady_clock
-from bamboo_core.page.server import LIST_FILES, LocalPage, add_page, answer, bearer, refusal
+from bamboo_core.page.server import LocalPage, add_page, answer, bearer, refusal
 from bamboo_core.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
 from http_kit import serving
@@ -506,174 +506,3 @@ async def test_few_marks_cross_the_curves() -> None:
         await tab.until(DRAWN)
         lines = "[...document.querySelectorAll('#plot-loss .mark')].map((m) => m.getBoundingClientRect().height)"
         assert min(await tab.value(lines)) > 100
-
-
-def line(name: str, tone: str, state: str, **more: Any) -> d.JobRow:
-    """A job's line in the list."""
-    told = d.PageState(name=state, tone=tone, sentence=f"It is {state}.", over=state in ("Complete", "Failed"))
-    facts = {"namespace": "team", "workers": 4, "workers_wanted": 4, "preemptions": 2, "made": 1_800_000_000.0 - 7_300}
-    return d.JobRow(name=name, state=told, **{**facts, **more})
-
-
-def job_list() -> d.JobList:
-    """Jobs in all states, with what a list can show."""
-    rows = (
-        line("typo", "bad", "Invalid", workers=0, workers_wanted=0),
-        line(HOSTILE, "warn", "Degraded", namespace="research", step=41, steps=100, workers=3, loss=2.25),
-        line("lost", "bad", "Failed", step=7, steps=100, cost=1.5),
-        line("waits", "idle", "Pending", namespace="research", workers=0),
-        line(
-            "llama-7b-continued-pretraining-on-spot",
-            "good",
-            "Running",
-            step=120_000,
-            steps=400_000,
-            loss=1.875,
-            samples_per_second=1234.5,
-            eta_seconds=90_000.0,
-            workers=48,
-            workers_wanted=48,
-            preemptions=131,
-            cost=8123.25,
-            cost_per_hour=96.5,
-        ),
-        line("paused", "idle", "Suspended", step=10, steps=20),
-        line("done", "good", "Complete", step=20, steps=20, cost=2.0, made=1_700_000_000.0),
-    )
-    sentence = "There are too many namespaces: whether you may list the jobs of the last ones is not reviewed."
-    return d.JobList(now=1_800_000_000.0, rows=rows, unknown=(sentence,), grafana="https://grafana.example/d/fleet")
-
-
-@asynccontextmanager
-async def served_list(found: list[d.JobList | str]) -> AsyncIterator[str]:
-    """The address of a list that shows the newest of these without a token, as behind a proxy; a string: where the
-    proxy sends those who have to sign in.
-    """
-
-    async def state(_: web.Request) -> web.Response:
-        newest = found[-1]
-        if isinstance(newest, str):
-            raise web.HTTPFound(newest)
-        return answer(newest)
-
-    app = web.Application()
-    add_page(app, "/jobs/", state, LIST_FILES)
-    async with serving(app) as url:
-        yield f"{url}/jobs/"
-
-
-LINES = "[...document.querySelectorAll('#rows tr')].map((row) => row.querySelector('a').textContent)"
-
-
-async def choose(tab: Tab, control: str, value: str) -> None:
-    await tab.value(
-        f"(() => {{ const one = document.getElementById({control!r}); one.value = {value!r};"
-        " one.dispatchEvent(new Event('input')); })()"
-    )
-
-
-async def test_the_list_of_jobs_is_filtered_ordered_and_read_out() -> None:
-    jobs = job_list()
-    names = [row.name for row in jobs.rows]
-    found: list[d.JobList | str] = [jobs]
-    async with served_list(found) as url, browser() as tab:
-        await tab.size(1280, 900)
-        await tab.goto(url)
-        await tab.until(DRAWN)
-        assert await tab.value(LINES) == names, "in the server's order"
-        tree = await tab.tree()
-        assert any(role == "rowheader" and name.startswith(f"{HOSTILE} in namespace research") for role, name in tree)
-        assert any(role == "link" and name == "lost" for role, name in tree)
-        assert any(role == "cell" and name == "Degraded It is Degraded." for role, name in tree), tree
-        text = await tab.value("document.body.innerText")
-        for part in (
-            "120,000 of 400,000",
-            "1 d 1 h left",
-            "48 of 48",
-            "8,123.25",
-            "96.50 an hour",
-            "2 h",
-            "1,157 days",
-        ):
-            assert part in text, (part, text)
-        assert re.search(r"Ask for attention\s+3\s", text)
-        assert await tab.value("document.querySelectorAll('main img, main script, [onerror]').length") == 0
-        assert await tab.value("document.querySelector('#rows a').href") == f"{url}team/typo/"
-        await choose(tab, "by-state", "!")
-        assert await tab.value(LINES) == names[:3]
-        await choose(tab, "by-state", "")
-        await choose(tab, "by-namespace", "research")
-        assert await tab.value(LINES) == [HOSTILE, "waits"]
-        assert await tab.text("#shown") == "2 of 7 are shown."
-        await choose(tab, "by-namespace", "")
-        await choose(tab, "order", "cost")
-        assert (await tab.value(LINES))[:3] == [names[4], "done", "lost"]
-        await choose(tab, "by-name", "l")
-        assert await tab.value("location.search") == "?name=l&order=cost"
-        await tab.goto(await tab.value("location.href"))
-        await tab.until(DRAWN)
-        assert (await tab.value(LINES))[:2] == [names[4], "lost"], "an address keeps what was chosen"
-        assert tab.errors == []
-
-
-async def test_the_list_follows_the_jobs_and_leaves_the_focus_where_it_is() -> None:
-    jobs = job_list()
-    found: list[d.JobList | str] = [jobs]
-    async with served_list(found) as url, browser() as tab:
-        await tab.goto(url)
-        await tab.until(DRAWN)
-        await tab.value("document.querySelectorAll('#rows a')[4].focus()")
-        healed = structs.replace(jobs.rows[1].state, name="Running", tone="good")
-        order = (jobs.rows[0], *jobs.rows[2:5], structs.replace(jobs.rows[1], state=healed), *jobs.rows[5:])
-        found.append(structs.replace(jobs, rows=order, now=jobs.now + 1))
-        await tab.until("document.querySelectorAll('#rows a')[3].textContent.startsWith('llama')")
-        assert (await tab.value("document.activeElement.textContent")).startswith("llama")
-        assert f"{HOSTILE}: Running" in await tab.text("#announcer")
-        found.append("https://sign-in.example/")
-        await tab.until("!document.getElementById('trouble').hidden")
-        assert await tab.text("#trouble") == "You are signed out: load this page again to sign in."
-        assert await tab.value("document.getElementById('ask').hidden"), "a token would not help"
-
-
-@pytest.mark.parametrize("font", FONTS)
-async def test_the_list_fits_every_screen_with_any_font(font: str) -> None:
-    async with served_list([job_list()]) as url, browser() as tab:
-        await tab.goto(url)
-        await tab.until(DRAWN)
-        await tab.value(
-            f"(() => {{ const own = new CSSStyleSheet(); own.replaceSync({json.dumps(FONTS[font])});"
-            " document.adoptedStyleSheets = [own]; })()"
-        )
-        for width in (1280, 768, 390, 320):
-            await tab.size(width, 844, phone=width < 500)
-            assert await tab.value(WIDEST) == [], width
-            assert await tab.value("document.documentElement.scrollWidth") <= width
-            assert await tab.value(TAIL) <= 1, width
-        cells = "[...document.querySelectorAll('#rows td, #rows th')].map((c) => c.getBoundingClientRect().right)"
-        assert max(await tab.value(cells)) <= 320, "on a phone nothing of a job is beside what can be seen"
-
-
-async def test_a_token_opens_the_list_the_pages_and_the_way_back() -> None:
-    """In one tab, with one address that was pasted."""
-    jobs = job_list()
-    found = structs.replace(page(), grafana="https://grafana.example/d/bamboo-job")
-
-    def held(shown: d.Document | d.JobList) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def state(request: web.Request) -> web.Response:
-            return answer(shown) if bearer(request.headers) == "secret" else refusal(401, "It is not to be.")
-
-        return state
-
-    app = web.Application()
-    add_page(app, "/jobs/", held(jobs), LIST_FILES)
-    add_page(app, "/jobs/{namespace}/{name}/", held(found))
-    async with serving(app) as url, browser() as tab:
-        await tab.goto(f"{url}/jobs/?state=Running#token=secret")
-        await tab.until(DRAWN)
-        assert await tab.value("location.href") == f"{url}/jobs/?state=Running", "the token stays in sight"
-        await tab.value("document.querySelector('#rows a').click()")
-        await tab.until(f"location.pathname.startsWith('/jobs/team/llama') && {DRAWN}")
-        assert await tab.value("document.getElementById('grafana').href") == found.grafana
-        await tab.value("document.getElementById('all-jobs').click()")
-        await tab.until(f"location.pathname === '/jobs/' && {DRAWN}")
-        assert tab.errors == []

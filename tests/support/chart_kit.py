@@ -38,18 +38,6 @@ SETS: dict[str, Json] = {
         "networkPolicy": {"egress": [{"ports": [{"port": 443}]}], "workersFrom": ["10.0.0.0/16", "fd00::/64"]},
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Bamboo"}, "namespace": "grafana"},
-        "page": {
-            "grafanaUrl": "https://grafana.example",
-            "audiences": ["bamboo.dev/page", "https://kubernetes.default.svc"],
-            "proxy": {"existingSecret": "page-proxy", "userHeader": "X-Email", "userPrefix": "oidc:"},
-            "ingress": {
-                "host": "bamboo.example",
-                "className": "nginx",
-                "annotations": {"a": "b"},
-                "tlsSecret": "bamboo-web",
-                "service": "oauth2-proxy",
-            },
-        },
         "podDisruptionBudget": {"enabled": True},
     },
     "nothing": {

@@ -11,16 +11,13 @@ from aiohttp import web
 
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.names import PAGE_AUDIENCE
-from bamboo_operator.http.job_pages import JobPages, PageSettings
-from bamboo_operator.http.other_operators import OtherOperators
-from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.http.job_pages import JobPages
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from http_kit import serving
 from operator_kit import NOW, job, viewed
 
 TEAM = ("team", "tiny")
-API = "https://kubernetes.default.svc"  # an API server's own audience
 
 
 def authorized(token: str) -> dict[str, str]:
@@ -28,13 +25,9 @@ def authorized(token: str) -> dict[str, str]:
 
 
 class Reviewer:
-    """What an API server says of tokens: GOOD may get the job, OTHER is somebody else, WORKER has another audience,
-    OIDC is a user's whom it knows by OIDC, for its own audience. lists: who may list in which namespaces, "" for all.
-    """
+    """What an API server says of tokens: GOOD may get the job, OTHER is somebody else, WORKER has another audience."""
 
     def __init__(self) -> None:
-        self.lists: set[tuple[str, str]] = set()
-        self.groups: list[list[str]] = []
         self.tokens: list[str] = []
         self.attributes: list[dict[str, str]] = []
         self.fault: Exception | None = None
@@ -54,21 +47,15 @@ class Reviewer:
             raise self.fault
         if token == "WORKER":
             return {"authenticated": True, "audiences": ["bamboo.dev"], "user": {"username": "w"}}
-        if token == "OIDC" and API in audiences:
-            return {"authenticated": True, "audiences": [API], "user": {"username": "oidc:ann", "groups": ["ml"]}}
         if token not in ("GOOD", "OTHER") or PAGE_AUDIENCE not in audiences:
             return {"authenticated": False}
         user = {"username": token.lower(), "uid": "1", "groups": ["g"], "extra": {"a": ["b"]}}
         return {"authenticated": True, "audiences": [PAGE_AUDIENCE], "user": user}
 
     async def review_access(self, user: dict[str, Any], attributes: dict[str, str]) -> dict[str, Any]:
-        if user["username"] in ("good", "other"):
-            assert (user["groups"], user["extra"]) == (["g"], {"a": ["b"]})
-        self.groups.append(user["groups"])
+        assert (user["groups"], user["extra"]) == (["g"], {"a": ["b"]})
         self.attributes.append(attributes)
-        if attributes["verb"] == "list":
-            return {"allowed": (user["username"], attributes.get("namespace", "")) in self.lists}
-        return {"allowed": user["username"] in ("good", "oidc:ann")}
+        return {"allowed": user["username"] == "good"}
 
 
 def operated(namespace: str, name: str) -> OperatedJob:
@@ -79,17 +66,9 @@ def operated(namespace: str, name: str) -> OperatedJob:
 
 
 @asynccontextmanager
-async def cluster(
-    reviewer: Reviewer,
-    settings: PageSettings | None = None,
-    others: Sequence[JobKey] = (),
-    operators: OtherOperators | None = None,
-) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    """A session and the address of the operator's web port; there is the job team/tiny, and others. operators: that
-    look after other jobs.
-    """
-    known = {key: operated(*key) for key in (TEAM, *others)}
+async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """A session and the address of the operator's web port; there is the job team/tiny."""
     app = web.Application()
-    JobPages(known.get, lambda: list(known.values()), reviewer, settings, operators).add_to(app)
+    JobPages({TEAM: operated(*TEAM)}.get, reviewer).add_to(app)
     async with serving(app) as url, aiohttp.ClientSession() as session:
         yield session, url

@@ -62,11 +62,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- .Values.url | default (printf "%s://%s:8765" $scheme (include "bamboo.host" .)) -}}
 {{- end -}}
 
-{{- define "bamboo.pageUrl" -}}
-{{- $host := .Values.page.ingress.host -}}
-{{- .Values.page.url | default (ternary (printf "https://%s" $host) "" (not (empty $host))) -}}
-{{- end -}}
-
 {{/* The DNS names in the certificate, as JSON. */}}
 {{- define "bamboo.dnsNames" -}}
 {{- $name := include "bamboo.fullname" . -}}
@@ -146,12 +141,6 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- end -}}
 {{- if and .Values.prices.configMap .Values.prices.url -}}
 {{- fail "prices: expected configMap or url, got both" -}}
-{{- end -}}
-{{- if has "bamboo.dev" .Values.page.audiences -}}
-{{- fail "page.audiences: expected another than bamboo.dev, which is that of workers' tokens" -}}
-{{- end -}}
-{{- if and .Values.page.ingress.service (not .Values.page.ingress.host) -}}
-{{- fail "page.ingress.host: expected a name, for page.ingress.service is set" -}}
 {{- end -}}
 {{- if and .Values.priorityClassName .Values.priorityClasses.create -}}
 {{- fail "priorityClassName: expected nothing, for priorityClasses.create makes the operator's class" -}}

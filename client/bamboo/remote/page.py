@@ -1,13 +1,11 @@
-"""`page`: a job's page or the list of jobs in a browser: where people find it, if the job's status says that; else
-through a tunnel to the operator, with a token that shows who looks.
-"""
+"""`page`: a job's page in a browser, through a tunnel to the operator, with a token that shows who looks."""
 
 import asyncio
 import contextlib
 import html
 import tempfile
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,7 @@ from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.kube.port_forward import PortForward
 from bamboo_core.kube.request_parts import Object
-from bamboo_core.names import EXIT_OK, PAGE_AUDIENCE, WEB_PORT
-from bamboo_core.view.job_view import JobView, view_of
+from bamboo_core.names import PAGE_AUDIENCE, WEB_PORT
 
 PORT_NAME = "web"
 TOKEN_SECONDS = 3600
@@ -44,47 +41,17 @@ LEADING = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelChoice:
-    """What a user says about the tunnel. wanted: also if people reach the pages without."""
+    """What a user says about the tunnel. account: the ServiceAccount whose token opens the page."""
 
-    wanted: bool
     operator_namespace: str | None
     account: str
     port: int
 
 
-async def page(session: Session, name: Target | None, tunnel: TunnelChoice, *, open_browser: bool) -> int:
-    """The page of that job, or the list of jobs. Prints the address where people find it, if the job's status has one;
-    else serves until it is interrupted, and prints the URL again whenever the token in it is renewed.
-    """
-    if name is None:
-        jobs, namespace, path = await session.api.jobs(session.namespace), session.namespace, "jobs/"
-    else:
-        jobs = [await session.api.job(*session.of(name))]
-        namespace, path = view_of(jobs[0]).namespace, f"jobs/{'/'.join(session.of(name))}/"
-    url = None if tunnel.wanted else address_of([view_of(job) for job in jobs], listed=name is None)
-    if url is None:
-        return await _through_tunnel(session, namespace, path, tunnel, open_browser=open_browser)
-    print(url, flush=True)
-    if open_browser and not await asyncio.to_thread(webbrowser.open, url):
-        session.say("no browser was found; the URL above can be pasted into one")
-    return EXIT_OK
-
-
-def address_of(jobs: Sequence[JobView], *, listed: bool) -> str | None:
-    """Where people find the page of the first of these jobs that says it; None if none does. listed: rather the list of
-    the jobs of its namespace.
-    """
-    job = next((job for job in jobs if (job.status.page or "").startswith(("https://", "http://"))), None)
-    if job is None or job.status.page is None:
-        return None
-    own = f"{job.namespace}/{job.name}/"
-    return f"{job.status.page.removesuffix(own)}?namespace={job.namespace}" if listed else job.status.page
-
-
-async def _through_tunnel(
-    session: Session, watching: str, path: str, choice: TunnelChoice, *, open_browser: bool
-) -> int:
-    """Serves the page at that path of the operator that looks after the namespace."""
+async def page(session: Session, name: Target, choice: TunnelChoice, *, open_browser: bool) -> int:
+    """Serve that job's page until it is interrupted. Print the URL, again whenever the token in it is renewed."""
+    watching, job = session.of(name)
+    await session.api.job(watching, job)  # a name that is wrong is said before a tunnel is opened
     operator_namespace, account, port = choice.operator_namespace, choice.account, choice.port
     pod = await _operator(session.api, operator_namespace, watching)
     namespace = operator_namespace or pod["metadata"]["namespace"]
@@ -94,7 +61,7 @@ async def _through_tunnel(
     try:
         while True:
             token, seconds = await _token(session.api, namespace, account)
-            url = f"http://127.0.0.1:{outer}/{path}#token={token}"
+            url = f"http://127.0.0.1:{outer}/jobs/{watching}/{job}/#token={token}"
             print(url, flush=True)
             session.say(WARNING.format(account=f"{namespace}/{account}"))
             if open_browser and opening is None:

@@ -254,8 +254,6 @@ class BambooJobStatus(ApiPart, frozen=True):
         _schema(maxItems=1024, **_ATOMIC),
     ] = None
     """The sha256 of each stage's final parameters and optimizer state, once the job is complete."""
-    page: Annotated[str | None, _schema(maxLength=2048)] = None
-    """The address of the job's page, if the operator was told where people reach it."""
     plan: Annotated[str | None, _schema(maxLength=262144)] = None
     """The assignment of workers as JSON: {"epoch": ..., "pipelines": [[worker of stage 0, ...], ...]}."""
 

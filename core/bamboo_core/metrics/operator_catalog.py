@@ -13,9 +13,8 @@ def _operator(name: str, kind: MetricKind, help: str, *labels: str, unit: str = 
 OPERATOR_INFO = _operator(
     "info",
     MetricKind.GAUGE,
-    "Always 1; version: of the operator; page: where people reach job pages, if it was told.",
+    "Always 1; version: of the operator.",
     "version",
-    "page",
 )
 OPERATOR_JOBS = _operator("jobs", MetricKind.GAUGE, "Jobs that the operator manages, by state.", "state")
 OPERATOR_RECONCILES = _operator(

@@ -235,39 +235,8 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     cost: PageCost | None = None
     conditions: tuple[PageCondition, ...] = ()
     unknown: tuple[str, ...] = ()  # sentences
-    grafana: str | None = None  # the address of the job's dashboard
 
 
-class JobRow(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A job's line in the list of jobs."""
-
-    namespace: str
-    name: str
-    state: PageState
-    step: int | None = None
-    steps: int | None = None
-    loss: float | None = None
-    samples_per_second: float | None = None
-    eta_seconds: float | None = None
-    workers: int  # those that have loaded their task
-    workers_wanted: int
-    preemptions: int
-    made: float | None = None  # when the job was
-    # cost, cost_per_hour: in the unit that the pools' prices are given in
-    cost: float | None = None
-    cost_per_hour: float | None = None
-
-
-class JobList(Struct, frozen=True, kw_only=True, rename="camel"):
-    """All that the list of jobs shows: the jobs that whoever looks may list, those first that ask for attention."""
-
-    version: int = VERSION
-    now: float
-    rows: tuple[JobRow, ...]
-    unknown: tuple[str, ...] = ()  # sentences
-    grafana: str | None = None  # the address of the dashboard of all jobs
-
-
-def encode(document: Document | JobList) -> bytes:
+def encode(document: Document) -> bytes:
     """The document as JSON. A number that is not finite becomes null."""
     return msgspec.json.encode(document)

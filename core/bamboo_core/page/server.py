@@ -1,8 +1,7 @@
-"""The pages over HTTP: static files for everybody, and the document for who may see it. Read-only.
+"""A job's page over HTTP: static files for everybody, and the document for who may see it. Read-only.
 
 A token comes in the URL's fragment, which browsers do not send; the page sends it with each request for the document.
-So another site can neither read the document nor have the browser ask for it. Behind a proxy that signs people in, the
-browser's cookie is the proxy's; another site can have the browser ask with it, and cannot read the answer.
+So another site can neither read the document nor have the browser ask for it.
 """
 
 import asyncio
@@ -18,29 +17,20 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from bamboo_core.page.document import Document, JobList, encode
+from bamboo_core.page.document import Document, encode
 
 MOST_TOKEN = 8000  # characters, of the 8,190 that a header may have; a ServiceAccount's has some 1,200
 # What is served under which name, beside the document.
-SHARED_FILES = {
-    "page.css": ("page.css", "text/css"),
-    "asking.js": ("asking.js", "text/javascript"),
-    "dom.js": ("dom.js", "text/javascript"),
-    "icon.svg": ("icon.svg", "image/svg+xml"),
-}
 FILES = {
     "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
     "parts.js": ("parts.js", "text/javascript"),
     "charts.js": ("charts.js", "text/javascript"),
     "curves.js": ("curves.js", "text/javascript"),
-    **SHARED_FILES,
-}
-LIST_FILES = {
-    "": ("list.html", "text/html"),
-    "list.js": ("list.js", "text/javascript"),
-    "rows.js": ("rows.js", "text/javascript"),
-    **SHARED_FILES,
+    "page.css": ("page.css", "text/css"),
+    "asking.js": ("asking.js", "text/javascript"),
+    "dom.js": ("dom.js", "text/javascript"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
@@ -65,16 +55,11 @@ class PageError(Exception):
     """The page cannot be served; the text is a sentence for the user."""
 
 
-def add_page(
-    app: web.Application,
-    prefix: str,
-    state: Callable[[web.Request], Awaitable[web.Response]],
-    files: Mapping[str, tuple[str, str]] = FILES,
-) -> None:
-    """Routes under that prefix, which ends with a slash. state: answers with the document, or refuses. files: a job's
-    page or the list's.
+def add_page(app: web.Application, prefix: str, state: Callable[[web.Request], Awaitable[web.Response]]) -> None:
+    """Add the routes of a page under that prefix, which ends with a slash. state: answers with the document, or
+    refuses.
     """
-    static = {name: (_file(file), kind) for name, (file, kind) in files.items()}
+    static = {name: (_file(file), kind) for name, (file, kind) in FILES.items()}
 
     def serve(name: str) -> Handler:
         body, kind = static[name]
@@ -84,7 +69,7 @@ def add_page(
 
         return handler
 
-    for name in files:
+    for name in FILES:
         app.router.add_get(prefix + name, serve(name))
     app.router.add_get(prefix + "state", state)
 
@@ -93,7 +78,7 @@ def _file(name: str) -> bytes:
     return (resources.files("bamboo_core.page") / "static" / name).read_bytes()
 
 
-def answer(document: Document | JobList) -> web.Response:
+def answer(document: Document) -> web.Response:
     return web.Response(body=encode(document), content_type="application/json", headers=HEADERS)
 
 

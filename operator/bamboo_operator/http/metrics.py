@@ -36,7 +36,6 @@ class MetricSources:
     calls: ApiCallCounts
     counts: OperatorCounts
     prices: PriceSource = field(default_factory=PriceSource)
-    page_url: str = ""  # under which people reach job pages
 
     def fill(self, page: MetricsPage) -> None:
         """Fills the page; may be called in any thread."""
@@ -157,7 +156,7 @@ def _cost(page: MetricsPage, known: OperatedJob, status_now: BambooJobStatus) ->
 
 def _operator(page: MetricsPage, sources: MetricSources) -> None:
     counts, calls = sources.counts, sources.calls
-    page.add(operator_catalog.OPERATOR_INFO, 1, version("bamboo-operator"), sources.page_url)
+    page.add(operator_catalog.OPERATOR_INFO, 1, version("bamboo-operator"))
     for result in ("ok", "failed"):
         page.add(operator_catalog.OPERATOR_RECONCILES, counts.reconciles[result], result)
     page.add_histogram(operator_catalog.OPERATOR_RECONCILE_DURATION, counts.reconcile_seconds)

@@ -7,7 +7,7 @@ here needs one: pods go with their job by owner reference.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec
@@ -131,10 +131,6 @@ class JobController:
         """What is known of that job; None if it is none of ours."""
         found = self._reconcilers.get(key)
         return found[0].known() if found else None
-
-    def all_known(self) -> Iterator[OperatedJob]:
-        """What is known of each job, also of those that are over, when it is asked for."""
-        return (job.known() for job, _ in tuple(self._reconcilers.values()))
 
     def spec(self, key: JobKey) -> JobSpec | None:
         """The spec of that job; None if it is not known."""

@@ -68,8 +68,6 @@ class JobReconciler:
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, status, shared.api)
-        if shared.page_url:
-            self._status.update(page=f"{shared.page_url}/jobs/{self.key[0]}/{self.key[1]}/")
         self._pods = JobPods(self._job, shared.cluster)
         self._cost = CostCounter(self._pods, self._status, self.meter, shared.prices)
         self._queue = JobQueue(self._job, shared.workloads, shared.api, shared.settings, slices=shared.slices)

@@ -40,7 +40,6 @@ class SharedResources:
     slices: bool = True
     prices: PriceSource = field(default_factory=PriceSource)
     exposures: Callable[[], Mapping[Place, Exposure]] = dict
-    page_url: str = ""  # under which people reach job pages
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONCILES_AT_ONCE))

@@ -68,7 +68,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         cost=_cost(given),
         budget_warnings=_budget_warnings(given, conditions, previous),
         digests=run.digests or previous.digests,
-        page=facts.page,
         plan=_plan(status, previous, facts),
     )
 

@@ -68,7 +68,6 @@ class StatusFacts:
     comparison: CostComparison = field(default_factory=CostComparison)  # of costs, over all operators
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
-    page: str | None = None  # the address of the job's page; None if people reach none
     rollout: RolloutRecord | None = None  # None if it is not known yet
     pool_ranks: tuple[PoolRank, ...] = ()  # the order in which pools are asked, if that is not the listed one
     queue: QueueStanding = FREE  # what its queue lets the job do

@@ -269,10 +269,7 @@ def preempt(
 @grouped
 def page(
     cluster: ClusterOptions,
-    job: options.AnyJobName = None,
-    tunnel: Annotated[
-        bool, typer.Option("--tunnel", help="Through a tunnel, also if the job's status says where its page is.")
-    ] = False,
+    job: options.JobName,
     port: Annotated[
         int,
         typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port of the tunnel.", show_default="a free one"),
@@ -283,22 +280,20 @@ def page(
         typer.Option(
             "--service-account",
             metavar="NAME",
-            help="Whose token opens the page through a tunnel: a ServiceAccount in the operator's namespace.",
+            help="Whose token opens the page: a ServiceAccount in the operator's namespace.",
         ),
     ] = "bamboo-page",
     operator_namespace: OperatorNamespace = None,
 ) -> None:
-    """Show a job's page, or without JOB the list of jobs, in the browser.
+    """Show a job's page in the browser.
 
-    If the installation says where people find the pages, the URL is printed. Else it goes through a tunnel to the
-    operator, until Ctrl-C; that URL's token opens the pages of all jobs that the ServiceAccount may get.
+    It goes through a tunnel to the operator, until Ctrl-C; the URL's token opens the pages of all jobs that the
+    ServiceAccount may get.
     """
     from bamboo.remote import page as pages
 
-    target = targets_of([job])[0] if job else None
-    choice = pages.TunnelChoice(
-        wanted=tunnel, operator_namespace=operator_namespace, account=service_account, port=port
-    )
+    (target,) = targets_of([job])
+    choice = pages.TunnelChoice(operator_namespace=operator_namespace, account=service_account, port=port)
     run(cluster, lambda s: pages.page(s, target, choice, open_browser=open_browser))
 
 

@@ -154,8 +154,6 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         lines.append(Text(f"budget {status.cost.budget}"))
     if status.last_takeover is not None:
         lines.append(Text(f"last takeover: {phrases.takeover(job, status.last_takeover)}"))
-    if status.page:
-        lines.append(Text(f"page {status.page}", overflow="fold"))
     if end := job.status.ended:
         lines.append(Text(f"{end.type}: {end.message}", style="green" if end.type == "Complete" else "bold red"))
     elif waiting := phrases.why_waiting(job):

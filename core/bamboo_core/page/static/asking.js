@@ -6,9 +6,8 @@ const SECOND = 1000;
 const HIDDEN_SECONDS = 15; // between two questions while nobody looks
 const LONGEST_PAUSE = 10; // after failures
 const PATIENCE = 8 * SECOND; // for an answer
-const KEY = `bamboo-token:${location.pathname.replace(/\/jobs\/.*$/, "/jobs/")}`; // one for the list and the jobs' pages
+const KEY = `bamboo-token:${location.pathname.replace(/\/jobs\/.*$/, "/jobs/")}`; // one for the pages of all jobs
 const WANTED = "This page needs a token: open the complete URL that was printed, or paste the token here.";
-const SIGNED_OUT = "You are signed out: load this page again to sign in.";
 
 let version = 0; // of the document that this page can draw
 let heard = null; // takes a document in; returns { over, pause }: whether it is the last, and seconds until the next
@@ -87,8 +86,8 @@ async function question() {
     const answer = await fetch("state", {
       headers: token ? { Authorization: `Bearer ${token}` } : {},
       cache: "no-store",
-      credentials: "same-origin", // the cookie of a proxy that signs people in
-      redirect: "manual",
+      credentials: "omit",
+      redirect: "error",
       signal: AbortSignal.timeout(PATIENCE),
     });
     const ours = (answer.headers.get("Content-Type") || "").startsWith("application/json");
@@ -115,13 +114,7 @@ function take(found) {
 }
 
 function refused({ status, after, body }) {
-  const told = typeof body.error === "string";
-  const sentence = told ? body.error : `The server answered ${status}.`;
-  if (status === 0 || (status === 401 && token === null && !told)) {
-    connection("lost", "signed out");
-    trouble(SIGNED_OUT);
-    return LONGEST_PAUSE;
-  }
+  const sentence = typeof body.error === "string" ? body.error : `The server answered ${status}.`;
   if (status === 401) {
     wantToken(token === null ? WANTED : `${sentence} It may have expired; paste another one.`);
     return null;

@@ -21,14 +21,12 @@ export function drawParts(page) {
   events(page);
 }
 
-function heading({ job, state, epoch, grafana }) {
-  if (!changed("heading", job, state, epoch, grafana)) return;
+function heading({ job, state, epoch }) {
+  if (!changed("heading", job, state, epoch)) return;
   document.title = `${job.name}: ${state.name}`;
   byId("name").textContent = job.name;
   const where = job.place === "local" ? "on this machine" : `namespace ${job.namespace}`;
   byId("place").textContent = [where, job.mode && `redundancy ${job.mode}`, epoch && `epoch ${epoch}`].filter(Boolean).join(" · ");
-  show(byId("all-jobs"), job.place !== "local");
-  if (show(byId("grafana"), Boolean(grafana))) byId("grafana").href = grafana;
   byId("state").dataset.tone = state.tone;
   byId("state-name").textContent = state.name;
   byId("state-sentence").textContent = state.sentence;
