@@ -93,13 +93,8 @@ TWO = plan([f"story-w{n}" for n in range(4)], [f"story-w{n}" for n in range(5, 9
         (job(spec=SEVERAL), [1, 2, 3], True, "neighbouring stages of the only pipeline"),
         (job(spec=NONE), [1], True, "redundancy.mode None"),
         (job(spec=NONE), [1], False, None),
-        (
-            job(conditions=[UNPROTECTED]),
-            [1],
-            False,
-            "is not fully protected (stage 2 of pipeline 0 has no second copy)",
-        ),
-        (job(conditions=[condition("Protected", False, "Off", "redundancy.mode is None")]), [1], False, None),
+        (job(conditions=[UNPROTECTED]), [1], False, "is not fully protected (stage 2 has no copy)"),
+        (job(conditions=[condition("Protected", False, "RedundancyOff", "mode is None")]), [1], False, None),
         (job(conditions=[condition("Degraded", True, "X", "stage 1 runs on w0, too")]), [1], False, None),
     ],
 )
