@@ -20,7 +20,6 @@ from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
     template_problems,
     weights_folder,
-    worker_image,
     worker_number,
     worker_pod,
     worker_pool,
@@ -302,15 +301,6 @@ def test_without_a_claim_the_weights_are_kept_in_checkpoints_only():
     spec = job(checkpoint={"storage": {"uri": "s3://bucket/x"}})
     assert weights_folder(spec, META) is None
     assert weights_folder(job(), META) is None
-
-
-def test_who_joins_others_runs_what_they_run():
-    pods = {n: render(number=i, image=f"old:{i}") for i, n in ((3, "a"), (11, "b"), (4, "c"))}
-    assert worker_image(pods) is None, "none has started"
-    for name in ("a", "c"):
-        pods[name]["status"] = {"phase": "Running"}
-    assert worker_image(pods) == "old:4"
-    assert worker_image({}) is None
 
 
 def test_a_queue_and_a_spread():

@@ -65,17 +65,6 @@ def worker_number(pod: Mapping[str, Any]) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def worker_image(pods: Mapping[WorkerId, Mapping[str, Any]]) -> str | None:
-    """The image that these workers run, so that one that joins them runs the same; of the newest that has started."""
-    for pod in sorted(pods.values(), key=lambda pod: worker_number(pod) or 0, reverse=True):
-        if (pod.get("status") or {}).get("phase") != "Running":
-            continue
-        for container in (pod.get("spec") or {}).get("containers") or ():
-            if container.get("name") == names.TRAINER_CONTAINER:
-                return str(container["image"])
-    return None
-
-
 def worker_pool(pod: Mapping[str, Any]) -> str | None:
     """The name of the node pool that a worker's pod was made for."""
     found: str | None = ((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_NODE_POOL)
