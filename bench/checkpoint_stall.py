@@ -15,23 +15,28 @@ Alone: a stage of a GPT model of that size runs a step of eight microbatches of 
 copied, as the only one who holds it would have to: at once, as if it never waited for others, and in pieces.
 """
 
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, say, show, write_json
-from _gpt_stage import gpt_stage
 from bamboo_core.control.channel_events import Received
 from bamboo_core.control.protocol import PartsWritten
 from bamboo_core.coordinator.events import Event
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.models import gpt
+from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo_trainer.training import TrainingConfig
 
 WARMUP = 6
 MICROBATCHES = 8
+CONTEXT = 128  # tokens of a sample
 TARGET = 2.0  # percent of a step
 
 
@@ -108,7 +113,7 @@ def alone(o: StallOptions, repeat: int) -> None:
     """CPU time of one thread."""
     width, found = 1024, list[tuple[float, float, float]]()
     blocks = max(1, (o.mebibytes << 20) // (12 * 12 * width**2))
-    with gpt_stage(width, blocks, microbatches=MICROBATCHES, rows=1) as (stage, _):
+    with gpt_stage(width, blocks) as stage:
         layers = stage.values.layers_needed()
         step_of(stage)  # the first one is looked at more closely
         for _ in range(repeat):
@@ -128,6 +133,20 @@ def alone(o: StallOptions, repeat: int) -> None:
         ("one piece, at most", f"{1e3 * piece:.1f} ms", f"{100 * piece / step:.3f} % of a step"),
     ]
     show(f"{size:.0f} MiB of state on one worker, CPU time, median of {repeat}", ("", "", ""), rows)
+
+
+@contextmanager
+def gpt_stage(width: int, blocks: int) -> Iterator[Stage]:
+    """All layers of a GPT model as one stage in this process, on one thread, with microbatches of one sample."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text"
+        text.write_text("def f(): pass\n" * 2000)
+        task = gpt.build({"dModel": width, "heads": 8, "blocks": blocks, "context": CONTEXT, "text": str(text)})
+        config = TrainingConfig(
+            seed=0, precision="fp32", max_gradient_norm=None, microbatches=MICROBATCHES, micro_batch_size=1
+        )
+        yield build_stage(task, 0, [(0, len(task.layers))], config)
 
 
 def step_of(stage: Stage) -> None:

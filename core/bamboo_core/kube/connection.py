@@ -4,7 +4,7 @@ Every request has a time limit, and every answer in JSON a largest size. What th
 keeps it from answering is what aiohttp raises: aiohttp.ClientError, OSError or TimeoutError.
 
 By hand, because the official client's generic calls (37.0.2) are aiohttp's as well, in no less CPU time, and leave
-sizes, refusals and counts to the caller; its import takes 0.16 s and 31 MiB more (bench/kubernetes_client.py).
+sizes, refusals and counts to the caller; its import takes 0.16 s and 31 MiB more (measured at b11a1fe3).
 """
 
 import asyncio

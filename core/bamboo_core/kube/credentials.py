@@ -1,7 +1,7 @@
 """Who the user is, as the API server wants to see it: headers and a TLS context; plugins are run, and run again.
 
 By hand, because the official client (37.0.2) goes on as nobody after a plugin has failed, hides what a plugin asks the
-user, prefers it to a token, and sends a token file's line end, read once for all (bench/kubernetes_client.py).
+user, prefers it to a token, and sends a token file's line end, read once for all (measured at b11a1fe3).
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 Only reads; plugins are run by `credentials`. Whatever is wrong is a ConfigError that names the file.
 
 By hand, because the official client (37.0.2) takes the current context of the last file where kubectl takes that of the
-first, and leaves out `as`, by which a user has fewer rights (bench/kubernetes_client.py); it also lets private keys lie
+first, and leaves out `as`, by which a user has fewer rights (measured at b11a1fe3); it also lets private keys lie
 in files until the process ends.
 """
 
