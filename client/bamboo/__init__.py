@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from bamboo.jobs.client import AsyncClient, Client
+    from bamboo.jobs.client import Client
     from bamboo.jobs.errors import (
         BambooError,
         ClusterError,
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
         JobUnrecoverable,
         NotInTime,
     )
-    from bamboo.jobs.handle import AsyncJobHandle, JobHandle, load
+    from bamboo.jobs.handle import JobHandle, load
     from bamboo.jobs.job import Job
 
 __all__ = [
-    "AsyncClient",
-    "AsyncJobHandle",
     "BambooError",
     "Client",
     "ClusterError",
@@ -41,8 +39,6 @@ __all__ = [
     "load",
 ]
 _MODULES: Final = {
-    "AsyncClient": "client",
-    "AsyncJobHandle": "handle",
     "Client": "client",
     "Job": "job",
     "JobHandle": "handle",

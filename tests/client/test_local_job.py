@@ -167,14 +167,14 @@ def test_more_pipelines_are_asked_for_while_it_trains() -> None:
             handle.scale(0)
 
 
-def test_in_a_loop_of_its_own_a_program_waits_or_awaits() -> None:
+def test_a_program_with_a_running_loop_waits_in_it_or_in_a_thread() -> None:
     """As a notebook's cells do."""
 
     async def cell() -> tuple[str, list[str]]:
         handle = job().run(page=False)  # waits, though this thread has a running loop
         assert handle.progress.state in ("Starting", "Running")
-        reasons = [event.reason async for event in handle.aio.events(follow=True)]
-        return (await handle.aio.wait(WAIT_SECONDS)).state, reasons
+        ended = await asyncio.to_thread(handle.wait, WAIT_SECONDS)
+        return ended.state, [event.reason for event in handle.events(follow=True)]
 
     state, reasons = asyncio.run(cell())
     assert state == "Complete"

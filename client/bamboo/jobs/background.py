@@ -77,11 +77,6 @@ def call(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def wait(work: Coroutine[Any, Any, T]) -> T:
-    """What the work returns or raises, for whoever awaits it in a loop of their own, as a notebook has one."""
-    return await asyncio.wrap_future(_BACKGROUND.submit(work))
-
-
 def opened(close: Close) -> None:
     """Has this called before the interpreter ends, unless `closed` says before that it was."""
     _BACKGROUND.opened(close)

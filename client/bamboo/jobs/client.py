@@ -1,42 +1,13 @@
-"""`bamboo.Client`: the jobs of a cluster. `AsyncClient` is for programs that await."""
+"""`bamboo.Client`: the jobs of a cluster."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 
 from bamboo.jobs import background
-from bamboo.jobs.cluster_access import ClusterAccess, cluster_access
-from bamboo.jobs.handle import AsyncJobHandle, JobHandle
+from bamboo.jobs.cluster_access import cluster_access
+from bamboo.jobs.handle import JobHandle
 from bamboo.jobs.job import Job
 from bamboo.jobs.results import JobProgress
-
-
-class AsyncClient:
-    """The jobs in a namespace of a cluster, for programs that await."""
-
-    def __init__(self, cluster: ClusterAccess) -> None:
-        self._cluster = cluster
-
-    async def submit(
-        self, job: Job, *, apply: bool = False, force: bool = False, dry_run: bool = False
-    ) -> AsyncJobHandle:
-        """Makes the job on the cluster; with apply, or merges it into the one there is."""
-        work = self._cluster.submit(job.source, apply=apply, force=force, dry_run=dry_run)
-        return AsyncJobHandle(await background.wait(work))
-
-    async def job(self, name: str) -> AsyncJobHandle:
-        """The job of that name. Raises ClusterError if there is none."""
-        return AsyncJobHandle(await background.wait(self._cluster.job(name)))
-
-    async def jobs(self) -> list[AsyncJobHandle]:
-        """All jobs of the namespace, by name."""
-        return [AsyncJobHandle(job) for job in await background.wait(self._cluster.jobs())]
-
-    async def watch(self) -> AsyncIterator[JobProgress]:
-        """The progress of each job, and again whenever it is another one; for ever."""
-        shown: dict[str, JobProgress] = {}
-        while True:
-            for progress in await background.wait(self._cluster.changes(shown)):
-                yield progress
 
 
 class Client:
@@ -49,11 +20,6 @@ class Client:
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
     ) -> None:
         self._cluster = background.call(cluster_access(namespace, context, kubeconfig))
-
-    @property
-    def aio(self) -> AsyncClient:
-        """A client of the same jobs for programs that await."""
-        return AsyncClient(self._cluster)
 
     @property
     def namespace(self) -> str:

@@ -1,8 +1,7 @@
-"""A job that was begun, here or on a cluster: what a program asks of it. `AsyncJobHandle` is for those that await."""
+"""A job that was begun, here or on a cluster: what a program asks of it."""
 
-import asyncio
 import importlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -53,84 +52,6 @@ class BegunJob(Protocol):
     async def close(self) -> None: ...
 
 
-class AsyncJobHandle:
-    """A job that was begun, for programs that await. All its methods raise BambooError if they cannot do it."""
-
-    def __init__(self, job: BegunJob) -> None:
-        self._job = job
-
-    @property
-    def name(self) -> str:
-        return self._job.name
-
-    async def progress(self) -> JobProgress:
-        """How far the job is now."""
-        return await background.wait(self._job.progress())
-
-    async def events(self, *, follow: bool = False) -> AsyncIterator[Occurrence]:
-        """What happened to the job, oldest first; with follow also what does until it is over."""
-        feed, over = self._job.feed(), False
-        while not over:
-            over, events = await background.wait(_news(self._job, feed, follow=follow))
-            for event in events:
-                yield event
-
-    async def history(self) -> HistoryRows:
-        """The losses, evaluations and events of all steps."""
-        return await background.wait(self._job.history())
-
-    async def wait(self, timeout: float | None = None) -> JobProgress:
-        """Waits until the job is complete. timeout: seconds, after which NotInTime is raised, and the job goes on.
-
-        Raises JobFailed, JobUnrecoverable or JobInterrupted, with the reason and the traceback of the user's code.
-        """
-        return await background.wait(self._job.wait(timeout))
-
-    async def preempt(self, worker: str | None = None, *, notice: bool = False) -> None:
-        """Takes a worker away, as a cloud would, to see the job survive it. worker: None for one that trains."""
-        await background.wait(self._job.preempt(worker, notice=notice))
-
-    async def scale(self, pipelines: int) -> None:
-        """Changes how many pipelines there should be."""
-        await background.wait(self._job.scale(pipelines))
-
-    async def suspend(self) -> None:
-        """Keeps the job's state in a checkpoint, stops its workers, and waits until they are gone."""
-        await background.wait(self._job.suspend())
-
-    async def resume(self) -> None:
-        """Lets a suspended job go on."""
-        await background.wait(self._job.resume())
-
-    async def stop(self) -> None:
-        """Ends the job, and waits until it has ended; one that keeps checkpoints writes a last one."""
-        await background.wait(self._job.stop())
-
-    async def checkpoints(self) -> list[StoredCheckpoint]:
-        """The job's checkpoints, the newest first."""
-        return await background.wait(checkpoints_at(self._job.checkpoint_place()))
-
-    async def export(
-        self,
-        path: str | Path,
-        format: ExportFormat = "safetensors",
-        *,
-        step: int | None = None,
-        ema: bool = False,
-        force: bool = False,
-    ) -> Path:
-        """Writes the trained weights, or with step the checkpoint of that step, as one state dict: `bamboo export`."""
-        return await background.wait(_export(self._job, path, format, step=step, ema=ema, force=force))
-
-    async def weights(self) -> dict[str, Any]:
-        """The trained weights as a state dict of tensors, named as `load` names them."""
-        return await asyncio.to_thread(load, self._job.weights_place())
-
-    async def close(self) -> None:
-        """Stops a job that runs here, and removes its temporary output; a job on a cluster goes on."""
-        await background.wait(self._job.close())
-
-
 async def _export(
     job: BegunJob, path: str | Path, form: ExportFormat, *, step: int | None, ema: bool, force: bool
 ) -> Path:
@@ -157,11 +78,6 @@ class JobHandle:
 
     def __init__(self, job: BegunJob) -> None:
         self._job = job
-
-    @property
-    def aio(self) -> AsyncJobHandle:
-        """A handle of the same job for programs that await."""
-        return AsyncJobHandle(self._job)
 
     @property
     def name(self) -> str:
