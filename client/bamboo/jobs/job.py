@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, TypeVar
 
 import yaml
 
@@ -17,7 +17,6 @@ from bamboo.jobs.child_process import ask
 from bamboo.jobs.cluster_access import cluster_access
 from bamboo.jobs.entrypoint import entrypoint_of
 from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
-from bamboo.jobs.fields import JobFields, TaskFields
 from bamboo.jobs.handle import JobHandle
 from bamboo.jobs.here import on_this_machine, profiled, store_trouble
 from bamboo.jobs.local_job import LocalJob, LocalRunRequest
@@ -57,12 +56,12 @@ class Job:
         self,
         name: str,
         *,
-        task: TaskFields | Callable[..., Any] | str,
+        task: Mapping[str, Any] | Callable[..., Any] | str,
         config: Mapping[str, Any] | None = None,
         namespace: str | None = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
-        **parts: Unpack[JobFields],
+        **parts: Any,
     ) -> None:
         """Makes a job of the parts of a manifest, which are named and look as in YAML (docs/api.md).
 
@@ -124,7 +123,7 @@ class Job:
         """The manifest as text: of a file with its comments."""
         return self._source.text
 
-    def changed(self, **parts: Unpack[JobFields]) -> "Job":
+    def changed(self, **parts: Any) -> "Job":
         """The job with other fields in these parts: `changed(training={"steps": 6})`. None removes a field or a part.
 
         Raises InvalidJob.
