@@ -47,7 +47,6 @@ CLUSTER = (
     "preempt",
     "page",
     "doctor",
-    "bug-report",
 )
 
 HEAD = """\
@@ -83,7 +82,7 @@ Rights that a person needs, in the job's namespace:
 | `delete` | also delete on `bamboojobs.bamboo.dev` |
 | `preempt` | also delete on `pods`; with `--node` get and patch on `nodes` |
 | `page` | get on the job; in the operator's namespace get and create on `pods/portforward` and create on `serviceaccounts/token`; list on `pods` in all namespaces, or with `--operator-namespace` in that one |
-| `doctor`, `bug-report` | as `logs`; what may not be looked at is named: the operator's pods, EndpointSlices, Lease and log, nodes, quotas, the CRD, and create on `subjectaccessreviews` |
+| `doctor` | get on the job; what may not be looked at is named: the operator's pods, EndpointSlices and Lease, nodes, quotas, the CRD, and create on `subjectaccessreviews` |
 
 ## What a drill does
 

@@ -1,6 +1,5 @@
 """The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -326,31 +325,3 @@ def doctor(
     except UsageError as error:
         usage(str(error))
     run(cluster, lambda s: diagnosing.doctor(s, target, file, operator_namespace=operator_namespace, form=output))
-
-
-@app.command("bug-report")
-@grouped
-def bug_report(
-    cluster: ClusterOptions,
-    job: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="JOB",
-            help="Also this job, its workers, events and logs.",
-            autocompletion=options.complete_jobs,
-            show_default=False,
-        ),
-    ] = None,
-    operator_namespace: OperatorNamespace = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The archive to write.")] = Path(
-        "bamboo-bug-report.tar.gz"
-    ),
-) -> None:
-    """Write one archive with what others need to understand a problem: diagnosis, objects, events and logs.
-
-    Secrets, environment variables and annotations are left out.
-    """
-    from bamboo.remote import bug_report as reporting
-
-    target = targets_of([job])[0] if job else None
-    run(cluster, lambda s: reporting.bug_report(s, target, operator_namespace=operator_namespace, path=output))
