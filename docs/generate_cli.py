@@ -38,7 +38,6 @@ CLUSTER = (
     "submit",
     "list",
     "status",
-    "top",
     "events",
     "logs",
     "suspend",
@@ -76,7 +75,7 @@ Rights that a person needs, in the job's namespace:
 
 | Command | Rights |
 | --- | --- |
-| `list`, `status`, `top` | get, list on `bamboojobs.bamboo.dev`; for workers, events and zones list on `pods` and `events`, and get on `nodes` |
+| `list`, `status` | get, list on `bamboojobs.bamboo.dev`; for workers, events and zones list on `pods` and `events`, and get on `nodes` |
 | `events`, `logs` | also list on `pods` and `events`; get on `pods/log` |
 | `submit`, `suspend`, `resume` | also patch (`submit`: and create) on `bamboojobs.bamboo.dev` |
 | `delete` | also delete on `bamboojobs.bamboo.dev` |

@@ -133,8 +133,6 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     ):
         assert part in status, status
     assert re.search(r"w\d +training +0/0 +spot-", status), status
-    assert "1 job, 1 running" in shell.type("top")
-    assert "standby" in shell.type("top", "story", "--once")
     events = shell.type("events", file)
     assert events.index("WorkerJoined") < events.index("Started")
     assert yaml.safe_load(shell.type("status", "story", "-o", "yaml"))["status"]["state"] == "Running"

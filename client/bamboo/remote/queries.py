@@ -1,27 +1,23 @@
-"""`list`, `status`, `top` and `events`: what there is, once or again and again."""
+"""`list`, `status` and `events`: what there is, once or again and again."""
 
 import asyncio
 import json
 import sys
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import yaml
-from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bamboo.remote.job_view import phrases, render
+from bamboo.remote.job_view import render
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
 from bamboo.remote.job_view.render import JobSnapshot
-from bamboo.remote.session import Session, Target, on_a_terminal
-from bamboo.remote.watch import Draw, LiveScreen, pause, until_over
+from bamboo.remote.session import Session, Target
+from bamboo.remote.watch import until_over
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.kube.errors import UsageError
 from bamboo_core.names import EXIT_OK, GROUP, KIND
 from bamboo_core.view.job_view import JobView, view_of
-
-ENDLESS = 1 << 30  # lines
 
 
 def print_objects(found: list[dict[str, Any]], form: OutputFormat, *, single: bool) -> None:
@@ -73,47 +69,6 @@ async def status(session: Session, name: Target, *, form: OutputFormat, watch: b
     snapshot = await JobReader(session.api, *session.of(name)).snapshot()
     session.console.print(render.status(snapshot, datetime.now(UTC), session.console.width))
     return EXIT_OK
-
-
-async def top(session: Session, name: Target | None, *, everywhere: bool, once: bool, interval: float) -> int:
-    """Jobs, or one job's workers; again and again on a terminal."""
-    job_reader = JobReader(session.api, *session.of(name)) if name else None
-    quit = asyncio.Event()
-
-    async def picture() -> Draw:
-        if job_reader is not None:
-            return partial(_of_job, await job_reader.snapshot())
-        found = _sorted(await session.api.jobs(None if everywhere else session.namespace))
-        return partial(_of_jobs, found, everywhere)
-
-    if once or not on_a_terminal():
-        session.console.print((await picture())(session.console.width, ENDLESS, ""))
-        return EXIT_OK
-    with LiveScreen(session.console, quit) as screen:
-        while not quit.is_set():
-            screen.draw(await session.patiently(picture), "q leaves")
-            await pause(quit, interval)
-    return EXIT_OK
-
-
-def _of_job(snapshot: JobSnapshot, width: int, height: int, keys: str) -> RenderableType:
-    now, head = datetime.now(UTC), render.head(snapshot, datetime.now(UTC))
-    listed, _ = render.workers_within(snapshot, now, width, height - len(head) - 3)
-    return Group(*head, "", *(listed or [Text("no workers", style="dim")]), *_keys(keys))
-
-
-def _of_jobs(found: list[JobView], everywhere: bool, width: int, height: int, keys: str) -> RenderableType:
-    """Those that are not over come first; what does not fit below is cut."""
-    now = datetime.now(UTC)
-    shown = sorted(found, key=lambda job: job.status.ended is not None)[: max(1, height - 4)]
-    running = sum(job.status.holds("Running") for job in found)
-    head = Text(f"{phrases.count(len(found), 'job')}, {running} running, {now:%H:%M:%S} UTC", style="bold")
-    table = render.jobs(shown, now, wide=width >= 130, namespaces=everywhere)
-    return Group(head, "", table, *_keys(keys))
-
-
-def _keys(keys: str) -> list[RenderableType]:
-    return [Text(keys, style="dim italic")] if keys else []
 
 
 async def events(session: Session, name: Target, *, form: OutputFormat, follow: bool, interval: float) -> int:

@@ -24,7 +24,6 @@ from bamboo_core.view.job_view import JobView
 INTERVAL_SECONDS = 2.0
 FINAL_EVENTS_SECONDS = 1.0  # the operator posts a job's last events after its last status
 KEYS = "q quits; the job continues"
-Draw = Callable[[int, int, str], RenderableType]  # for a width, a height, and what the keys do
 
 
 class JobDeleted(RemoteError):
@@ -46,25 +45,30 @@ class LiveScreen:
         self._console, self._quit = console, quit
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._keyboard = Keyboard(self._key)
-        self._picture: Draw = lambda width, height, keys: Text("looking ...", style="dim")
+        self._snapshot: JobSnapshot | None = None
 
     def __enter__(self) -> "LiveScreen":
         self._keyboard.open()
         self._live.start()
-        self.draw(self._picture)
+        self._draw(KEYS)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.draw(self._picture, keys="")
+        self._draw("")
         self._live.stop()
         self._keyboard.close()
 
     def show(self, snapshot: JobSnapshot) -> None:
-        self.draw(lambda width, height, keys: live(snapshot, datetime.now(UTC), width, height, keys))
+        self._snapshot = snapshot
+        self._draw(KEYS)
 
-    def draw(self, picture: Draw, keys: str = KEYS) -> None:
-        self._picture, size = picture, self._console.size
-        self._live.update(picture(size.width, size.height - 1, keys), refresh=True)
+    def _draw(self, keys: str) -> None:
+        """keys: what the keys do."""
+        snapshot, size = self._snapshot, self._console.size
+        picture: RenderableType = Text("looking ...", style="dim")
+        if snapshot is not None:
+            picture = live(snapshot, datetime.now(UTC), size.width, size.height - 1, keys)
+        self._live.update(picture, refresh=True)
 
     def _key(self, key: str) -> None:
         if key == "q":

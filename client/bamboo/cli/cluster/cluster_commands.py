@@ -87,29 +87,6 @@ def status(
 
 @app.command()
 @grouped
-def top(
-    cluster: ClusterPlace,
-    job: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="JOB", help="This job's workers.", autocompletion=options.complete_jobs, show_default="all jobs"
-        ),
-    ] = None,
-    everywhere: options.Everywhere = False,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit, as without a terminal.")] = False,
-    interval: options.Interval = INTERVAL,
-) -> None:
-    """Show jobs, or one job's workers, and keep updating."""
-    from bamboo.remote import queries
-
-    target = targets_of([job])[0] if job else None
-    if everywhere and (job or cluster.namespace):
-        usage("--all-namespaces: cannot be combined with JOB or --namespace")
-    run(cluster, lambda s: queries.top(s, target, everywhere=everywhere, once=once, interval=interval))
-
-
-@app.command()
-@grouped
 def events(
     cluster: ClusterOptions,
     job: options.JobName,
