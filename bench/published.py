@@ -32,8 +32,8 @@ import typer
 
 from _common import say, show
 from bamboo.simulation.figures import Figures, SimulationError
-from bamboo.simulation.pool import ResearchRun, simulate_run, simulate_trace
 from bamboo.simulation.research.cost_model import ResearchOptions
+from bamboo.simulation.research.research_runs import ResearchRun, simulate_run, simulate_trace
 from bamboo.simulation.research.research_workloads import WORKLOADS, workload_of
 from bamboo.traces.files import read_nodes
 

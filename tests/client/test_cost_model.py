@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bamboo.simulation.figures import SimulationError, spread
-from bamboo.simulation.pool import ResearchRun, simulate_run, simulate_trace
 from bamboo.simulation.research.cost_model import KnownBug, ResearchOptions
+from bamboo.simulation.research.research_runs import ResearchRun, simulate_run, simulate_trace
 from bamboo.simulation.research.research_workloads import workload_of
 from bamboo.traces.files import read_nodes
 from research_kit import BERT, MINUTE, TINY, add, published, run

@@ -1,7 +1,7 @@
 """The published simulator's six models."""
 
-from bamboo.simulation.pool import ResearchRun, simulate_run
 from bamboo.simulation.research.cost_model import ResearchOptions
+from bamboo.simulation.research.research_runs import ResearchRun, simulate_run
 from bamboo.simulation.research.research_workloads import WORKLOADS, workload_of
 
 

@@ -1,7 +1,7 @@
 """Many runs over several processes."""
 
-from bamboo.simulation.pool import ResearchRun, simulate_all
 from bamboo.simulation.research.cost_model import ResearchOptions
+from bamboo.simulation.research.research_runs import ResearchRun, simulate_all
 from research_kit import BERT
 
 

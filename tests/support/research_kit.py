@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from bamboo.simulation.figures import Figures
-from bamboo.simulation.pool import ResearchRun, simulate_run
 from bamboo.simulation.research.cost_model import KnownBug, ResearchOptions, simulate
 from bamboo.simulation.research.research_events import Moment
+from bamboo.simulation.research.research_runs import ResearchRun, simulate_run
 from bamboo.simulation.research.research_workloads import Workload, workload_of
 
 BERT = workload_of("bert")

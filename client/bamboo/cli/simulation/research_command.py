@@ -88,7 +88,7 @@ def research(ctx: typer.Context, *, nodes: NodeOptions, options: ResearchFlags, 
 
 def _traced(workload: "Workload", recordings: list[str], options: ResearchFlags) -> "list[Case]":
     from bamboo.simulation.figures import spread
-    from bamboo.simulation.pool import simulate_trace
+    from bamboo.simulation.research.research_runs import simulate_trace
     from bamboo.traces.files import read_nodes
 
     if len(recordings) > 1:
@@ -100,7 +100,7 @@ def _traced(workload: "Workload", recordings: list[str], options: ResearchFlags)
 
 def _made_up(workload: "Workload", rates: tuple[float, ...], options: ResearchFlags, *, quiet: bool) -> "list[Case]":
     from bamboo.simulation.figures import spread
-    from bamboo.simulation.pool import ResearchRun, simulate_all
+    from bamboo.simulation.research.research_runs import ResearchRun, simulate_all
     from bamboo.terminal.run_progress import RunProgress
 
     wanted, seeds = _wanted(workload, options, None), seeds_of(options.seeds)
