@@ -114,7 +114,7 @@ kind: $(STAMP) image ## images and chart on a cluster of kind, and the cluster t
 	KUBECONFIG=$(KIND_KUBECONFIG) BAMBOO_INSTALLED=1 $(BIN)/python -m pytest -m "cluster and not slow" $(PYTEST_ARGS)
 
 bench: ## list the benchmarks
-	@found=$$(find bench -name '*.py' ! -name '_*' 2>/dev/null | sort); \
+	@found=$$(find bench -maxdepth 1 -name '*.py' ! -name '_*' 2>/dev/null | sort); \
 	if [ -z "$$found" ]; then echo "there are no benchmarks yet"; \
 	else for f in $$found; do echo "$(BIN)/python $$f"; done; fi
 

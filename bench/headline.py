@@ -6,7 +6,7 @@
 Bamboo is its real coordinator, driven in virtual time; beside it are the published strategies, which take the time of
 their steps and the memory that these need from the same functions. For the six published models, at 10, 16 and 33
 percent hourly preemptions and, with --traces, on every recording of nodes in a folder (its first hours). Each with its
-best parameters, zones and number of nodes in hindsight, by throughput and by value: docs/simulator.md. Printed are the
+best parameters, zones and number of nodes in hindsight, by throughput and by value: docs/benchmarks.md. Printed are the
 tables of docs/benchmarks.md; --json has all figures. --schedule ZBH1: all with that
 schedule. --quick: two models, one rate and the first six hours.
 --restarts: only how many times as fast as those that restart Bamboo is, if restarts of the former, and of nothing else,
@@ -29,16 +29,17 @@ from msgspec.structs import replace
 
 from _common import say, write_json
 from bamboo.profiles.files import read_profile
-from bamboo.simulation.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
-from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, Aim
-from bamboo.simulation.strategies.costs import Costs
-from bamboo.simulation.strategies.drive import StrategyResult
-from bamboo.simulation.strategies.summary import spread_of
 from bamboo.traces.files import read_trace
 from bamboo.traces.generate import Generation, generate
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import ScheduleChoice
+from bamboo_core.prices.zone_traffic import GB
 from bamboo_core.traces.trace import NodeTraceError, Trace
+from strategies.choose import ON_DEMAND, SPOT, Aim
+from strategies.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
+from strategies.costs import Costs
+from strategies.drive import StrategyResult
+from strategies.timeline import HOUR
 
 MODELS = ("gpt-2", "bert", "resnet", "gnmt", "vgg", "alexnet")
 RATES = (0.10, 0.16, 0.33)
@@ -170,10 +171,33 @@ def _case(work: Work) -> list[Row]:
             "strategy": name,
             "objective": objective.value,
             "bound": statistics.fmean(bounds),
-            **spread_of(results).mean,
+            **_means(results),
         }
         for (name, objective), results in found.items()
     ]
+
+
+def _means(results: Sequence[StrategyResult]) -> Row:
+    """The means of the runs of a strategy."""
+
+    def mean(figure: Callable[[StrategyResult], float]) -> float:
+        return statistics.fmean(map(figure, results))
+
+    return {
+        "preemptions": mean(lambda one: one.preemptions),
+        "nodes": mean(lambda one: one.nodes),
+        "throughput": mean(lambda one: one.throughput),
+        "usd_per_hour": mean(lambda one: one.usd_per_hour),
+        "zone_gb_per_hour": mean(lambda one: one.crossed / GB / (one.duration / HOUR)),
+        "zone_usd_per_hour": mean(lambda one: one.zone_usd / (one.duration / HOUR)),
+        "value": mean(lambda one: one.value),
+        "goodput": mean(lambda one: one.goodput),
+        "redone": mean(lambda one: one.redone / one.duration),
+        "stalled": mean(lambda one: one.stalled / one.duration),
+        "idle": mean(lambda one: one.idle / one.duration),
+        "saving": mean(lambda one: one.saving / one.duration),
+        "hours": mean(lambda one: one.duration / HOUR),
+    }
 
 
 def _unequal(job: ComparedJob) -> ComparedJob:

@@ -16,10 +16,10 @@ from _common import say, show
 from bamboo.local.trainer_calls.task_counts import counts_of
 from bamboo.profiles.files import COUNTS
 from bamboo.profiles.layer_counts import TaskCounts, folded
-from bamboo.simulation.research.research_workloads import WORKLOADS
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import ProfiledTask
 from bamboo_trainer.counting import count
+from nsdi2023.workloads import WORKLOADS
 from profiles import BLOCKS, CONFIGS, microbatch
 
 PRECISIONS = {"": "fp32", "-bf16": "bf16"}

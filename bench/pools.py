@@ -20,13 +20,13 @@ import typer
 
 from _common import say, show, write_json
 from bamboo.profiles.files import read_profile
-from bamboo.simulation.comparison import published_job
 from bamboo.simulation.job.job_record import JobFigures
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.files import read_trace
 from bamboo.traces.window import window
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.traces.trace import Trace, make_trace
+from strategies.comparison import published_job
 
 ZONE = "topology.kubernetes.io/zone"
 GPUS = 8  # of one of the priced machines of Google Cloud

@@ -19,14 +19,6 @@ import typer
 
 from _common import say, show
 from bamboo.profiles.files import FOLDER
-from bamboo.simulation.research.research_workloads import (
-    CREATION_MS,
-    GLOBAL_RENDEZVOUS_MS,
-    ON_DEMAND_USD,
-    SPOT_USD,
-    WORKLOADS,
-    Workload,
-)
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
@@ -50,6 +42,14 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
+from nsdi2023.workloads import (
+    CREATION_MS,
+    GLOBAL_RENDEZVOUS_MS,
+    ON_DEMAND_USD,
+    SPOT_USD,
+    WORKLOADS,
+    Workload,
+)
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-2": ("gpt2", {"size": "xl", "data": {"length": 1024}, "checkpoint": True}),

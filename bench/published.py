@@ -1,4 +1,4 @@
-"""Do the figures of `bamboo research` agree with those of the published simulator itself, digit for digit?
+"""Do the figures of `nsdi2023.simulator` agree with those of the published program itself, digit for digit?
 
     python bench/published.py CHECKOUT [--seeds 10] [--rates 0.01,0.05,0.1,0.25,0.5] [--start-hours 0,9,17] [--hours 12]
         [--whole-runs 3] [--trace FILE ...] [--random 0] [--csv FILE]
@@ -9,7 +9,7 @@ models whose number of steps was published also to their end; BERT also with 8 a
 recording (without --trace those of the checkout). --random: as many recordings, made up so that much happens at one
 moment and names come back, each with a model and an end by chance. Figures have to be equal as floating-point numbers,
 not nearly.
---csv: what the published program came to, case by case; tests/client/test_cost_model.py compares with such a file.
+--csv: what the published program came to, case by case; tests/bench/test_nsdi2023.py compares with such a file.
 """
 
 import csv as tables
@@ -31,11 +31,11 @@ from typing import Annotated, Any
 import typer
 
 from _common import say, show
-from bamboo.simulation.figures import Figures, SimulationError
-from bamboo.simulation.research.cost_model import ResearchOptions
-from bamboo.simulation.research.research_runs import ResearchRun, simulate_run, simulate_trace
-from bamboo.simulation.research.research_workloads import WORKLOADS, workload_of
+from bamboo.simulation.figures import SimulationError
 from bamboo.traces.files import read_nodes
+from nsdi2023.nodes import HourlyNodes, Moment, recorded
+from nsdi2023.simulator import simulate
+from nsdi2023.workloads import WORKLOADS, workload_of
 
 PROGRAM = Path("project_pactum/simulation/simulator.py")
 NAMES = {"gpt-2": "GPT-2", "bert": "BERT", "resnet": "ResNet", "gnmt": "GNMT", "vgg": "VGG", "alexnet": "AlexNet"}
@@ -136,16 +136,14 @@ def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
 def ours(case: PublishedCase) -> tuple[Found, str]:
     """Our figures, or the sentence with which the run is refused."""
     workload = workload_of(case.model, case.stages)
+    nodes: HourlyNodes | list[Moment]
+    if case.recording is not None:
+        nodes = recorded(read_nodes([case.recording]))
+    else:
+        nodes = HourlyNodes(case.seed, case.rate, workload.capacity, case.start_hour)
     steps = workload.steps if case.hours is None else None
-    options = ResearchOptions(steps=steps, milliseconds=case.milliseconds())
     try:
-        if case.recording is not None:
-            found: Figures = simulate_trace(workload, read_nodes([case.recording]), options)
-        else:
-            run = ResearchRun(
-                workload=workload, seed=case.seed, rate=case.rate, start_hour=case.start_hour, options=options
-            )
-            found = simulate_run(run)
+        found = simulate(workload, nodes, steps=steps, milliseconds=case.milliseconds())
     except SimulationError as error:
         return {}, str(error)
     return asdict(found), ""

@@ -21,8 +21,6 @@ HERE = (
     "validate",
     "plan",
     "simulate",
-    "compare",
-    "research",
     "profile",
     "bench",
     "trace",

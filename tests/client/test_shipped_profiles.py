@@ -1,14 +1,8 @@
 """The published models' profiles: simulated as they were published, they take what was published."""
 
-from dataclasses import replace
-
 import pytest
 
 from bamboo.profiles.files import read_profile, shipped_names
-from bamboo.simulation.comparison import compared, published_job
-from bamboo.simulation.strategies.choose import ON_DEMAND
-from bamboo.simulation.strategies.costs import Costs
-from bamboo.traces.generate import Generation, generate
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Peer
@@ -51,18 +45,3 @@ def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: s
     assert StepModel(profile.figures, spec).seconds(plan, plan.target) == pytest.approx(
         published.on_demand_seconds, rel=0.005
     )
-
-
-@pytest.mark.parametrize("name", shipped_names())
-def test_the_strategies_have_the_same_baseline(name: str) -> None:
-    """At least the published rate, since they choose among grids."""
-    profile = read_profile(name)
-    assert profile.published is not None
-    trace = generate(Generation(nodes=8, hours=2, removal=0.1, addition=0.5), 1)
-    job = published_job(profile)
-    topology = {**job.document["spec"]["topology"], "schedule": "1F1B"}  # as was published
-    spec = parse_manifest({**job.document, "spec": {**job.document["spec"], "topology": topology}})
-    place = replace(job.place, costs=Costs(profile, spec))
-    found = compared(ON_DEMAND, replace(job, place=place, spec=spec), trace, 2)
-    rate = profile.published.batch / profile.published.on_demand_seconds
-    assert rate * 0.99 <= found.samples / (found.duration - found.idle - found.stalled) <= rate * 1.35

@@ -2,10 +2,6 @@
 
 import pytest
 
-from bamboo.simulation.strategies.costs import Costs
-from bamboo.simulation.strategies.drive import StrategyResult, drive
-from bamboo.simulation.strategies.policy import Policy
-from bamboo.simulation.strategies.timeline import NodesChange, Timeline
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import (
     SOURCES,
@@ -18,6 +14,10 @@ from bamboo_core.planning.profile import (
     Storage,
     Times,
 )
+from strategies.costs import Costs
+from strategies.drive import StrategyResult, drive
+from strategies.policy import Policy
+from strategies.timeline import NodesChange, Timeline
 
 START, DETECTION, RENDEZVOUS, REGROUP = 10.0, 5.0, 30.0, 8.0
 

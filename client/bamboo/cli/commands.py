@@ -20,7 +20,7 @@ from bamboo.cli.dispatch import on_cluster, usage
 from bamboo.cli.history_command import app as history_command
 from bamboo.cli.init_command import app as init_command
 from bamboo.cli.run_options import LocalRunOptions
-from bamboo.cli.simulation import compare_command, plan_command, profile_command, research_command, simulate_command
+from bamboo.cli.simulation import plan_command, profile_command, simulate_command
 from bamboo.cli.simulation.node_trace_commands import node_traces
 from bamboo_core import standard_streams
 from bamboo_core.complaints import SilentErrorsNamed, complain
@@ -256,8 +256,6 @@ app.registered_commands += cluster_commands.registered_commands
 app.registered_commands += history_command.registered_commands
 app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += simulate_command.app.registered_commands
-app.registered_commands += compare_command.app.registered_commands
-app.registered_commands += research_command.app.registered_commands
 app.registered_commands += plan_command.app.registered_commands
 app.registered_commands += profile_command.app.registered_commands
 app.registered_commands += bench_command.app.registered_commands

@@ -1,1 +1,1 @@
-"""Training in virtual time: what a job would do, take and cost under a trace of spot nodes. Pure but for `pool`."""
+"""Training in virtual time: what a job would do, take and cost under a trace of spot nodes."""

@@ -1,4 +1,4 @@
-"""What a simulated run comes to, whatever simulated it, and means over many runs. Pure."""
+"""Means of the figures of simulated runs, and why a run cannot be simulated. Pure."""
 
 import math
 import statistics
@@ -11,26 +11,8 @@ class SimulationError(ValueError):
     """One sentence about why a run cannot be simulated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """The figures of one run."""
-
-    preemptions: int  # nodes that were taken away
-    fatal: int  # of these, how many were more than redundancy could bear
-    # interval, lifetime: hours, means, between two preemptions and of all nodes
-    interval: float
-    lifetime: float
-    # nodes, usd_per_hour: means over time
-    nodes: float
-    throughput: float  # samples per second
-    usd_per_hour: float
-    value: float  # samples per second for each USD per hour, a mean over the steps' time
-    hours: float  # until the last step
-    steps: int
-
-
 class Countable(Protocol):
-    """Figures of a run, of whatever model: a dataclass of numbers."""
+    """Figures of a run: a dataclass of numbers."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

@@ -19,8 +19,6 @@ HEADS = {
     "preemptions": "PREEMPTIONS",
     "takeovers": "TAKEOVERS",
     "restores": "RESTORES",
-    "interval": "INTERVAL H",
-    "lifetime": "LIFETIME H",
     "fatal": "FATAL",
     "pause": "PAUSE S",
     "waited": "WAITED H",
@@ -33,9 +31,6 @@ HEADS = {
     "value": "VALUE",
     "goodput": "GOODPUT",
     "redone": "REDONE",
-    "stalled": "STALLED",
-    "idle": "IDLE",
-    "saving": "SAVING",
     "hours": "HOURS",
     "steps": "STEPS",
 }
@@ -104,17 +99,15 @@ def _table(columns: Sequence[Sequence[str]], left: Collection[str]) -> Table:
     return shown
 
 
-def simulation_documents(
-    cases: Sequence[Case], over_time: Sequence[dict[str, Any]] | None = None
-) -> list[dict[str, Any]]:
+def simulation_documents(cases: Sequence[Case], over_time: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The cases for programs, each with the means, deviations and the share of runs with a fatal preemption.
 
-    over_time: of each case, as `over_time_document` makes it, if it is known.
+    over_time: of each case, as `over_time_document` makes it.
     """
-    documents = [{"case": name, **asdict(found)} for name, found in cases]
-    for document, series in zip(documents, over_time or (), strict=over_time is not None):
-        document["overTime"] = series
-    return [_finite(document) for document in documents]
+    return [
+        _finite({"case": name, **asdict(found), "overTime": series})
+        for (name, found), series in zip(cases, over_time, strict=True)
+    ]
 
 
 def over_time_document(runs: Sequence[Series]) -> dict[str, Any]:

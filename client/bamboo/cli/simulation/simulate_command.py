@@ -1,35 +1,69 @@
 """`bamboo simulate`: its flags and what it says in --help. What takes time to import is imported late."""
 
+import json
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.output_files import check_plot
-from bamboo.cli.simulation.case_options import (
-    MarketOptions,
-    NodeOptions,
-    OutputOptions,
-    check_market,
-    print_cases,
-    rates_of,
-    seeds_of,
-)
 from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.job.text_patterns import DATE_TIME
 from bamboo_core.option_groups import grouped
 
+if TYPE_CHECKING:
+    from bamboo.terminal.simulation_table import Case
+
 app = typer.Typer(rich_markup_mode=None)
+
+
+MOST_SEEDS = 1_000_000
+MOST_HOURS = 87_600
+
+
+class SimulationFormat(StrEnum):
+    """The forms in which results of simulations are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
     """The command's flags as the user gave them."""
 
+    preempt_rate: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="P", help="Probability that a node is taken away within an hour. May be given several times."
+        ),
+    ] = None
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead a recording of nodes, of any form of docs/traces.md. May be given several times, for instance"
+            " with a recording of prices.",
+        ),
+    ] = None
+    hours: Annotated[
+        float | None,
+        typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's, else 24"),
+    ] = None
+    replace_rate: Annotated[
+        float,
+        typer.Option(metavar="P", help="Probability that a node that was taken away is replaced within an hour."),
+    ] = 0.5
+    zone_traffic_price: Annotated[
+        float,
+        typer.Option(metavar="USD", help="Price of a GB that crosses zones, each way; 0 if the cloud bills none."),
+    ] = 0.01
     seeds: Annotated[
         str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")
     ] = "10"
@@ -76,6 +110,8 @@ class SimulateOptions:
     jobs: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
     ] = None
+    output: Annotated[SimulationFormat, typer.Option("--output", "-o", help="Output format.")] = SimulationFormat.TEXT
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False
 
 
 @app.command()
@@ -84,10 +120,7 @@ def simulate(
     ctx: typer.Context,
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")],
     *,
-    nodes: NodeOptions,
-    market: MarketOptions,
     options: SimulateOptions,
-    shown: OutputOptions,
 ) -> None:
     """Train a job in virtual time under preemptions.
 
@@ -105,27 +138,26 @@ def simulate(
 
         known = ", ".join(shipped_names())
         usage(f"--profile: expected a file that `bamboo profile {job}` writes, or one of {known}")
-    rates = rates_of(ctx, nodes, ("replace_rate", "notice", "zones"))
-    check_market(market)
+    rates = _rates(ctx, options)
     _check_numbers(options)
     check_plot("--plot", options.plot)
     wanted = JobSimulation(
         job=job_of(job),
         profile=options.profile,
-        traces=tuple(nodes.trace or ()),
+        traces=tuple(options.trace or ()),
         rates=rates,
-        seeds=seeds_of(options.seeds),
-        hours=market.hours,
+        seeds=_seeds(options.seeds),
+        hours=options.hours,
         steps=options.steps,
-        replace_rate=market.replace_rate,
+        replace_rate=options.replace_rate,
         notice=options.notice,
         zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
         price=options.price,
-        zone_price=market.zone_traffic_price,
+        zone_price=options.zone_traffic_price,
         jobs=options.jobs,
         begin=_begin(options.begin),
         say=(lambda line: print(line, file=sys.stderr)) if options.events else None,
-        shown=not shown.quiet,
+        shown=not options.quiet,
     )
     try:
         found = simulated(wanted)
@@ -142,7 +174,7 @@ def simulate(
             usage(str(error))
     cases = [(one.name, spread([run.figures for run in one.runs])) for one in found.cases]
     over_time = [over_time_document([run.series for run in one.runs]) for one in found.cases]
-    print_cases(cases, shown.output, over_time)
+    _print(cases, over_time, options.output)
     for one in found.cases:
         for text in sorted({run.message for run in one.runs if run.outcome not in ("cut", "Complete")}):
             ended = sum(run.message == text for run in one.runs)
@@ -160,8 +192,57 @@ def _begin(text: str | None) -> datetime:
     return datetime.fromisoformat(text)
 
 
+def _rates(ctx: typer.Context, options: SimulateOptions) -> tuple[float, ...]:
+    """Return the rates of made-up preemptions; none if there is a recording. A mistake ends the command."""
+    if options.trace:
+        refuse_beside(ctx, ("preempt_rate", "seeds", "replace_rate", "notice", "zones"), "--trace")
+        return ()
+    if not options.preempt_rate:
+        usage("--preempt-rate or --trace: expected one of them")
+    for rate in options.preempt_rate:
+        _check_probability("--preempt-rate", rate)
+    return tuple(options.preempt_rate)
+
+
+def _check_probability(flag: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        usage(f"{flag} {value:g}: expected a probability from 0 to 1")
+
+
 def _check_numbers(options: SimulateOptions) -> None:
+    if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
+        usage(f"--hours must be more than 0 and at most {MOST_HOURS}, not {options.hours:g}")
+    _check_probability("--replace-rate", options.replace_rate)
+    if not 0 <= options.zone_traffic_price <= 1000:
+        usage(f"--zone-traffic-price {options.zone_traffic_price:g}: expected USD from 0 to 1000")
     if options.notice is not None and not 0 <= options.notice <= 86_400:
         usage(f"--notice {options.notice:g}: expected seconds from 0 to 86400")
     if options.price is not None and not 0 <= options.price <= 1e6:
         usage(f"--price {options.price:g}: expected USD from 0 to 1000000")
+
+
+def _seeds(text: str) -> range:
+    """N: from 1 to N; A:B: from A to B. A mistake ends the command."""
+    first, colon, last = text.partition(":")
+    numbers = [first, last] if colon else ["1", first]
+    if not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):
+        usage(f"--seeds must be a number of seeds or A:B, not {text[:40]!r}")
+    seeds = range(int(numbers[0]), int(numbers[1]) + 1)
+    if not 1 <= len(seeds) <= MOST_SEEDS:
+        usage(f"--seeds must name from 1 to {MOST_SEEDS} seeds, not {text[:40]!r}")
+    return seeds
+
+
+def _print(cases: "list[Case]", over_time: list[dict[str, Any]], form: SimulationFormat) -> None:
+    """over_time: of each case, for JSON."""
+    from rich.console import Console
+
+    from bamboo.terminal.simulation_table import simulation_csv, simulation_documents, simulation_table
+
+    if form is SimulationFormat.JSON:
+        typer.echo(json.dumps(simulation_documents(cases, over_time), indent=2))
+    elif form is SimulationFormat.CSV:
+        typer.echo(simulation_csv(cases), nl=False)
+    else:
+        console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
+        console.print(simulation_table(cases, console.width))

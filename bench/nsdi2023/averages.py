@@ -1,0 +1,128 @@
+"""Averages over time as the published simulator computes them: the same sums, of the same terms in the same order.
+
+So they agree with its own to the last bit of a floating-point number. Times are milliseconds outside, hours inside.
+"""
+
+from bamboo.simulation.figures import SimulationError
+from nsdi2023.workloads import SPOT_USD
+
+SECOND_MS = 1000.0
+HOUR_MS = 3_600_000.0
+
+
+class BilledHours:
+    """How many nodes were billed, and from when on.
+
+    What is first said counts from the beginning, whatever was there before: so nodes that come after it are billed
+    before they come.
+    """
+
+    def __init__(self) -> None:
+        self._since: list[float] = []
+        self._nodes: list[int] = []
+
+    def moment_over(self, now: int, nodes: int) -> None:
+        """Counts a moment's nodes when all of its events have happened. Those of the very first moment are no
+        change.
+        """
+        if not self._since:
+            if now > 0:
+                self._change(0.0, nodes)
+        elif nodes != self._nodes[-1]:
+            self._change(now / HOUR_MS, nodes)
+
+    def _change(self, hour: float, nodes: int) -> None:
+        self._since.append(hour)
+        self._nodes.append(nodes)
+
+    def usd_per_hour(self) -> float:
+        """The USD per hour at present."""
+        return self._nodes[-1] * SPOT_USD
+
+    def usd(self, begin: float, end: float) -> float:
+        """What is paid between two hours, the latest changes first."""
+        total = 0.0
+        for since, nodes in zip(reversed(self._since), reversed(self._nodes), strict=True):
+            if since <= begin:
+                return total + nodes * SPOT_USD * (end - begin)
+            total += nodes * SPOT_USD * (end - since)
+            end = since
+        raise AssertionError("the first change is at hour 0")
+
+    def averages(self, end: float) -> tuple[float, float]:
+        """Nodes and USD an hour, from the beginning to an hour.
+
+        Changes after that hour count, too, and backwards: they are taken off again as if the last one had been first.
+        """
+        node_hours = usd = 0.0
+        for since, until, nodes in zip(self._since, [*self._since[1:], end], self._nodes, strict=True):
+            node_hours += (until - since) * nodes
+            usd += (until - since) * (nodes * SPOT_USD)
+        return node_hours / end, usd / end
+
+
+class StepAverages:
+    """Samples per second, and these for each USD an hour, over the time of the steps."""
+
+    def __init__(self, samples: int, billed: BilledHours) -> None:
+        self._samples, self._billed = samples, billed
+        self._first: int | None = None
+        self._last = 0
+        self._steps = 0
+        self._throughput = self._value = 0.0
+
+    def begin(self, now: int) -> None:
+        """The first grid steps from now on. Later ones change nothing: time without a grid is the next step's."""
+        if self._first is None:
+            self._first = self._last = now
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    @property
+    def last(self) -> int:
+        """The millisecond at which the last step was done."""
+        return self._last
+
+    def complete(self, now: int) -> None:
+        """A step is done, since the last of which nodes may have come and gone."""
+        began, ended, took = self._last / HOUR_MS, now / HOUR_MS, now - self._last
+        per_second = self._samples / (took / SECOND_MS)
+        usd = self._billed.usd(began, ended)
+        if not usd:
+            raise _nobody_paid(ended)
+        usd_per_hour = usd / (took / HOUR_MS)
+        self._throughput += (ended - began) * per_second
+        self._value += (ended - began) * (per_second / usd_per_hour)
+        self._last = now
+        self._steps += 1
+
+    def complete_alike(self, took: int, count: int) -> None:
+        """Counts that so many steps, of `took` milliseconds each, are done one after the other with the nodes of the
+        present.
+        """
+        per_second, took_hours, usd = self._samples / (took / SECOND_MS), took / HOUR_MS, self._billed.usd_per_hour()
+        throughput, value, began = self._throughput, self._value, self._last / HOUR_MS
+        if not usd:
+            raise _nobody_paid((self._last + took) / HOUR_MS)
+        for now in range(self._last + took, self._last + took * count + 1, took):
+            ended = now / HOUR_MS
+            hours = ended - began
+            throughput += hours * per_second
+            value += hours * (per_second / (usd * hours / took_hours))
+            began = ended
+        self._throughput, self._value = throughput, value
+        self._last += took * count
+        self._steps += count
+
+    def averages(self) -> tuple[float, float]:
+        """The mean throughput and value from the first grid to the last step, of which there has to be one."""
+        assert self._first is not None
+        hours = self._last / HOUR_MS - self._first / HOUR_MS
+        return self._throughput / hours, self._value / hours
+
+
+def _nobody_paid(hour: float) -> SimulationError:
+    """Steps go on until their grid is formed anew, even if no node is left."""
+    return SimulationError(f"a step ends after {hour:.2f} hours without a node that is paid for, so it has no value")

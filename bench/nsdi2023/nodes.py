@@ -1,0 +1,77 @@
+"""Nodes that come and go as in the published simulator, with the same draws in the same order. Pure.
+
+Each hour every node is taken away with one probability, at a second of that hour; free places are filled with that
+hour's probability of an addition. The next hour's draws depend on who is there, and on nothing else of the simulation.
+"""
+
+import heapq
+import random
+
+from bamboo_core.traces.trace import Change, Trace
+
+HOUR_MS = 3_600_000
+Moment = tuple[int, bool, str]  # milliseconds, whether the node is added, its name
+
+
+class HourlyNodes:
+    """The draws of one run. It owns the random numbers, which have to be asked for hour by hour."""
+
+    def __init__(self, seed: int, removal: float, capacity: int, start_hour: int = 0) -> None:
+        self._rng = random.Random(seed)
+        self._removal, self._capacity, self._start_hour = removal, capacity, start_hour
+        self._additions = [self._rng.random() for _ in range(24)]
+        self._named = 0
+
+    def first(self) -> list[str]:
+        """The nodes that are there at the beginning. To be called once, before the hours."""
+        rng, addition = self._rng, self._additions[self._start_hour]
+        self._named = sum(addition > rng.random() for _ in range(self._capacity))
+        return [_name(number + 1) for number in range(self._named)]
+
+    def hour(self, begin: int, there: list[str]) -> list[Moment]:
+        """What happens in the hour that begins at that millisecond. there: nodes in the order in which they came."""
+        addition = self._additions[(self._start_hour + begin // HOUR_MS) % 24]
+        probabilities = (self._removal, addition, begin)
+        moments, self._named = _hour(self._rng, there, self._named, self._capacity, probabilities)
+        return moments
+
+
+def _hour(
+    rng: random.Random, there: list[str], named: int, capacity: int, hour: tuple[float, float, int]
+) -> tuple[list[Moment], int]:
+    """What happens in an hour (probabilities of removal and addition, its beginning), and how many were ever named."""
+    removal, addition, begin = hour
+    draw, second = rng.random, rng.randrange
+    removals = [(begin + second(0, 3600) * 1000, node) for node in there if removal > draw()]
+    heapq.heapify(removals)
+    free = capacity - len(there) + len(removals)
+    candidates = sorted(begin + second(0, 3600) * 1000 for _ in range(free) if addition > draw())
+    count, number = len(there), 0
+    moments: list[Moment] = []
+    while removals or number < len(candidates):
+        if number < len(candidates) and (not removals or candidates[number] <= removals[0][0]):
+            at = candidates[number]
+            number += 1
+            if count >= capacity:
+                continue
+            count += 1
+            named += 1
+            moments.append((at, True, _name(named)))
+            if removal > draw():
+                gone = begin + second(0, 3600) * 1000
+                if gone >= at:
+                    heapq.heappush(removals, (gone, _name(named)))
+        else:
+            at, node = heapq.heappop(removals)
+            count -= 1
+            moments.append((at, False, node))
+    return moments, named
+
+
+def _name(number: int) -> str:
+    return f"node{number}"
+
+
+def recorded(trace: Trace) -> list[Moment]:
+    """Return a recording's changes, to the millisecond."""
+    return [(round(change.at * 1000), change.change is Change.ADD, change.node) for change in trace.changes]

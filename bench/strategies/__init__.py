@@ -1,0 +1,1 @@
+"""Published ways to train on nodes that are taken away, under one set of assumptions: docs/benchmarks.md."""

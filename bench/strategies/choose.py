@@ -1,0 +1,356 @@
+"""The strategies by name, each with the parameters that are best for it under the very nodes that it will see. Pure.
+
+Hindsight is the same for all, and favours none: whoever has more to choose had it from its paper. What is best depends
+on the objective, and nodes and zones are chosen by the same one.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from types import MappingProxyType
+from typing import Final, Protocol, TypeVar
+
+from bamboo.simulation.figures import SimulationError
+from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo_core.traces.trace import Trace, make_trace, unpriced
+from strategies.costs import NOTHING, Costs
+from strategies.drive import StrategyResult, drive
+from strategies.fixed_grids import kept_seconds, standings
+from strategies.memory_checkpoints import MemoryCheckpoints
+from strategies.policy import Placement, Policy, Reaction, Saving, View, blocking, young_daly
+from strategies.quorum import Quorum
+from strategies.rerouting import Rerouting
+from strategies.restarting import Restarting
+from strategies.templates import Templates
+from strategies.timeline import Timeline, steady, timeline
+
+MOST_STAGES_TRIED = 32
+MOST_TRIED = 4  # numbers of stages, for each of three numbers of nodes
+RARELY = (1.0, 10.0, 100.0)  # losses for each one that a strategy does not bear, tried for the interval of checkpoints
+ABOUT = 0.999  # of the most that a fixed grid trains: others that train so much are driven, too
+NO_NODES: Final = Timeline(duration=0.0, changes=(), node_seconds=0.0, usd=0.0, removed=0)
+TOLERATED = (1, 2, 3)  # f of pipeline templates; Oobleck's default is 3
+ON_DEMAND = "on-demand"
+SIZES = (1.0, 0.75, 0.625, 0.5)  # of the most nodes, tried where the value counts
+REGION = re.compile(r"^(.*\d)-?[a-z]$|^([a-z]+\d?)-\d$")
+AS_FAST = 0.95  # as on-demand nodes: at least so fast is a training whose value counts
+
+
+class Aim(StrEnum):
+    """The aim by which parameters, nodes and zones are chosen. VALUE: samples for a dollar, of all that are about as
+    fast as on-demand nodes; if none is, samples a second.
+    """
+
+    THROUGHPUT = "Throughput"
+    VALUE = "Value"
+
+
+class Comparable(Protocol):
+    """The figures of a run by which runs are compared."""
+
+    @property
+    def throughput(self) -> float: ...
+    @property
+    def value(self) -> float: ...
+
+
+R = TypeVar("R", bound=Comparable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a strategy may know."""
+
+    costs: Costs
+    nodes: int  # the most that it holds
+    usual: int  # how many it has on average
+    mtbf: float  # seconds between two instants of loss
+    spot: Timeline = NO_NODES  # the nodes that it will see
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Numbers of stages that have a grid of these nodes that fits into memory."""
+        most = min(self.nodes, len(self.costs.profile.layers), MOST_STAGES_TRIED)
+        return tuple(stages for stages in range(1, most + 1) if self.costs.fills(self.nodes, stages))
+
+    @property
+    def tried(self) -> tuple[int, ...]:
+        """The choices that may be best, by the speed of an undisturbed grid of all, most or half the nodes."""
+        choices = self.choices
+        several = (self.nodes, self.usual, max(1, self.usual // 2))
+        found = {stages for nodes in several for stages in self.costs.best_stages(nodes, choices, MOST_TRIED)}
+        return tuple(sorted(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDemand:
+    """A policy on nodes that nobody takes away: they form their grid once, and train."""
+
+    costs: Costs
+    grid: Grid  # fixed
+    saving: None = None
+
+    def begin(self) -> None:
+        """The state at the beginning, which is none: the policy remembers nothing."""
+
+    def react(self, state: None, view: View) -> tuple[None, Reaction | None]:
+        return None, Reaction(rate=self.costs.rate(self.grid)) if len(view.ready) >= self.grid.cells else None
+
+    def placement(self, state: None) -> Placement:
+        """The placement in one zone, which has as many nodes as one pays for."""
+        return Placement()
+
+
+def _restart(setting: Setting) -> Iterator[Policy]:
+    for stages in setting.tried:
+        saving = young_daly(setting.costs, stages, setting.mtbf)
+        yield Restarting(costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf)
+
+
+def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Policy]:
+    for stages in setting.tried:
+        saving = blocking(setting.costs, stages, setting.mtbf)
+        yield Restarting(
+            costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf, at_every_change=at_every_change
+        )
+
+
+def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
+    """The policies for all grids that fit. Where nodes are in one zone, and cost the same whatever is done with them,
+    only for those that train about as much as the best one, as far as restarts alone tell.
+    """
+    savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
+    grids = [
+        grid
+        for stages in savings
+        for grid in (Grid(stages, d) for d in range(1, min(setting.nodes // stages, setting.costs.microbatches) + 1))
+        if setting.costs.fits(grid)
+    ]
+    for grid in grids if setting.spot.zones else _most_trained(setting, grids, savings):
+        yield Restarting(
+            costs=setting.costs, choices=(grid.stages,), saving=savings[grid.stages], mtbf=setting.mtbf, fixed=grid
+        )
+
+
+def _most_trained(setting: Setting, grids: Sequence[Grid], savings: Mapping[int, Saving]) -> list[Grid]:
+    """The grids that train about as much as the best one, in their order. Steps are computed for those alone that could
+    train enough if they took the least that they can take.
+    """
+    costs, stood = setting.costs, standings(setting.spot, {grid.cells for grid in grids})
+
+    def kept(grid: Grid) -> float:
+        stages = grid.stages
+        return kept_seconds(stood[grid.cells], savings[stages], costs.restart(stages), costs.detection)
+
+    seconds = {grid: kept(grid) for grid in grids}
+    found: dict[Grid, float] = {}  # samples
+    most = 0.0
+    for bound, grid in sorted(((seconds[grid] * costs.most_rate(grid), grid) for grid in grids), reverse=True):
+        if bound < ABOUT * most:
+            break
+        found[grid] = seconds[grid] * costs.rate(grid) if seconds[grid] else 0.0
+        most = max(most, found[grid])
+    return [grid for grid in grids if most and found.get(grid, 0.0) >= ABOUT * most]
+
+
+def _morphing(setting: Setting) -> Iterator[Policy]:
+    usual = setting.costs.best(setting.nodes, setting.choices)
+    if usual.cells:
+        saving = young_daly(setting.costs, usual.stages, setting.mtbf)
+        yield Restarting(costs=setting.costs, choices=setting.choices, saving=saving, mtbf=setting.mtbf)
+
+
+def _templates(setting: Setting) -> Iterator[Policy]:
+    for shortest in setting.tried:
+        for tolerated in TOLERATED:
+            for rarely in RARELY[1:]:
+                yield Templates(
+                    costs=setting.costs,
+                    shortest=shortest,
+                    longest=setting.choices[-1],
+                    tolerated=tolerated,
+                    saving=young_daly(setting.costs, shortest, rarely * setting.mtbf),
+                    mtbf=setting.mtbf,
+                )
+
+
+def _rerouting(setting: Setting) -> Iterator[Policy]:
+    for stages in setting.tried:
+        for rarely in RARELY:
+            saving = young_daly(setting.costs, stages, rarely * setting.mtbf)
+            yield Rerouting(costs=setting.costs, stages=stages, saving=saving)
+
+
+def _memory(setting: Setting) -> Iterator[Policy]:
+    for stages in setting.tried:
+        for rarely in RARELY[1:]:
+            saving = young_daly(setting.costs, stages, rarely * setting.mtbf)
+            yield MemoryCheckpoints(costs=setting.costs, stages=stages, saving=saving)
+
+
+def _quorum(setting: Setting) -> Iterator[Policy]:
+    for stages in setting.tried:
+        grid = setting.costs.grid(setting.nodes, stages)
+        for rarely in RARELY:
+            saving = young_daly(setting.costs, stages, rarely * setting.mtbf)
+            yield Quorum(costs=setting.costs, grid=grid, saving=saving)
+
+
+SPOT: Mapping[str, Callable[[Setting], Iterator[Policy]]] = MappingProxyType(
+    {
+        "checkpoint": _restart,
+        "checkpoint-blocking": _blocking,
+        "torchrun-elastic": partial(_blocking, at_every_change=True),
+        "torchrun-fixed": _torchrun_fixed,
+        "morphing": _morphing,
+        "templates": _templates,
+        "rerouting": _rerouting,
+        "memory-checkpoints": _memory,
+        "quorum": _quorum,
+    }
+)
+STRATEGIES = (ON_DEMAND, *SPOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """A job on its machines."""
+
+    costs: Costs
+    nodes: int  # held at most on the spot market
+    on_demand_nodes: int  # of the baseline
+    zone_price: float = ZONE_TRAFFIC_PRICE  # USD for a GB that crosses zones, and for each of both ways
+
+
+def chosen(outcomes: Iterable[R], objective: Aim, speed: float) -> R:
+    """The best one. speed: samples a second of on-demand nodes."""
+    found = list(outcomes)
+    fast = [one for one in found if one.throughput >= AS_FAST * speed]
+    if objective is Aim.VALUE and fast:
+        return max(fast, key=lambda one: (one.value, one.throughput))
+    return max(found, key=lambda one: (one.throughput, one.value))
+
+
+def strategy_result(
+    name: str,
+    place: Workplace,
+    trace: Trace,
+    hours: float | None = None,
+    objective: Aim = Aim.THROUGHPUT,
+) -> StrategyResult:
+    """What a strategy comes to under a trace, with the parameters, zones and number of nodes that are best by the
+    objective; no progress if no grid fits into memory.
+
+    Raises SimulationError if the profile has no prices, or if the trace has no nodes, or prices for others than these.
+    """
+    check(place, trace)
+    if name == ON_DEMAND:
+        return chosen(_on_demand(place, _hours(trace, hours)), objective, on_demand_speed(place))
+    found = (
+        result
+        for part in zone_choices(trace)
+        for nodes in sizes(place.nodes, objective)
+        for result in _tried(name, place, part, hours, nodes)
+    )
+    nothing = drive(OnDemand(costs=place.costs, grid=NOTHING), _timeline(place, trace, hours, place.nodes))
+    return chosen([nothing, *found], objective, on_demand_speed(place))
+
+
+def sizes(nodes: int, objective: Aim) -> tuple[int, ...]:
+    """Numbers of nodes that a job may hold at most: it holds what it can get if only its speed counts."""
+    if objective is Aim.THROUGHPUT:
+        return (nodes,)
+    return tuple(dict.fromkeys(max(1, round(nodes * size)) for size in SIZES))
+
+
+def on_demand_speed(place: Workplace) -> float:
+    """Samples a second of the fastest grid of on-demand nodes."""
+    return place.costs.rate(_steady_grid(place))
+
+
+def zone_choices(trace: Trace) -> Iterator[Trace]:
+    """The recordings of each choice of zones in which a job may be: one of them, or all of a region, whose links are
+    about as good as those within a zone. Links between regions are not, so no pipelines are formed across these.
+    """
+    zones = list(dict.fromkeys(change.zone for change in trace.changes))
+    regions: dict[str, list[str]] = {}
+    for zone in zones:
+        regions.setdefault(region_of(zone), []).append(zone)
+    several = [tuple(names) for names in regions.values() if len(names) > 1]
+    for names in (*several, *((zone,) for zone in zones)):
+        changes = [change for change in trace.changes if change.zone in names]
+        yield make_trace(changes, trace.prices, duration=trace.duration, source=trace.source)
+
+
+def region_of(zone: str) -> str:
+    """The region of a zone, by the names that clouds give: us-east-1a is in us-east-1, us-central1-b in us-central1,
+    eastus-2 in eastus. A zone with another name is in a region with all others of such names.
+    """
+    found = REGION.match(zone)
+    return found.group(1) or found.group(2) if found else ""
+
+
+def check(place: Workplace, trace: Trace) -> None:
+    """Raises SimulationError for what cannot be compared."""
+    profile = place.costs.profile
+    if profile.prices is None:
+        raise SimulationError(f"{profile.name}: a profile without prices cannot be compared by cost")
+    for problem in _problems(trace):
+        raise SimulationError(problem)
+
+
+def _hours(trace: Trace, hours: float | None) -> float:
+    return trace.duration / 3600 if hours is None else min(hours, trace.duration / 3600)
+
+
+def _timeline(place: Workplace, trace: Trace, hours: float | None, nodes: int) -> Timeline:
+    profile = place.costs.profile
+    assert profile.prices is not None
+    return timeline(
+        trace,
+        capacity=nodes,
+        start=profile.times.start,
+        usd_per_hour=profile.prices.spot,
+        duration=None if hours is None else hours * 3600,
+    )
+
+
+def _tried(name: str, place: Workplace, trace: Trace, hours: float | None, nodes: int) -> Iterator[StrategyResult]:
+    """The results of a strategy with each of its parameters."""
+    spot = _timeline(place, trace, hours, nodes)
+    losses = sum(1 for change in spot.changes if change.lost)
+    setting = Setting(
+        costs=place.costs,
+        nodes=nodes,
+        usual=max(1, round(spot.node_seconds / spot.duration)),
+        mtbf=spot.duration / max(1, losses),
+        spot=spot,
+    )
+    return (drive(policy, spot, place.zone_price) for policy in SPOT[name](setting))
+
+
+def _problems(trace: Trace) -> Iterator[str]:
+    if not trace.duration or not trace.changes:
+        yield f"{trace.source or 'the trace'}: expected nodes that come and go, and found none"
+    if told := unpriced(trace):
+        yield told
+
+
+def _on_demand(place: Workplace, hours: float) -> Iterator[StrategyResult]:
+    """The results with all nodes of the baseline, also those that its fastest grid has no place for; or with only as
+    many as that needs.
+    """
+    costs, prices = place.costs, place.costs.profile.prices
+    assert prices is not None
+    grid = _steady_grid(place)
+    for held in dict.fromkeys((place.on_demand_nodes, grid.cells or place.on_demand_nodes)):
+        yield drive(OnDemand(costs=costs, grid=grid), steady(held, hours, prices.on_demand))
+
+
+def _steady_grid(place: Workplace) -> Grid:
+    nodes = place.on_demand_nodes
+    setting = Setting(costs=place.costs, nodes=nodes, usual=nodes, mtbf=1.0)
+    return place.costs.best(nodes, setting.choices)

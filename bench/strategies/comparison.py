@@ -1,0 +1,276 @@
+"""Bamboo beside published strategies, for the same job on the same nodes, machines, network and memory.
+
+Bamboo's part is no model of it: the real coordinator is driven in virtual time, as `bamboo simulate JOB.yaml` does. The
+strategies take the time of their steps from the same functions. Like them the coordinator's job gets the zones and the
+number of nodes that are best by the objective, in hindsight.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job.job_record import JobFigures
+from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
+from bamboo_core.planning.profile import ModelProfile, for_microbatch
+from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.steps.grid_rates import GridRates
+from bamboo_core.prices.zone_traffic import GB, traffic_usd
+from bamboo_core.traces.trace import Trace
+from strategies import choose
+from strategies.choose import ON_DEMAND, SPOT, Aim, Workplace
+from strategies.costs import Costs
+from strategies.drive import StrategyResult
+from strategies.policy import Placement, crossing_bytes, in_rows
+from strategies.timeline import HOUR, Timeline, timeline
+
+OURS: Final = "bamboo"
+STRATEGIES: Final = (ON_DEMAND, *SPOT, OURS)
+MOST_RUNS: Final = 3  # of the coordinator for one objective, each with other zones or another number of nodes
+ENDLESS: Final = 10_000_000  # steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedJob:
+    """A job that strategies are compared for."""
+
+    place: Workplace  # what the strategies see of it
+    # spec, document: the manifest, by which the coordinator trains it
+    spec: JobSpec
+    document: Mapping[str, Any]
+
+    @property
+    def profile(self) -> ModelProfile:
+        """The profile for the job's microbatches."""
+        return self.place.costs.profile
+
+    def with_nodes(self, nodes: int) -> "ComparedJob":
+        """The job that holds that many at most."""
+        if nodes == self.place.nodes:
+            return self
+        elastic = {**self.document["spec"].get("elastic", {}), "maxWorkers": nodes}
+        topology = {**(self.document["spec"].get("topology") or {}), "pipelines": 1}
+        if not self.spec.topology.chooses_stages:
+            topology["stages"] = min(topology["stages"], nodes)
+        spec = {**self.document["spec"], "elastic": elastic, "topology": topology}
+        document = {**self.document, "spec": spec}
+        return ComparedJob(place=replace(self.place, nodes=nodes), spec=parse_manifest(document), document=document)
+
+
+def published_job(profile: ModelProfile) -> ComparedJob:
+    """A published model, with the batch and on as many nodes as were published of it.
+
+    Its microbatches are the profile's, or smaller ones if the published grid, with stages of about equal time, would
+    not fit into memory together with copies of stages. Raises SimulationError if nothing is published of it.
+    """
+    known = profile.published
+    if known is None:
+        raise SimulationError(
+            f"{profile.name}: it says nothing of what was published (field published), such as a batch and a grid"
+        )
+    grid = Grid(min(known.stages, len(profile.layers)), known.pipelines)
+    nodes = known.stages * known.pipelines
+
+    def made(samples: int) -> tuple[JobSpec, dict[str, Any]]:
+        document = _document(profile, samples, grid.stages, nodes)
+        return parse_manifest(document), document
+
+    sizes = [samples for samples in range(profile.samples, 0, -1) if known.batch % samples == 0]
+    fitting = (size for size in sizes if _fits(profile, made(size)[0], grid))
+    spec, document = made(next(fitting, sizes[-1]))
+    on_demand = known.on_demand_stages * known.on_demand_pipelines
+    place = Workplace(costs=Costs(profile, spec), nodes=nodes, on_demand_nodes=on_demand)
+    return ComparedJob(place=place, spec=spec, document=document)
+
+
+def _document(profile: ModelProfile, samples: int, stages: int, nodes: int) -> dict[str, Any]:
+    """What a user of that model would write who leaves the grid to the coordinator, and pays for what crosses zones."""
+    assert profile.published is not None
+    task = profile.task
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "published"},
+        "spec": {
+            "task": {"entrypoint": task.entrypoint if task else "published:build"},
+            "training": {"steps": ENDLESS, "globalBatchSize": profile.published.batch, "microBatchSize": samples},
+            "topology": {"stages": stages, "pipelines": 1},
+            "elastic": {"objective": "Throughput", "maxStages": len(profile.layers), "maxWorkers": nodes},
+            "spread": {"policy": SpreadPolicy.ZONE_PER_PIPELINE.value},
+            "redundancy": {"mode": RedundancyMode.LAZY_FORWARD.value, "placement": ReplicaPlacement.HOST.value},
+            "checkpoint": {"storage": {"uri": "s3://published/checkpoints"}},
+        },
+    }
+
+
+def _fits(profile: ModelProfile, spec: JobSpec, grid: Grid) -> bool:
+    figures = for_microbatch(profile, spec.training.micro_batch_size).figures
+    rates = GridRates(figures, spec, profile.machine.memory)
+    return rates.has_room(grid, rates.ranges(grid.stages))
+
+
+def compared(
+    name: str,
+    job: ComparedJob,
+    trace: Trace,
+    hours: float | None = None,
+    objective: Aim = Aim.THROUGHPUT,
+) -> StrategyResult:
+    """What a strategy, or Bamboo, comes to under a trace. Raises SimulationError for what cannot be compared."""
+    if name != OURS:
+        return choose.strategy_result(name, job.place, trace, hours, objective)
+    return CoordinatorRuns(job, trace, hours).best(objective)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One answer to where, and on how many nodes."""
+
+    trace: Trace
+    job: ComparedJob
+    bound: float  # samples, if at every moment the fastest grid of all that fit ran without a pause
+    duration: float
+    usd: float  # of the nodes that the trace has for it, and of what such grids would send across zones
+
+    @property
+    def throughput(self) -> float:
+        return self.bound / self.duration
+
+    @property
+    def value(self) -> float:
+        """Samples for a dollar."""
+        return self.bound / self.usd if self.usd else 0.0
+
+
+@dataclass(slots=True)
+class CoordinatorRuns:
+    """Runs of the coordinator for a job under a trace; each is made once, whatever it is asked for.
+
+    Tried are the choices that could be the best, by what they could come to without a pause, `MOST_RUNS` at most.
+    """
+
+    job: ComparedJob
+    trace: Trace
+    hours: float | None = None
+    _made: dict[tuple[int, tuple[str, ...]], StrategyResult] = field(default_factory=dict)
+    _choices: dict[Aim, list[_Choice]] = field(default_factory=dict)
+
+    def best(self, objective: Aim) -> StrategyResult:
+        """Raises SimulationError for what cannot be compared."""
+        choose.check(self.job.place, self.trace)
+        speed, found = choose.on_demand_speed(self.job.place), list[StrategyResult]()
+        for choice in self._ordered(objective, speed)[:MOST_RUNS]:
+            by_bound = not self.job.spec.elastic.gives_back  # else it does not pay for all of those nodes
+            if (
+                found
+                and by_bound
+                and not _may_be_better(choice, choose.chosen(found, objective, speed), objective, speed)
+            ):
+                break
+            found.append(self._run(choice))
+        return choose.chosen(found, objective, speed)
+
+    def bound(self, objective: Aim) -> float:
+        """Samples a second that nobody can exceed who has these nodes and these grids: the most of all choices."""
+        return max(choice.throughput for choice in self._of(objective))
+
+    def _of(self, objective: Aim) -> list[_Choice]:
+        if objective not in self._choices:
+            self._choices[objective] = list(self._possible(objective))
+        return self._choices[objective]
+
+    def _ordered(self, objective: Aim, speed: float) -> list[_Choice]:
+        choices = self._of(objective)
+        fast = [one for one in choices if one.throughput >= choose.AS_FAST * speed]
+        if objective is Aim.VALUE and fast:
+            return sorted(fast, key=lambda one: one.value, reverse=True)
+        return sorted(choices, key=lambda one: one.throughput, reverse=True)
+
+    def _possible(self, objective: Aim) -> Iterator[_Choice]:
+        job, prices = self.job, self.job.profile.prices
+        assert prices is not None
+        rates = GridRates(job.profile.figures, job.spec, job.profile.machine.memory)
+        for trace in choose.zone_choices(self.trace):
+            for nodes in choose.sizes(job.place.nodes, objective):
+                seen = timeline(
+                    trace,
+                    capacity=nodes,
+                    start=job.profile.times.start,
+                    usd_per_hour=prices.spot,
+                    duration=None if self.hours is None else self.hours * HOUR,
+                )
+                samples = job.spec.training.global_batch_size * steps_without_pauses(rates, seen)
+                usd = seen.usd + samples * _crossing_usd(job, rates, seen)
+                yield _Choice(trace, job.with_nodes(nodes), samples, seen.duration, usd)
+
+    def _run(self, choice: _Choice) -> StrategyResult:
+        key = choice.job.place.nodes, tuple(dict.fromkeys(change.zone for change in choice.trace.changes))
+        if key not in self._made:
+            job = choice.job
+            run = JobRun(
+                spec=job.spec,
+                manifest=dict(job.document),
+                profile=job.profile,
+                trace=choice.trace,
+                seconds=choice.duration,
+                zone_price=job.place.zone_price,
+            )
+            self._made[key] = result_of(simulate_job(run).figures, job.spec.training.global_batch_size)
+        return self._made[key]
+
+
+def _may_be_better(choice: _Choice, best: StrategyResult, objective: Aim, speed: float) -> bool:
+    if objective is Aim.VALUE and best.throughput >= choose.AS_FAST * speed:
+        return choice.value * HOUR > best.samples / best.usd * HOUR if best.usd else False
+    return choice.throughput > best.throughput
+
+
+def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
+    """Steps that the fastest grid of the nodes of each moment would do if every change took no time."""
+    there, since, steps = 0, 0.0, 0.0
+    for at, more in (*((one.at, len(one.joined) - len(one.lost)) for one in nodes.changes), (nodes.duration, 0)):
+        found = rates.best(there) if there and at > since else None
+        steps += (at - since) / found.seconds if found is not None else 0.0
+        since, there = at, there + more
+    return steps
+
+
+def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
+    """The USD of a sample for what crosses zones, on the best grid of as many nodes as there are on average, as many in
+    each zone as in the others. Every worker's final gradient goes to its shadow.
+    """
+    zones = sorted(set(nodes.zones.values()))
+    found = rates.best(max(1, round(nodes.node_seconds / nodes.duration)))
+    if len(zones) < 2 or found is None:
+        return 0.0
+    grid, costs = found.grid, job.place.costs
+    cells = [str(number) for number in range(grid.cells)]
+    packs = job.spec.spread.policy.packs
+    places = [zones[n * len(zones) // grid.cells if packs else n % len(zones)] for n in range(grid.cells)]
+    placed = Placement(rows=in_rows(cells, grid.stages), copied=costs.stage(grid.stages).gradients)
+    return traffic_usd(crossing_bytes(costs, placed, dict(zip(cells, places, strict=True))), job.place.zone_price)
+
+
+def result_of(figures: JobFigures, batch: int) -> StrategyResult:
+    """A run of the coordinator in the terms of the strategies: what is left of the time is stalled."""
+    duration, steps = figures.hours * HOUR, figures.steps
+    trained, redone = figures.trained * HOUR, figures.redone * HOUR
+    idle = min(figures.waited * HOUR, max(0.0, duration - trained - redone))
+    return StrategyResult(
+        duration=duration,
+        samples=float(steps * batch),
+        usd=0.0 if math.isnan(figures.usd) else figures.usd,
+        node_seconds=figures.nodes * duration,
+        preemptions=figures.preemptions,
+        productive=trained,
+        redone=redone,
+        stalled=max(0.0, duration - trained - redone - idle),
+        idle=idle,
+        saving=0.0,
+        crossed=figures.zone_gb_per_hour * figures.hours * GB,
+        zone_usd=figures.zone_usd_per_hour * figures.hours,
+    )

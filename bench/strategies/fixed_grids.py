@@ -1,0 +1,75 @@
+"""Which fixed grids may be the best under a timeline, by an account of their restarts alone. Pure.
+
+A grid that nobody changes begins anew whenever one of its nodes is lost, as soon as there are as many nodes again; what
+happens to other nodes does not concern it. So when it begins and is lost depends on how many nodes it has and not on
+how these are arranged, and a thousand numbers of nodes are looked at in one walk through the changes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from strategies.policy import Saving
+from strategies.timeline import Timeline
+
+EDGE = 1e-6  # of an interval: so near to its end a checkpoint counts as taken
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A grid of so many nodes stands from `since` until one of them is lost, or until the end: then lost is False."""
+
+    since: float
+    until: float
+    lost: bool
+    after_loss: bool  # it had stood before, and lost a node at that moment
+
+
+def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Standing]]:
+    """The times for which grids of each of these numbers of nodes stand. A grid takes those that have been there
+    longest.
+    """
+    found: dict[int, list[Standing]] = {size: [] for size in sizes}
+    numbers: dict[str, int] = {}  # of nodes that are ready, in the order in which they came
+    ready: list[int] = []
+    begun: dict[int, tuple[float, int, bool]] = {}  # of each size: since when, the newest of its nodes, after a loss?
+    waiting = set(found)
+    count = 0
+    for change in nodes.changes:
+        if change.at >= nodes.duration:
+            break
+        gone = [numbers.pop(name) for name in change.lost if name in numbers]
+        for number in gone:
+            del ready[bisect_left(ready, number)]
+        for name in change.joined:
+            if name not in numbers:
+                count += 1
+                numbers[name] = count
+                ready.append(count)
+        first, hit = min(gone, default=count + 1), set[int]()
+        for size, (since, newest, after_loss) in begun.items():
+            if first <= newest:
+                found[size].append(Standing(since, change.at, lost=True, after_loss=after_loss))
+                hit.add(size)
+        for size in hit:
+            del begun[size]
+        waiting |= hit
+        for size in [size for size in waiting if size <= len(ready)]:
+            begun[size] = change.at, ready[size - 1], size in hit
+            waiting.discard(size)
+    for size, (since, _, after_loss) in begun.items():
+        found[size].append(Standing(since, nodes.duration, lost=False, after_loss=after_loss))
+    return found
+
+
+def kept_seconds(stood: Collection[Standing], saving: Saving, restart: float, detection: float) -> float:
+    """Seconds of training that are not lost with a node, at most: of checkpoints that are safe when they are taken.
+
+    restart: seconds from the begin of a grid until it trains; detection: before that, after a loss.
+    """
+    share, kept = saving.every / (saving.every + saving.pause), 0.0
+    for one in stood:
+        begins = one.since + restart + (detection if one.after_loss else 0.0)
+        trained = max(0.0, one.until - begins) * share
+        kept += (trained / saving.every + EDGE) // 1 * saving.every if one.lost else trained
+    return kept

@@ -1,0 +1,96 @@
+"""Checkpoints in the memory of peers, taken in small parts at every step (MoEvement, NSDI 2026).
+
+Each step a part of every node's state goes to a peer's host memory, as much as the network moves beside the step; after
+a window of steps all of it is there. Boundary tensors are logged. A lost node's place is taken by a spare one, which
+gets the newest whole snapshot, and only its own pipeline does the steps since then again, from the logs, without
+bubbles, while the others wait. Without a spare node there is one pipeline less. If a stage and its snapshot are lost
+everywhere, the job goes back to its checkpoint in the store.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from bamboo_core.planning.splits.resplit import Grid
+from strategies.costs import Costs
+from strategies.places import Places, begun, begun_again
+from strategies.policy import Placement, Reaction, Saving, View, in_rows
+
+OVERHEAD = 0.02  # of a step, for snapshots and logs; assumed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCheckpoints:
+    """A policy that keeps snapshots in the memory of other nodes."""
+
+    costs: Costs
+    stages: int  # fixed. A node's snapshot is with the node of the next stage
+    saving: Saving
+
+    def begin(self) -> Places:
+        return Places()
+
+    def react(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
+        costs, lost = self.costs, set(view.lost)
+        if not state.grid.pipelines:
+            return begun(costs, self.stages, view.ready, self._rate)
+        gone = [place for place, name in enumerate(state.cells) if name in lost] if lost else []
+        if not gone:
+            return self._grown(state, view)
+        if not all(self._safe(state, place, lost) for place in gone):
+            return begun_again(costs, self.stages, view.ready, self._rate)
+        after = self._replaced(state, view)
+        if after.grid != state.grid:
+            stall = costs.detection + costs.regroup(self.stages)
+            return after, Reaction(rate=self._rate(after), stall=stall, redo=costs.batch / 2)
+        stall = costs.detection + costs.regroup(self.stages) + self.replay(state.grid)
+        return after, Reaction(rate=self._rate(after), stall=stall)
+
+    def placement(self, state: Places) -> Placement:
+        """Each part of a snapshot goes to the node of the next stage."""
+        if not state.cells:
+            return Placement()
+        each = self.costs.stage(self.stages).state / self.window(state.grid)
+        return Placement(rows=in_rows(state.cells, self.stages), copied=each)
+
+    def window(self, grid: Grid) -> int:
+        """Steps until a whole snapshot is with the peer."""
+        return max(1, math.ceil(self.costs.moved(self.costs.stage(self.stages).state) / self.costs.step(grid)))
+
+    def replay(self, grid: Grid) -> float:
+        """Seconds: on average one and a half windows, as the newest whole snapshot is one or two windows old."""
+        count = math.ceil(self.costs.microbatches / grid.pipelines)
+        return 1.5 * self.window(grid) * count * self.costs.paced(self.stages)
+
+    def _rate(self, state: Places) -> float:
+        return self.costs.rate(state.grid) / (1 + OVERHEAD)
+
+    def _safe(self, state: Places, place: int, lost: set[str]) -> bool:
+        """Whether the stage is held by somebody else, or its snapshot by the node of the next stage."""
+        pipeline, stage = divmod(place, self.stages)
+        peer = state.cells[pipeline * self.stages + (stage + 1) % self.stages]
+        holders = {*state.cells[stage :: self.stages]}
+        return not holders <= lost or (self.stages > 1 and peer not in lost)
+
+    def _replaced(self, state: Places, view: View) -> Places:
+        """The places with spare nodes for those that are gone, else the pipelines that are filled by who is left."""
+        there, used = set(view.ready), set(state.cells)
+        spare = [name for name in view.ready if name not in used]
+        missing = sum(1 for name in state.cells if name not in there)
+        if missing <= len(spare):
+            return replace(state, cells=tuple(name if name in there else spare.pop(0) for name in state.cells))
+        kept = [name for name in state.cells if name in there]
+        return Places.filled(self.costs, self.stages, (*kept, *spare))
+
+    def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
+        """A new pipeline gets its states in the background; then all regroup."""
+        grid = self.costs.grid(len(view.ready), self.stages)
+        if grid.pipelines <= state.grid.pipelines:
+            return replace(state, planned=0.0), None
+        if not state.planned or view.now < state.planned:
+            planned = state.planned or view.now + self.costs.copy(self.stages)
+            wake = planned - view.now
+            return replace(state, planned=planned), Reaction(rate=self._rate(state), wake=wake)
+        used = set(state.cells)
+        others = [name for name in view.ready if name not in used]
+        after = Places.filled(self.costs, self.stages, (*state.cells, *others))
+        return after, Reaction(rate=self._rate(after), stall=self.costs.profile.times.regroup)

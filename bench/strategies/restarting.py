@@ -1,0 +1,73 @@
+"""Checkpoint and restart, and job morphing: whoever is left begins anew from the newest checkpoint.
+
+Checkpoint and restart keeps the number of stages, and runs as many pipelines as there are nodes for (TorchElastic with
+checkpoints, the first strawman of Bamboo, NSDI 2023). Job morphing chooses both anew, the fastest grid for the nodes
+that are there (Varuna, EuroSys 2022), since its checkpoints are by layer. Both grow only right after a checkpoint, when
+nothing is lost by it, and only if that pays before the next loss is to be expected.
+
+What torchrun does of itself is less clever: with --nnodes=MIN:MAX every node that comes or goes stops all workers, and
+they begin anew ("Membership Changes" in its documentation); with --nnodes=N nobody trains while a node is missing.
+"""
+
+from dataclasses import dataclass, replace
+
+from bamboo_core.planning.splits.resplit import Grid
+from strategies.costs import NOTHING, Costs
+from strategies.policy import Placement, Reaction, Saving, View, in_rows, pays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A grid that trains, and what it waits for."""
+
+    grid: Grid = NOTHING
+    used: tuple[str, ...] = ()  # the nodes of the grid
+    planned: float = 0.0  # when it grows, right after a checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarting:
+    """A policy that restarts all from the newest checkpoint."""
+
+    costs: Costs
+    choices: tuple[int, ...]  # numbers of stages; one of them for checkpoint and restart, several for morphing
+    saving: Saving
+    mtbf: float
+    fixed: Grid | None = None  # the only grid that is ever run; None: the fastest for the nodes that are there
+    at_every_change: bool = False  # all begin anew with every node that comes or goes
+
+    def begin(self) -> Running:
+        return Running()
+
+    def react(self, state: Running, view: View) -> tuple[Running, Reaction | None]:
+        costs = self.costs
+        lost = not set(state.used).isdisjoint(view.lost)
+        grid = self._grid(len(view.ready))
+        if lost or not state.used:
+            if not lost and not grid.pipelines:
+                return state, None
+            detected = costs.detection if lost else 0.0
+            after = Running(grid=grid, used=view.ready[: grid.cells])
+            stall = detected + (costs.restart(grid.stages) if grid.pipelines else 0.0)
+            return after, Reaction(rate=costs.rate(grid), stall=stall, redo=None if lost else 0.0)
+        rate, new = costs.rate(state.grid), costs.rate(grid)
+        if self.at_every_change and (view.joined or view.lost):
+            after = Running(grid=grid, used=view.ready[: grid.cells])
+            return after, Reaction(rate=new, stall=costs.restart(grid.stages), redo=None)
+        if grid == state.grid or not pays(rate, new, costs.restart(grid.stages), self.mtbf):
+            return state, None
+        if view.now < state.planned:
+            return state, Reaction(rate=rate, wake=state.planned - view.now)
+        if view.joined or view.lost:
+            wait = view.next_save + self.saving.pause + self.saving.delay
+            return replace(state, planned=view.now + wait), Reaction(rate=rate, wake=wait)
+        after = Running(grid=grid, used=view.ready[: grid.cells])
+        return after, Reaction(rate=new, stall=costs.restart(grid.stages), redo=None)
+
+    def placement(self, state: Running) -> Placement:
+        return Placement(rows=in_rows(state.used, state.grid.stages))
+
+    def _grid(self, nodes: int) -> Grid:
+        if self.fixed is None:
+            return self.costs.best(nodes, self.choices)
+        return self.fixed if self.fixed.cells <= nodes else NOTHING

@@ -1,0 +1,78 @@
+"""Pipeline templates (Oobleck, SOSP 2023): pipelines of different lengths, made for any number of nodes in advance.
+
+All nodes are used if that is faster. After a loss the pipelines are instantiated anew from the templates for the nodes
+that are left, and layers that a pipeline now lacks come from another one; the step in flight is done again. At least
+f + 1 pipelines are kept, so that f losses at once leave a copy of every layer; below that many nodes, or if a layer has
+no copy left, the job goes back to its checkpoint.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from strategies.costs import Costs
+from strategies.policy import Placement, Reaction, Saving, View, pays
+
+Pipelines = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """A policy that forms pipelines anew from templates of several lengths."""
+
+    costs: Costs
+    shortest: int  # stages of the smallest template
+    longest: int  # of the largest
+    tolerated: int  # f
+    saving: Saving
+    mtbf: float
+
+    def begin(self) -> Pipelines:
+        return ()
+
+    def react(self, state: Pipelines, view: View) -> tuple[Pipelines, Reaction | None]:
+        lost = set(view.lost)
+        hit = bool(lost) and not all(map(lost.isdisjoint, state))
+        after = self._instantiate(view.ready)
+        new = self.rate(tuple(len(row) for row in after))
+        if not state:
+            return after, Reaction(rate=new, stall=self.costs.restart(self.shortest)) if after else None
+        rate = self.rate(tuple(len(row) for row in state))
+        stall = self.costs.regroup(self.shortest)
+        if not hit:
+            if after == state or not pays(rate, new, stall, self.mtbf):
+                return state, None
+            return after, Reaction(rate=new, stall=stall)
+        stall += self.costs.detection
+        if not after or not self._all_layers(state, lost):
+            stall = self.costs.detection + (self.costs.restart(self.shortest) if after else 0.0)
+            return after, Reaction(rate=new, stall=stall, redo=None)
+        return after, Reaction(rate=new, stall=stall, redo=self.costs.batch / 2)
+
+    def placement(self, state: Pipelines) -> Placement:
+        return Placement(rows=state)
+
+    def _instantiate(self, ready: tuple[str, ...]) -> Pipelines:
+        """The fastest pipelines of equal length, or of two lengths that use all nodes."""
+        lengths = self.costs.best_lengths(len(ready), self.shortest, self.longest, self.tolerated + 1)
+        return tuple(ready[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
+
+    def rate(self, lengths: tuple[int, ...]) -> float:
+        """Samples a second, with microbatches given to the pipelines as these are fast."""
+        return self.costs.batch / self.costs.uneven(lengths) if lengths else 0.0
+
+    def _all_layers(self, state: Pipelines, lost: set[str]) -> bool:
+        """Whether every part of the model is on a node that is left; node i of n has the part from i/n to (i+1)/n."""
+        if any(map(lost.isdisjoint, state)):
+            return True
+        kept = sorted(
+            (place / len(row), (place + 1) / len(row))
+            for row in state
+            for place, name in enumerate(row)
+            if name not in lost
+        )
+        reached = 0.0
+        for begin, end in kept:
+            if begin > reached + 1e-9:
+                return False
+            reached = max(reached, end)
+        return reached > 1 - 1e-9

@@ -1,1 +1,0 @@
-"""One module for each published strategy: what it does when nodes come and go. Pure."""

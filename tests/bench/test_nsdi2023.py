@@ -1,0 +1,169 @@
+"""The simulator of `bench/published.py`: what is known of the published program, and its rules by hand."""
+
+import csv
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bamboo.simulation.figures import SimulationError, spread
+from bamboo.traces.files import read_nodes
+from nsdi2023.nodes import HourlyNodes, Moment, recorded
+from nsdi2023.simulator import Figures, simulate
+from nsdi2023.workloads import Workload, workload_of
+
+HERE = Path(__file__).parent
+BERT = workload_of("bert")
+TINY = replace(BERT, stages=2, step_ms={1: 4000, 2: 2000}, samples=8)
+MINUTE = 60_000
+COUNTS = ("preemptions", "fatal", "steps")
+
+
+def run(moments: list[Moment], minutes: float, *, workload: Workload = TINY) -> Figures:
+    return simulate(workload, moments, milliseconds=round(minutes * MINUTE))
+
+
+def add(*nodes: str, at: int = 0) -> list[Moment]:
+    """A millisecond apart, so that their order is plain; all of them meet in one rendezvous."""
+    return [(at + number, True, node) for number, node in enumerate(nodes)]
+
+
+def recorded_runs() -> list[dict[str, str]]:
+    """What the published program came to at its commit 80809293289419d40a870b4a9ccb8df0082ce3fb, from
+
+    python bench/published.py CHECKOUT --seeds 2 --rates 0.1,0.5 --whole-runs 1 \\
+        --trace tests/bench/minute_recording.csv --csv tests/bench/published_figures.csv
+
+    The recording is made up, minute by minute, so that many nodes come and go at one moment.
+    """
+    with (HERE / "published_figures.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    "row", recorded_runs(), ids=lambda row: "-".join(row[name] for name in ("model", "stages", "hours", "rate", "seed"))
+)
+def test_a_run_agrees_with_the_published_program_to_the_last_digit(row: dict[str, str]) -> None:
+    workload = workload_of(row["model"], int(row["stages"]))
+    milliseconds = round(float(row["hours"]) * 3_600_000) if row["hours"] else None
+    steps = None if row["hours"] else workload.steps
+
+    def figures() -> dict[str, float]:
+        made_up = HourlyNodes(int(row["seed"]), float(row["rate"]), workload.capacity, int(row["start_hour"]))
+        nodes = recorded(read_nodes([str(HERE / row["recording"])])) if row["recording"] else made_up
+        return asdict(simulate(workload, nodes, steps=steps, milliseconds=milliseconds))
+
+    if row["refused"]:
+        with pytest.raises(SimulationError, match=r"step times of .* are known for at most 4"):
+            figures()
+        return
+    found = figures()
+    expected = {name: (int if name in COUNTS else float)(row[name]) for name in found if name != "hours"}
+    assert found == expected | {"hours": float(row["hours_run"])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rate", "figures"),
+    [
+        (0.01, (4.91, 1.777, 9.34, 0.026, 43.76, 149.59, 39.82, 3.70, 11.2)),
+        (0.05, (26.44, 0.448, 7.22, 0.110, 42.40, 136.53, 38.58, 3.50, 12.2)),
+        (0.10, (53.76, 0.229, 5.31, 0.147, 40.64, 132.00, 36.98, 3.53, 12.6)),
+        (0.25, (143.43, 0.100, 2.82, 0.510, 35.34, 115.62, 32.16, 3.55, 14.5)),
+        (0.50, (346.11, 0.058, 1.43, 2.778, 26.95, 83.27, 24.52, 3.31, 20.1)),
+    ],
+)
+def test_the_published_means_of_1000_seeds(rate: float, figures: tuple[float, ...]) -> None:
+    """At 0.50 the table that was published has 24.53 USD an hour; its program comes to 24.5247, too."""
+    runs = [simulate(BERT, HourlyNodes(seed, rate, BERT.capacity), steps=BERT.steps) for seed in range(1, 1001)]
+    mean = spread(runs).mean
+    order = ("preemptions", "interval", "lifetime", "fatal", "nodes", "throughput", "usd_per_hour", "value", "hours")
+    digits = (2, 3, 2, 3, 2, 2, 2, 2, 1)
+    assert tuple(round(mean[name], places) for name, places in zip(order, digits, strict=True)) == figures
+
+
+def test_steps_begin_after_creation_and_rendezvous() -> None:
+    """45 s until the nodes are ready, 30 s until they have met; then 4 s for each step."""
+    found = run(add("a", "b"), 2)
+    assert (found.steps, round(found.hours * 3600, 6)) == (11, 75 + 11 * 4)
+    assert (found.nodes, found.usd_per_hour) == pytest.approx((2, 1.82), rel=1e-4)
+    assert (found.throughput, found.value) == pytest.approx((2, 2 / 1.82))
+
+
+def test_more_nodes_make_another_pipeline_after_a_local_rendezvous() -> None:
+    """Ready at 105 s; the step ends at 107 s; 20 s later there are two pipelines."""
+    found = run([*add("a", "b"), *add("c", "d", at=MINUTE)], 3)
+    assert found.steps == (107 - 75) // 4 + (180 - 127) // 2
+
+
+def test_a_neighbour_takes_over_and_the_pipelines_form_anew() -> None:
+    """At 100 s, 3 s before its end, a step grows by half of what is left, to 104.5 s; c takes the place at 124.5 s."""
+    found = run([*add("a", "b", "c"), (100_000, False, "b")], 3)
+    assert (found.preemptions, found.fatal) == (1, 0)
+    assert found.steps == 7 + int((180 - 124.5) / 4)
+
+
+def test_a_fatal_preemption_and_the_rendezvous_that_finds_nobody() -> None:
+    """The step of 103 s ends at 104.5 s. It begins a local rendezvous, which ends before the global one; that one finds
+    an empty list at 130 s, and nobody trains until another node is ready, here never.
+    """
+    moments = [*add("a", "b", "c", "d", "e"), (100_000, False, "a"), (100_001, False, "b")]
+    found = run(moments, 5, workload=replace(TINY, stages=3, step_ms={1: 4000}))
+    assert (found.preemptions, found.fatal) == (2, 1)
+    assert (found.steps, round(found.hours * 3600, 6)) == (8, 128.5)
+
+
+def test_no_second_rendezvous_if_who_took_over_is_lost() -> None:
+    """b's stage went to a; without a nobody is overloaded, so slow steps go on until the global rendezvous ends."""
+    moments = [*add("a", "b", "c", "d", "e"), (100_000, False, "b"), (100_001, False, "a")]
+    found = run(moments, 5, workload=replace(TINY, stages=3, step_ms={1: 4000}))
+    assert found.fatal == 1
+    assert found.steps == (100 - 75) // 4 + 1 + int((130.001 - 104.5) / 6) + int((300 - 130.001) / 4)
+
+
+def test_nodes_that_nobody_lists_keep_their_stages() -> None:
+    """After the rendezvous that finds nobody, c takes b's stage over at 140 s; so losing c is fatal, and forms a grid
+    of those who are left."""
+    moments = [*add(*"abcdefgh"), (100_000, False, "a"), (100_001, False, "b")]
+    moments += [(140_000, False, "d"), (150_000, False, "c")]
+    workload = replace(TINY, stages=3, step_ms={1: 4000, 2: 2000})
+    assert (run(moments[:-2], 5, workload=workload).fatal, run(moments, 5, workload=workload).fatal) == (1, 2)
+    assert run(moments, 5, workload=workload).hours * 3600 > 290
+
+
+def test_a_waiting_node_that_is_gone_slows_steps() -> None:
+    """At 100 s, 3 s before its end, a step grows by half of what is left; those after it take 6 s instead of 4."""
+    assert run([*add("a", "b", "c"), (100_000, False, "c")], 4).steps == 7 + int((240 - 104.5) / 6)
+
+
+def test_what_cannot_be_simulated_is_named() -> None:
+    with pytest.raises(SimulationError, match=r"3 pipelines of 2 stages .* are known for at most 2"):
+        run(add(*"abcdef"), 5)
+    with pytest.raises(SimulationError, match="never enough nodes for one pipeline"):
+        run(add("a"), 5)
+    with pytest.raises(SimulationError, match=r"a is taken away after 0\.03 hours, when it is not there"):
+        run([*add("a", "b"), (90_000, False, "a"), (90_000, True, "a"), (100_000, False, "a")], 5)
+    with pytest.raises(SimulationError, match=r"a step ends after 0\.03 hours without a node that is paid for"):
+        run([*add("a", "b"), (110_000, False, "b"), (110_001, False, "a")], 5)
+    with pytest.raises(SimulationError, match="expected one of gpt-2, bert"):
+        workload_of("gpt-5")
+    with pytest.raises(SimulationError, match="known for 8, 12 and 15 stages"):
+        workload_of("bert", 9)
+    with pytest.raises(SimulationError, match="the run is not done after 2000 hours"):
+        simulate(BERT, HourlyNodes(3, 0.0, BERT.capacity), steps=10**9)
+
+
+def test_the_draws_of_an_hour() -> None:
+    """They follow the seed, stay within the hour and the capacity, and take only who is there, after it came."""
+    for seed in range(20):
+        hours = HourlyNodes(seed, 0.5, 48)
+        there = hours.first()
+        for begin in range(0, 5 * 3_600_000, 3_600_000):
+            moments = hours.hour(begin, there)
+            assert moments == sorted(moments, key=lambda moment: (moment[0], not moment[1]))
+            for at, added, node in moments:
+                assert begin <= at < begin + 3_600_000
+                assert (node in there) is not added
+                there = [*there, node] if added else [one for one in there if one != node]
+                assert len(there) <= 48
+    assert HourlyNodes(1, 0.5, 48).first() == HourlyNodes(1, 0.5, 48).first()

@@ -1,0 +1,135 @@
+"""What a step and a stage's state cost on a grid: what the coordinator and simulated jobs have for them."""
+
+import pytest
+from msgspec.structs import replace
+
+from bamboo.profiles.files import read_profile
+from bamboo_core.job.spec import PipelineSchedule
+from bamboo_core.planning.schedule import StageOrder
+from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.steps.grid_rates import GridRates
+from strategies.comparison import published_job
+from strategy_kit import COSTS, costs_of, profile
+
+
+def test_a_step_is_a_pipelines_fill_and_its_microbatches() -> None:
+    """1x2: (8 + 1) x 2 s; 2x2: (4 + 1) x 2 s; 3 pipelines: ceil(8/3)."""
+    assert [COSTS.step(Grid(2, count)) for count in (1, 2, 3)] == pytest.approx([18, 10, 8])
+    assert COSTS.rate(Grid(0, 0)) == 0
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
+    """With the configured schedule, and the same memory."""
+    known = costs_of(profile(state=100, flow=1000.0), 8, schedule)
+    rates = GridRates(known.profile.figures, known.spec, known.profile.machine.memory)
+    by = PipelineSchedule(schedule)
+    grids = [Grid(stages, pipelines, by) for stages in (1, 2, 3, 4) for pipelines in (1, 2)]
+    assert [known.step(grid) for grid in grids] == [rates.seconds(grid) for grid in grids]
+    assert [known.fits(grid) for grid in grids] == [rates.fits(grid) for grid in grids]
+
+
+def test_zero_bubble_makes_steps_shorter() -> None:
+    assert costs_of(profile(), 8, "ZBH1").step(Grid(4, 1)) < COSTS.step(Grid(4, 1))
+
+
+def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_each_grid() -> None:
+    """In hindsight, as far as there is the memory for it."""
+    free, plain, late = (costs_of(profile(), 8, schedule) for schedule in ("Auto", "1F1B", "ZBH1"))
+    for grid in (Grid(1, 2), Grid(3, 1), Grid(4, 2)):
+        assert free.step(grid) == min(plain.step(grid), late.step(grid))
+    assert free.step(Grid(4, 1)) < plain.step(Grid(4, 1))
+    assert free.uneven((4, 2)) == min(plain.uneven((4, 2)), late.uneven((4, 2)))
+    small = costs_of(profile(state=400), 8, "Auto")
+    assert [small.grid(4, stages).stages for stages in (1, 2, 3, 4)] == [0, 2, 3, 4]
+
+
+def test_pipelines_of_different_length_end_together() -> None:
+    """4 stages of 1 s and 2 of 2 s: of 8 microbatches 5 and 3 end after 8 s both."""
+    assert COSTS.uneven((4, 2)) == pytest.approx(8)
+    assert COSTS.uneven((2, 2)) == pytest.approx(COSTS.step(Grid(2, 2)))
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_pipelines_of_equal_length_take_a_grids_step_however_many_microbatches_they_have(schedule: str) -> None:
+    """Beyond some number each one adds the same; that is not executed."""
+    known = costs_of(profile(5, flow=5000.0), 120, schedule)
+    for stages in (2, 3, 5):
+        assert known.uneven((stages,)) == pytest.approx(known.step(Grid(stages, 1)), rel=1e-3)
+
+
+def test_lost_places_make_a_step_longer_by_what_their_peers_have_to_do() -> None:
+    grid = Grid(4, 3)
+    steps = [COSTS.rerouted(grid, least) for least in (3, 2, 1)]
+    assert COSTS.step(grid) <= steps[0] <= steps[1] < steps[2]
+    order = StageOrder.of(COSTS.spec.topology)
+    alone = GridRates(COSTS.profile.figures, COSTS.spec).pipeline_ends(4, 8, order)
+    assert steps[2] <= max(alone), "weight gradients are postponed"
+
+
+def test_what_the_network_carries_is_part_of_a_step_as_far_as_nothing_hides_it() -> None:
+    """Boundaries of 50 bytes at 100 bytes a second are on their way while others are computed, but for the fill."""
+    layer = replace(profile().layers[0], boundary=50)
+    slow = costs_of(replace(profile(flow=100.0), layers=(layer,) * 4), 8)
+    assert COSTS.step(Grid(4, 1)) + 6 * 0.5 <= slow.step(Grid(4, 1)) < COSTS.step(Grid(4, 1)) + 6 * 0.5 + 4
+    layer = replace(profile().layers[0], gradients=100)
+    summed = costs_of(replace(profile(flow=100.0), layers=(layer,) * 4), 8)
+    assert summed.step(Grid(1, 2)) == pytest.approx(COSTS.step(Grid(1, 2)) + 4), "one stage has nothing to hide it"
+
+
+def test_the_memory_of_a_device_bounds_the_grids() -> None:
+    known = costs_of(profile(state=400), 8)
+    assert [known.grid(4, stages).stages for stages in (1, 2, 3, 4)] == [0, 2, 3, 4]
+    assert [costs_of(profile(state=2000), 8).grid(4, stages).pipelines for stages in (1, 4)] == [0, 0]
+
+
+def test_a_published_model_is_trained_with_microbatches_for_which_copies_fit() -> None:
+    """BERT on 12 stages of 16 GB has no memory for a neighbour's stage with two samples, and has with one."""
+    assert published_job(read_profile("bert-v100")).spec.training.micro_batch_size == 1
+    assert published_job(read_profile("vgg-v100")).spec.training.micro_batch_size == 8
+
+
+def test_the_best_numbers_of_stages_are_those_of_the_fastest_grids() -> None:
+    costs = costs_of(profile(6, state=10, flow=100.0, memory=45), batch=24)
+    for nodes in range(1, 30):
+        rates = {stages: costs.rate(costs.grid(nodes, stages)) for stages in range(1, 7)}
+        ordered = sorted((stages for stages in rates if rates[stages]), key=rates.__getitem__, reverse=True)
+        assert [stages for stages in rates if costs.fills(nodes, stages)] == sorted(ordered)
+        for count in (1, 3, 10):
+            assert costs.best_stages(nodes, range(1, 7), count) == ordered[:count]
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+@pytest.mark.parametrize("lengths", [(3, 2), (4, 4, 4), (3, 3, 2, 2, 2), (6, 1), (2,) * 9])
+def test_each_microbatch_is_for_the_pipeline_that_is_done_with_it_first(
+    lengths: tuple[int, ...], schedule: str
+) -> None:
+    """One after the other; with many of them nothing is the same but the result."""
+    costs = costs_of(profile(6, state=10, flow=100.0), batch=150, schedule=schedule)
+    rates = GridRates(costs.profile.figures, costs.spec, costs.profile.machine.memory)
+    order = StageOrder(PipelineSchedule(schedule), costs.spec.topology.lookahead)
+    shares = [1] * len(lengths)
+
+    def ends(d: int, more: int = 0) -> tuple[float, ...]:
+        return rates.pipeline_ends(lengths[d], shares[d] + more, order)
+
+    for _ in range(150 - len(lengths)):
+        first = min(range(len(lengths)), key=lambda d: (max(ends(d, 1)), d))
+        shares[first] += 1
+    grid = Grid(min(lengths), len(lengths), PipelineSchedule(schedule))
+    last = [max(ends(d)[s * lengths[d] // grid.stages] for d in range(len(lengths))) for s in range(grid.stages)]
+    assert costs.uneven(lengths) == pytest.approx(rates.completed(grid, last))
+
+
+@pytest.mark.parametrize("memory", [30, 1000])
+def test_the_best_lengths_are_those_of_the_shortest_step(memory: int) -> None:
+    costs = costs_of(profile(6, state=10, flow=100.0, memory=memory), batch=24)
+    for nodes in range(1, 25):
+        rates: dict[tuple[int, ...], float] = {(): 0.0}
+        for count in range(2, nodes // 2 + 1):
+            whole = min(nodes, 4 * count)
+            for used in (whole - whole % count, whole):
+                lengths = tuple(used // count + (place < used % count) for place in range(count))
+                if all(costs.fits(Grid(length, count)) for length in lengths):
+                    rates[lengths] = 1 / costs.uneven(lengths)
+        assert costs.best_lengths(nodes, 2, 4, 2) == max(rates, key=rates.__getitem__)
