@@ -28,13 +28,13 @@ import typer
 from msgspec.structs import replace
 
 from _common import say, write_json
+from _recordings import recordings
 from bamboo.profiles.files import read_profile
-from bamboo.traces.files import read_trace
 from bamboo.traces.generate import Generation, generate
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import ScheduleChoice
 from bamboo_core.prices.zone_traffic import GB
-from bamboo_core.traces.trace import NodeTraceError, Trace
+from bamboo_core.traces.trace import Trace
 from strategies.choose import ON_DEMAND, SPOT, Aim
 from strategies.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
 from strategies.costs import Costs
@@ -110,12 +110,12 @@ def run(
     if restarts is not None:
         _restarts([float(one) for one in restarts.split(",")], models, rates, seeds, hours)
         return
-    recordings = dict(_recordings(traces)) if traces else {}
+    recorded = dict(recordings(traces)) if traces else {}
     work = [
         Work(model=model, case=case, seeds=seeds, hours=hours, rate=rate, recording=recording, schedule=schedule)
         for case, rate, recording in (
             *((f"{rate:.0%}", rate, None) for rate in rates),
-            *((case, 0.0, recording) for case, recording in recordings.items() if wanted is None or case in wanted),
+            *((case, 0.0, recording) for case, recording in recorded.items() if wanted is None or case in wanted),
         )
         for model in models
     ]
@@ -137,17 +137,6 @@ def _in_processes(what: Callable[[Work], Any], work: Sequence[Work]) -> Iterator
         for number, (one, found) in enumerate(zip(work, pool.map(what, work), strict=True), start=1):
             say(f"{number} of {len(work)} after {time.monotonic() - began:.0f} s: {one.model}, {one.case}")
             yield found
-
-
-def _recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
-    for path in sorted(folder.glob("*.csv")):
-        try:
-            trace = read_trace(str(path))
-        except NodeTraceError as error:
-            say(f"left out: {error}")
-            continue
-        if trace.changes:
-            yield path.stem, trace
 
 
 def _case(work: Work) -> list[Row]:

@@ -15,6 +15,7 @@ from bamboo.cli.commands import app
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import to_json
 from job_simulation_kit import job, manifest
+from node_trace_kit import recording
 from sizing_kit import PRICES, layered
 
 
@@ -81,7 +82,7 @@ def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
         (["--preempt-rate", "0.1", "--stages", "a"], "--stages 'a': expected at most 64 whole numbers from 1 on"),
         (["--preempt-rate", "0.1", "--budget", "0"], "--budget 0: expected a number above 0"),
         (["--preempt-rate", "0.1", "--stages", "9"], "no grid can be used; allow more --nodes"),
-        (["--preempt-rate", "0.1", "--pattern", "x"], "--pattern must be one of hourly, zones, diurnal, not 'x'"),
+        (["--preempt-rate", "0.1", "--pattern", "x"], "--pattern must be one of hourly, zones, not 'x'"),
         (["--trace", "nothing.csv"], "nothing.csv"),
         (["--preempt-rate", "0.1", "--deadline", "0"], "--deadline 0: expected a number above 0"),
         (["--preempt-rate", "0.1", "--micro-batch", "4,7"], "--micro-batch 7: expected sizes of which training."),
@@ -108,9 +109,9 @@ def test_bounds_of_the_job_that_leave_no_grid_are_named(files: Path) -> None:
 
 
 def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
-    (files / "nodes.csv").write_text("seconds,nodes\n0,4\n3600,4\n")
-    (files / "costs.csv").write_text("zone,tick,usd_per_hour\nx-a,0,0.5\n")
-    traces = ["--trace", str(files / "nodes.csv"), "--trace", str(files / "costs.csv")]
+    (files / "nodes.jsonl").write_text(recording(3600, {"": 4}))
+    (files / "costs.jsonl").write_text(recording(3600, {}, {"at": 0, "zone": "x-a", "price": 0.5}))
+    traces = ["--trace", str(files / "nodes.jsonl"), "--trace", str(files / "costs.jsonl")]
     words = ["simulate", str(files / "job.yaml"), "--profile", str(files / "profile.json"), *traces]
     for done in (invoke(files, *traces), CliRunner().invoke(app, words)):
         assert done.exit_code == 2
@@ -158,9 +159,9 @@ def required(operator: str, *zones: str) -> Any:
 def test_prices_of_zones_in_which_the_job_may_not_be_are_of_no_use(files: Path, pod: Any) -> None:
     """One price file may be for all jobs; of zones in which the job may be it is asked as ever."""
     place(files, **pod)
-    (files / "nodes.csv").write_text("seconds,z1\n0,4\n36000,4\n")
+    (files / "nodes.jsonl").write_text(recording(36000, {"z1": 4}))
     allowed = ("--zones", "z1") if "NotIn" in str(pod) else ()
-    for nodes in (QUICK + allowed, ("--trace", str(files / "nodes.csv"), *QUICK[2:])):
+    for nodes in (QUICK + allowed, ("--trace", str(files / "nodes.jsonl"), *QUICK[2:])):
         priced(files, z1=0.2, z2=0.1)
         done = invoke(files, *nodes, "--output", "json")
         assert done.exit_code == 0, done.output
@@ -191,9 +192,9 @@ def test_a_job_that_names_its_zone_is_planned_there(files: Path) -> None:
 def test_the_cheapest_zones_of_pipelines_are_recommended_and_written(files: Path) -> None:
     """No zone has nodes for both pipelines, and there are three zones."""
     priced(files, a=1.0, b=0.2, c=0.6)
-    (files / "nodes.csv").write_text("seconds,a,b,c\n0,2,2,2\n3600000,2,2,2\n")
+    (files / "nodes.jsonl").write_text(recording(3600000, {"a": 2, "b": 2, "c": 2}))
     grid = ("--stages", "2", "--pipelines", "2", "--standby", "0", *QUICK[2:])
-    done = invoke(files, "--trace", str(files / "nodes.csv"), *grid, "--write", str(files / "planned.yaml"))
+    done = invoke(files, "--trace", str(files / "nodes.jsonl"), *grid, "--write", str(files / "planned.yaml"))
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
     assert "a pipeline in each of the zones b, c" in told
@@ -205,7 +206,7 @@ def test_the_cheapest_zones_of_pipelines_are_recommended_and_written(files: Path
     assert planned["spread"]["policy"] == "ZonePerPipeline"
     assert planned["worker"]["template"]["spec"]["affinity"] == required("In", "b", "c")
     assert "# my job" in (files / "planned.yaml").read_text()
-    best = json.loads(invoke(files, "--trace", str(files / "nodes.csv"), *grid, "--output", "json").stdout)[
+    best = json.loads(invoke(files, "--trace", str(files / "nodes.jsonl"), *grid, "--output", "json").stdout)[
         "recommended"
     ]
     assert best["plan"]["zones"] == ["b", "c"]
@@ -214,9 +215,9 @@ def test_the_cheapest_zones_of_pipelines_are_recommended_and_written(files: Path
 
 def test_a_price_of_a_zone_without_nodes_is_refused(files: Path) -> None:
     priced(files, **{"us-east-1a": 0.5})
-    (files / "nodes.csv").write_text("seconds,us-west-2a,us-west-2b\n0,4,4\n3600,4,2\n")
+    (files / "nodes.jsonl").write_text(recording(3600, {"us-west-2a": 4, "us-west-2b": 4}))
     wrong = f"bamboo: {files}/prices.yaml: machines.small.zones: no node is in us-east-1a; nodes are in "
-    made_up, recorded = invoke(files, *QUICK), invoke(files, "--trace", str(files / "nodes.csv"))
+    made_up, recorded = invoke(files, *QUICK), invoke(files, "--trace", str(files / "nodes.jsonl"))
     assert (made_up.exit_code, made_up.stderr) == (2, f"{wrong}a, b, c (--zones says where made-up ones are)\n")
     assert (recorded.exit_code, recorded.stderr) == (
         2,
@@ -233,11 +234,13 @@ def test_a_job_with_pools_of_both_capacities_can_be_planned(files: Path) -> None
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize("text", ["seconds,nodes\n", "zone,tick,usd_per_hour\na,0,0.5\n"])
-def test_a_recording_without_nodes_is_refused_by_all_that_need_some(files: Path, text: str) -> None:
+@pytest.mark.parametrize("entries", [[], [{"at": 0, "zone": "a", "price": 0.5}]])
+def test_a_recording_without_nodes_is_refused_by_all_that_need_some(
+    files: Path, entries: list[dict[str, object]]
+) -> None:
     """A simulation of it said that nothing was trained, in a row of zeros."""
-    path = str(files / "empty.csv")
-    Path(path).write_text(text)
+    path = str(files / "empty.jsonl")
+    Path(path).write_text(recording(3600, {}, *entries))
     job, profile = str(files / "job.yaml"), str(files / "profile.json")
     simulate = ["simulate", job, "--profile", profile, "--trace", path]
     for done in (invoke(files, "--trace", path), CliRunner().invoke(app, simulate)):

@@ -1,4 +1,4 @@
-"""Files of traces that cannot be read, and several files."""
+"""Recordings in files: both forms, several files, and what is refused."""
 
 import gzip
 import os
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.traces import files, tables
+from bamboo.traces import files
 from bamboo.traces.files import parse_trace, read_nodes, read_trace, read_traces
-from bamboo.traces.summary import summarize
+from bamboo.traces.summary import nodes_over_time, summarize
 from bamboo_core.traces import json_lines
-from bamboo_core.traces.trace import NodeTraceError
+from bamboo_core.traces.trace import NodeTraceError, PriceChange, Trace, make_trace, unpriced
+from node_trace_kit import OWN, recording
 
 
 def test_files_that_cannot_be_read_and_several_files(tmp_path: Path) -> None:
@@ -19,10 +20,11 @@ def test_files_that_cannot_be_read_and_several_files(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"\xff")
     with pytest.raises(NodeTraceError, match="it is not UTF-8 text"):
         read_trace(str(tmp_path / "b"))
-    (tmp_path / "nodes").write_text("seconds,x-a\n0,2\n3600,2\n")
-    (tmp_path / "prices").write_text("zone,tick,usd_per_hour\nx,0,0.5\n")
+    (tmp_path / "nodes").write_text(recording(3600, {"x-a": 2}))
+    (tmp_path / "prices").write_text(recording(1, {}, {"at": 0, "zone": "x", "price": 0.5}))
     assert summarize(read_traces([str(tmp_path / "nodes"), str(tmp_path / "prices")])).usd_per_hour == 0.5
-    (tmp_path / "longer").write_text("zone,tick,usd_per_hour\nx,0,0.5\nx,10,0.7\nx,100,0.9\n")
+    prices = [{"at": at, "zone": "x", "price": price} for at, price in ((0, 0.5), (1950, 0.7), (19500, 0.9))]
+    (tmp_path / "longer").write_text(recording(19500, {}, *prices))
     both = read_traces([str(tmp_path / "nodes"), str(tmp_path / "longer")])
     assert (both.duration, [price.at for price in both.prices]) == (3600.0, [0.0, 1950.0]), "nodes were not watched on"
     (tmp_path / "at-once").write_text("0,add,n1\n")
@@ -34,7 +36,7 @@ def test_files_that_cannot_be_read_and_several_files(tmp_path: Path) -> None:
 
 
 def test_a_compressed_file_is_read_as_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = b"seconds,x-a\r\n0,2\r\n3600,1\r\n"
+    text = b"0,add,a\r\n0,add,b\r\n3600,remove,a\r\n"
     (tmp_path / "plain.csv").write_bytes(text)
     (tmp_path / "small.csv.gz").write_bytes(gzip.compress(text))
     plain, small = (read_trace(str(tmp_path / name)) for name in ("plain.csv", "small.csv.gz"))
@@ -46,7 +48,7 @@ def test_a_compressed_file_is_read_as_what_is_in_it(tmp_path: Path, monkeypatch:
         read_trace(str(tmp_path / "large.gz"))
 
 
-TEXT = b"seconds,x-a\n0,2\n3600,1\n"
+TEXT = b"0,add,a\n3600,remove,a\n"
 PACKED = gzip.compress(TEXT, mtime=0)
 SPOILT = PACKED[:-6] + bytes([PACKED[-6] ^ 1]) + PACKED[-5:]
 
@@ -69,27 +71,23 @@ def test_several_streams_are_one_and_zeros_are_padding(tmp_path: Path, content: 
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
-        (PACKED + b"more", "behind its compressed content are 4 bytes that are none"),
-        (PACKED + bytes(100_000) + b"more" + PACKED, f"behind its compressed content are {4 + len(PACKED)} bytes that"),
-        (PACKED[:-9], "its compressed content is cut off"),
-        (PACKED + PACKED[:2], "its compressed content is cut off"),
-        (SPOILT, "its compressed content is damaged: .*incorrect data check"),
-        (PACKED + SPOILT, "its compressed content is damaged: .*incorrect data check"),
-        (b"\x1f\x8b text", "its compressed content is damaged: "),
+        (PACKED + b"more", "Not a gzipped file"),
+        (PACKED[:-9], "Compressed file ended before the end-of-stream marker"),
+        (SPOILT, "CRC check failed"),
+        (PACKED + SPOILT, "CRC check failed"),
+        (b"\x1f\x8b and more than a header", "Unknown compression method"),
     ],
 )
 def test_what_is_wrong_with_a_compressed_file_is_said(tmp_path: Path, content: bytes, wrong: str) -> None:
     (tmp_path / "t.gz").write_bytes(content)
-    with pytest.raises(NodeTraceError, match=rf"^cannot read .*t.gz: {wrong}"):
+    with pytest.raises(NodeTraceError, match=rf"^cannot read .*t.gz: its compressed content is damaged: {wrong}"):
         read_trace(str(tmp_path / "t.gz"))
 
 
-@pytest.mark.parametrize(
-    "text", ["seconds,nodes\n0,1\n60,2", "seconds,nodes\r\n0,1\r\n\r\n60,2\r\n", "seconds,nodes\r0,1\r60,2"]
-)
+@pytest.mark.parametrize("text", ["0,add,a\n60000,add,b", "0,add,a\r\n\r\n60000,add,b\r\n", "0,add,a\r60000,add,b"])
 def test_lines_may_end_as_on_any_system(text: str) -> None:
     assert [change.at for change in parse_trace("p", text).changes] == [0.0, 60.0]
-    with pytest.raises(NodeTraceError, match=r"p line [45]: the count must be from 0 to 100000, not 'x'"):
+    with pytest.raises(NodeTraceError, match=r"p line [34]: expected milliseconds,add|remove,node"):
         parse_trace("p", text.rstrip() + ("\r" if "\n" not in text else "\n") + "70,x")
 
 
@@ -107,13 +105,12 @@ def test_a_pipe_is_read_as_a_file(packed: bool) -> None:
 
 
 def test_a_trace_of_too_many_changes_is_refused_before_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tables, json_lines):
+    for module in (files, json_lines):
         monkeypatch.setattr(module, "MOST_CHANGES", 3)
     events = "".join(f"{i},add,n{i}\n" for i in range(5))
     entries = "".join(f'{{"at": {i}, "add": "n{i}"}}\n' for i in range(5))
-    prices = "".join(f"a,{i},0.{i}\n" for i in range(5))
     header = '{"format": "bamboo-trace", "version": 1}\n'
-    for text in (events, header + entries, "zone,tick,usd_per_hour\n" + prices, "seconds,nodes\n0,5\n"):
+    for text in (events, header + entries):
         with pytest.raises(NodeTraceError, match="a trace has at most 3 changes, and this one has more"):
             parse_trace("p", text)
 
@@ -127,3 +124,57 @@ def test_nodes_that_are_there_for_no_time_are_refused_where_time_counts(tmp_path
     assert len(read_traces([str(path)]).changes) == 1
     path.write_text(f'{header[:-1]}, "duration": 60}}\n{{"at": 0, "add": "a"}}\n')
     assert read_nodes([str(path)]).duration == 60
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "duration"),
+    [
+        ("0,add,a\n60000,add,b\n60000,remove,a\n", ((0.0, 1), (60.0, 1)), 60.0),
+        ("60000,remove,old\n120000,add,new\n", ((0.0, 1), (60.0, 0), (120.0, 1)), 120.0),
+    ],
+)
+def test_a_table_says_what_happened_to_each_node(
+    text: str, expected: tuple[tuple[float, int], ...], duration: float
+) -> None:
+    trace = parse_trace("t.csv", text, zone="here")
+    assert (nodes_over_time(trace), trace.duration) == (expected, duration)
+    assert {change.zone for change in trace.changes} == {"here"}
+
+
+def test_prices_without_a_node_are_told_from_nodes_without_a_price() -> None:
+    """What the operator records has prices of the pools that say one."""
+    nodes = parse_trace("t.csv", recording(1, {"x-a": 2, "x-b": 1})).changes
+
+    def priced(*zones: str) -> Trace:
+        return make_trace(nodes, [PriceChange(at=0.0, zone=zone, usd_per_hour=1.0) for zone in zones], source="t")
+
+    assert unpriced(priced()) == unpriced(priced("x")) == unpriced(priced("x-a"), all_nodes=True) == ""
+    assert unpriced(priced("x-a")).startswith("t: it has prices for x-a, and none for nodes in zone x-b;")
+    assert unpriced(priced("y"), all_nodes=True).startswith("t: it has prices for y, and none for nodes in zone x-a;")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "t line 1: expected milliseconds,add|remove,node"),
+        (
+            "\n\nhello\n",
+            "t line 3: expected milliseconds,add|remove,node, or JSON lines of bamboo-trace; found 'hello'",
+        ),
+        (f'"{"0" * 200_000}",add,a\n', "t line 1: "),
+        ("0,add,a\n5,add,a\n", "t: node a is added, but it is there already, at 0.005 s"),
+        ("0,add,a\n5,remove,a\n6,remove,a\n", "t: node a is removed, but it is not there, at 0.006 s"),
+        ("0,add,a\n1e300,remove,a\n", "t line 2: the time must be a number from 0 to 1000000000 seconds"),
+        (OWN.replace('"version":1', '"version":2'), "t line 1: expected format 'bamboo-trace' version 1; found"),
+        (OWN.replace('"notice":120.0', '"notice":-1'), "t: the notice must be a number from 0"),
+        (OWN.replace('"notice"', '"warning"'), "t line 6: Object contains unknown field `warning`"),
+        (OWN.replace('"remove"', '"add"'), "t line 6: notice is of a removal, not of add"),
+        (OWN.replace('"price":2.0,', ""), "t line 5: expected one of add, remove and price, not none"),
+        (OWN.replace("3600.0", "60.0"), "t line 6: the time goes back, from 1800 to 60"),
+        (OWN.replace("3600.0", '"soon"'), "t line 6: Expected `float`, got `str`"),
+    ],
+)
+def test_what_is_refused_is_named(text: str, problem: str) -> None:
+    with pytest.raises(NodeTraceError) as caught:
+        parse_trace("t", text)
+    assert str(caught.value).startswith(problem)

@@ -9,7 +9,6 @@ from bamboo.traces.summary import summarize
 from bamboo_core.traces.trace import (
     Change,
     NodeTraceError,
-    removal_times,
 )
 
 
@@ -25,12 +24,6 @@ def test_what_is_generated_follows_its_seed_and_its_rate(pattern: Pattern) -> No
     assert 0.08 < found.removals_per_node_hour < 0.13
     assert {change.notice for change in trace.changes if change.change is Change.REMOVE} == {30.0}
     assert (found.largest_batch >= 10) is (pattern is Pattern.ZONES)
-
-
-def test_diurnal_removals_have_their_peak() -> None:
-    trace = generate(Generation(pattern=Pattern.DIURNAL, nodes=100, hours=480, addition=1.0, peak_hour=6.0), 3)
-    hours = [math.floor(at / 3600) % 24 for at in removal_times(trace)]
-    assert sum(3 <= hour < 9 for hour in hours) > 5 * sum(15 <= hour < 21 for hour in hours)
 
 
 def test_prices_move_about_their_mean() -> None:

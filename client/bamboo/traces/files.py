@@ -1,25 +1,71 @@
-"""Traces in files. The only I/O of this package."""
+"""Recordings of nodes in files: JSON lines, or a table of what happened to each node. The only I/O of this package."""
 
+import gzip
+import io
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from bamboo.traces.tables import parse_table
 from bamboo_core.complaints import system_reason
 from bamboo_core.traces.json_lines import is_json_lines, parse_json_lines
-from bamboo_core.traces.trace import NodeTraceError, Trace, make_trace
+from bamboo_core.traces.lines import numbered_lines
+from bamboo_core.traces.trace import MOST_CHANGES, Change, NodeChange, NodeTraceError, Trace, checked, make_trace
 
 MOST_BYTES = 256 * 2**20  # of the text
-GZIP = b"\x1f\x8b"  # how a stream begins
-GZIP_STREAM = 31  # zlib's name for that form
-CHUNK = 64 << 10  # bytes that are looked at once
+GZIP = b"\x1f\x8b"  # how a compressed file begins
+TABLE = "milliseconds,add|remove,node"
 
 
 def parse_trace(path: str, text: str, zone: str = "") -> Trace:
-    """The recording that a text of any form that we read holds. zone: of nodes whose file names none. Raises
-    NodeTraceError naming file and line.
+    """Return the recording that a text holds. zone: of nodes whose file names none. Raises NodeTraceError naming file
+    and line.
     """
-    return parse_json_lines(path, text) if is_json_lines(text) else parse_table(path, text, zone)
+    return parse_json_lines(path, text) if is_json_lines(text) else _parse_table(path, text, zone)
+
+
+def _parse_table(path: str, text: str, zone: str) -> Trace:
+    """A node that is first named when it is removed was there from the beginning. Lines with # are comments."""
+    found: list[tuple[float, Change, str]] = []
+    for number, line in numbered_lines(text):
+        cells = [cell.strip() for cell in line.split(",")]
+        if not any(cells) or cells[0].startswith("#"):
+            continue
+        if len(found) == MOST_CHANGES:
+            raise NodeTraceError(f"{path}: a trace has at most {MOST_CHANGES} changes, and this one has more")
+        found.append(_change(path, number, cells))
+    if not found:
+        raise NodeTraceError(f"{path} line 1: expected {TABLE}, or JSON lines of bamboo-trace")
+    found.sort(key=lambda one: one[0])
+    known: set[str] = set()
+    before: list[NodeChange] = []
+    changes: list[NodeChange] = []
+    for at, change, node in found:
+        if node not in known and change is Change.REMOVE:
+            before.append(NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone))
+        known.add(node)
+        changes.append(NodeChange(at=at, change=change, node=node, zone=zone))
+    try:
+        return make_trace([*before, *changes], source=path)
+    except NodeTraceError as error:
+        raise NodeTraceError(f"{path}: {error}") from None
+
+
+def _change(path: str, number: int, cells: list[str]) -> tuple[float, Change, str]:
+    """Seconds, what happened, and the node."""
+    try:
+        milliseconds, change, node = cells
+        seconds = float(milliseconds) / 1000
+        if not node or not math.isfinite(seconds):
+            raise ValueError
+        return checked(seconds, f"{path} line {number}: the time"), Change(change), node
+    except NodeTraceError:
+        raise
+    except ValueError:
+        found = ",".join(cells)[:60]
+        raise NodeTraceError(
+            f"{path} line {number}: expected {TABLE}, or JSON lines of bamboo-trace; found {found!r}"
+        ) from None
 
 
 def read_trace(path: str, zone: str = "") -> Trace:
@@ -43,39 +89,12 @@ def _content(path: str) -> bytes:
             content = file.read(MOST_BYTES + 1)  # at once, since a pipe is read but once
     except OSError as error:
         raise NodeTraceError(f"cannot read {path}: {system_reason(error)}") from None
+    if not content.startswith(GZIP):
+        return content
     try:
-        return _unpacked(content) if content.startswith(GZIP) else content
-    except ValueError as error:
-        raise NodeTraceError(f"cannot read {path}: {error}") from None
-
-
-def _unpacked(content: bytes) -> bytes:
-    """The content as gzip's own tools have it: several streams are one text, and zeros between and behind them are
-    nothing.
-
-    ValueError for whatever else is there, with a sentence.
-    """
-    found, size, at = list[bytes](), 0, 0
-    unpacker = zlib.decompressobj(wbits=GZIP_STREAM)
-    while at < len(content) and size <= MOST_BYTES:
-        if unpacker.eof:
-            at += len(content[at : at + CHUNK]) - len(content[at : at + CHUNK].lstrip(b"\0"))
-            if content[at : at + 1] in (b"", b"\0"):
-                continue
-            if not content.startswith(GZIP, at):
-                raise ValueError(f"behind its compressed content are {len(content) - at} bytes that are none")
-            unpacker = zlib.decompressobj(wbits=GZIP_STREAM)
-        piece = content[at : at + CHUNK]
-        try:
-            text = unpacker.decompress(piece, MOST_BYTES + 1 - size)
-        except zlib.error as error:
-            raise ValueError(f"its compressed content is damaged: {error}") from None
-        found.append(text)
-        size += len(text)
-        at += len(piece) - len(unpacker.unused_data)
-    if not unpacker.eof and size <= MOST_BYTES:
-        raise ValueError("its compressed content is cut off")
-    return b"".join(found)
+        return gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise NodeTraceError(f"cannot read {path}: its compressed content is damaged: {error}") from None
 
 
 def read_traces(paths: Sequence[str], zone: str = "") -> Trace:

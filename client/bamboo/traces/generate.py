@@ -16,12 +16,11 @@ class Pattern(StrEnum):
     """How nodes are taken away.
 
     hourly: each node by itself, with one probability in every hour. zones: many nodes of a zone at the same instant,
-    with the same mean rate. diurnal: each by itself, more often at one time of the day than at the opposite one.
+    with the same mean rate.
     """
 
     HOURLY = "hourly"
     ZONES = "zones"
-    DIURNAL = "diurnal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,6 @@ class Generation:
     zones: tuple[str, ...] = ("zone-a",)
     notice: float | None = None  # seconds, None for none
     batch: float = 0.5  # with `zones` the share of a zone's nodes that goes at once
-    peak_hour: float = 14.0  # with `diurnal`, 0 to 24
     price: float | None = None  # USD an hour, None for none
     volatility: float = 0.0  # its standard deviation within a day, as a share of it
 
@@ -63,7 +61,6 @@ def _check(wanted: Generation) -> None:
         ("removal", wanted.removal, 0, 1),
         ("addition", wanted.addition, 0, 1),
         ("batch", wanted.batch, 0.01, 1),
-        ("peak-hour", wanted.peak_hour, 0, 24),
         ("volatility", wanted.volatility, 0, 1),
     ):
         if not low <= value <= high:
@@ -83,7 +80,7 @@ def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list
     named, end = nodes, wanted.hours * HOUR
     for hour in range(math.ceil(wanted.hours)):
         begin = hour * HOUR
-        gone = [(begin + offset, node) for offset, node in _removals(wanted, there, hour, rng)]
+        gone = [(begin + offset, node) for offset, node in _removals(wanted, there, rng)]
         missing = nodes - len(there)
         moments = [begin + rng.random() * HOUR for _ in range(missing) if rng.random() < wanted.addition]
         gone = [(at, node) for at, node in gone if at <= end]
@@ -98,7 +95,7 @@ def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list
     return changes
 
 
-def _removals(wanted: Generation, there: list[str], hour: int, rng: random.Random) -> list[tuple[float, str]]:
+def _removals(wanted: Generation, there: list[str], rng: random.Random) -> list[tuple[float, str]]:
     """(seconds within the hour, node)"""
     if wanted.pattern is Pattern.ZONES:
         size = math.ceil(wanted.batch * len(there))
@@ -106,11 +103,7 @@ def _removals(wanted: Generation, there: list[str], hour: int, rng: random.Rando
             return []
         at = rng.random() * HOUR
         return [(at, node) for node in rng.sample(there, size)]
-    probability = wanted.removal
-    if wanted.pattern is Pattern.DIURNAL:
-        swing = math.cos((hour + 0.5 - wanted.peak_hour) / 24 * math.tau)
-        probability = min(1.0, wanted.removal * (1 + swing))
-    chosen = [node for node in there if rng.random() < probability]
+    chosen = [node for node in there if rng.random() < wanted.removal]
     return [(rng.random() * HOUR, node) for node in chosen]
 
 

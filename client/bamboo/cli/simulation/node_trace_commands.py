@@ -39,7 +39,7 @@ class TraceFormat(StrEnum):
 
 Files = Annotated[
     list[str],
-    typer.Argument(metavar="FILE...", help="Recordings of any form in docs/traces.md; several become one trace."),
+    typer.Argument(metavar="FILE...", help="Recordings (docs/traces.md); several become one trace."),
 ]
 Zone = Annotated[
     str, typer.Option(metavar="NAME", help="Zone of nodes whose file names none.", show_default="not known")
@@ -74,7 +74,7 @@ def show(
 def convert(files: Files, zone: Zone = "", output: Written = None) -> None:
     """Write recordings as one trace in Bamboo's own form, JSON lines with zones, notices and prices.
 
-    Example: bamboo traces convert nodes.csv prices.csv --zone us-east-1a --output trace.jsonl
+    Example: bamboo traces convert p3-trace.csv --zone us-east-1a --output trace.jsonl
     """
     _write(to_json_lines(_read(files, zone)), output)
 
@@ -124,9 +124,6 @@ class GenerateOptions:
     batch: Annotated[
         float, typer.Option(metavar="SHARE", help="zones: the share of a zone's nodes that goes at once.")
     ] = 0.5
-    peak_hour: Annotated[
-        float, typer.Option(metavar="H", help="diurnal: the hour of the day with the most removals.")
-    ] = 14.0
     price: Annotated[
         float | None, typer.Option(metavar="USD", help="Price of a node hour.", show_default="no prices")
     ] = None
@@ -144,7 +141,6 @@ class GenerateOptions:
             zones=tuple(zone.strip() for zone in self.zones.split(",")),
             notice=self.notice,
             batch=self.batch,
-            peak_hour=self.peak_hour,
             price=self.price,
             volatility=self.volatility,
         )
@@ -160,7 +156,7 @@ def generate_trace(
 ) -> None:
     """Make a trace up, the same for the same seed.
 
-    hourly: each node by itself. zones: many of a zone at once. diurnal: most often at --peak-hour.
+    hourly: each node by itself. zones: many of a zone at once.
 
     Example: bamboo traces generate zones --nodes 48 --zones a,b,c --removal 0.1 --seed 7 --output trace.jsonl
     """

@@ -65,7 +65,7 @@ class PlanOptions:
     ] = None
     trace: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="A recording of nodes, of any form of docs/traces.md; several become one."),
+        typer.Option(metavar="FILE", help="A recording of nodes (docs/traces.md); several become one."),
     ] = None
     preempt_rate: Annotated[
         float | None,
@@ -76,7 +76,7 @@ class PlanOptions:
     ] = 0.5
     pattern: Annotated[
         str,
-        typer.Option(metavar="NAME", help="How made-up nodes are taken away: hourly, zones (many at once) or diurnal."),
+        typer.Option(metavar="NAME", help="How made-up nodes are taken away: hourly or zones (many at once)."),
     ] = "hourly"
     zones: Annotated[
         str | None,

@@ -48,8 +48,7 @@ class SimulateOptions:
         list[str] | None,
         typer.Option(
             metavar="FILE",
-            help="Instead a recording of nodes, of any form of docs/traces.md. May be given several times, for instance"
-            " with a recording of prices.",
+            help="Instead a recording of nodes (docs/traces.md). May be given several times.",
         ),
     ] = None
     hours: Annotated[

@@ -1,0 +1,74 @@
+"""Published recordings of spot nodes -> a trace: what `bamboo traces` reads, and tables with numbers of nodes.
+
+YYYY-MM-DD,HH:MM:SS,COUNT                how many nodes there were
+seconds,nodes / SECONDS,COUNT            the same
+seconds,ZONE,ZONE... / SECONDS,COUNT...  the same in each zone
+
+The node that has been there longest is taken to be the one that went.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from bamboo.traces.files import read_trace
+from bamboo_core.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_trace
+
+
+def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
+    """The recordings of a folder by name. Files that are none, such as prices, are left out."""
+    for path in sorted(folder.glob("*.csv")):
+        rows = [[cell.strip() for cell in line.split(",")] for line in path.read_text().splitlines() if line.strip()]
+        first = rows[0][0]
+        try:
+            if first == "seconds":
+                yield path.stem, counted(rows)
+            elif first.count("-") == 2 and len(first) == len("YYYY-MM-DD"):
+                yield path.stem, dated(rows)
+            else:
+                yield path.stem, read_trace(str(path))
+        except NodeTraceError:
+            continue
+
+
+@dataclass(slots=True)
+class Counter:
+    """Numbers of nodes in a zone -> changes. The node that has been there longest goes first."""
+
+    zone: str
+    changes: list[NodeChange] = field(default_factory=list)
+    there: deque[str] = field(default_factory=deque)
+    named: int = 0
+
+    def becomes(self, count: int, at: float) -> None:
+        while len(self.there) > count:
+            self._add(at, Change.REMOVE, self.there.popleft())
+        while len(self.there) < count:
+            self.named += 1
+            self.there.append(f"{self.zone}-{self.named}" if self.zone else f"node{self.named}")
+            self._add(at, Change.ADD, self.there[-1])
+
+    def _add(self, at: float, change: Change, node: str) -> None:
+        self.changes.append(NodeChange(at=at, change=change, node=node, zone=self.zone))
+
+
+def dated(rows: list[list[str]]) -> Trace:
+    """Some recorded stamps go back a little; the order of the lines is the order of what happened."""
+    counter, now = Counter(""), 0.0
+    stamps = [datetime.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S") for day, clock, _ in rows]
+    for stamp, row in zip(stamps, rows, strict=True):
+        now = max(now, (stamp - stamps[0]).total_seconds())
+        counter.becomes(int(row[2]), now)
+    return make_trace(counter.changes, duration=now)
+
+
+def counted(rows: list[list[str]]) -> Trace:
+    """rows: of which the first one has "nodes" or the names of zones."""
+    header, *counts = rows
+    counters = [Counter("" if name == "nodes" else name) for name in header[1:]]
+    for row in counts:
+        for counter, count in zip(counters, row[1:], strict=True):
+            counter.becomes(int(count), float(row[0]))
+    return make_trace([change for one in counters for change in one.changes], duration=float(rows[-1][0]))
