@@ -281,15 +281,6 @@ def _time() -> list[object]:
             _job("straggler_microbatch_seconds", "{{worker}}, {{whose}}"),
             _job("stragglers", "stragglers"),
         ),
-        graph(
-            "Results that differ",
-            "Of work that is done twice (redundancy.verify): forwards and states, workers that were wrong, "
-            "and how many forwards are compared in a second.",
-            "short",
-            _job("results_differ_total", "{{kind}}"),
-            _job("corrupt_workers_total", "workers that were wrong"),
-            Query(f"sum(rate(bamboo_worker_forwards_compared_total{{{J}}}[$__rate_interval]))", "compared"),
-        ),
     ]
 
 

@@ -66,7 +66,6 @@ def test_what_cannot_be_measured_is_listed_once_with_its_reason() -> None:
         (BenchPart.LARGER, "a larger model"): "Llama 3 8B: it takes about 196 GB of a device, which has 80",
         (BenchPart.PRICES, "EagerForward"): "it takes about 80 GB of a device, which has 80",
         (BenchPart.PRICES, "EagerBackward"): "it takes about 80 GB of a device, which has 80",
-        (BenchPart.PRICES, "EagerBackward, verify: Report"): "it takes about 80 GB of a device, which has 80",
         (BenchPart.MEMORY, "EagerForward"): "it takes about 80 GB of a device, which has 80",
     }
     assert sum(one.side == COMPILED for one in found) == 1

@@ -17,7 +17,7 @@ from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
 from bamboo.preemption.scheduling import parse
 from bamboo.traces.files import parse_trace as parse_node_trace
 from bamboo_core.checkpoint.manifest import CheckpointPart
-from bamboo_core.control import codec, guard, protocol, verification, weights
+from bamboo_core.control import codec, guard, protocol, weights
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.memory import Memory
 from bamboo_core.control.platform import Platform
@@ -88,7 +88,6 @@ TIMES = st.builds(
     microbatches=NUMBERS,
 )
 SUMS = st.sampled_from(["0" * 16, "f" * 16, "", "0" * 17])
-PLACES = st.builds(verification.ForwardPlace, cell=CELLS, step=NUMBERS, microbatch=NUMBERS)
 SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.WorkerReady: st.just(protocol.WorkerReady()),
     protocol.Profile: st.builds(
@@ -168,10 +167,6 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         guard.StateSums, stage=NUMBERS, version=NUMBERS, sums=st.dictionaries(st.text(), SUMS, max_size=3)
     ),
     guard.SpotCheckDiffers: st.builds(guard.SpotCheckDiffers, cell=CELLS, step=NUMBERS, message=st.text()),
-    verification.ForwardDiffers: st.builds(
-        verification.ForwardDiffers, place=PLACES, owner=WORKERS, theirs=SUMS, mine=SUMS, again=st.none() | SUMS
-    ),
-    verification.ForwardSum: st.builds(verification.ForwardSum, place=PLACES, sum=SUMS),
     protocol.Bye: st.just(protocol.Bye()),
 }
 SAYING = st.builds(Received, WORKERS, st.one_of(*SAID.values()))

@@ -80,39 +80,6 @@ def test_devices_without_gpus_and_gpus_without_use_are_warned_of(worker: dict[st
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({}, ""),
-        ({"redundancy": {"verify": "Report"}}, ""),
-        ({"redundancy": {"verify": "Report", "mode": "EagerBackward"}}, ""),
-        ({"redundancy": {"mode": "LazyForward"}}, ""),
-        (
-            {"redundancy": {"verify": "Report", "mode": "None"}},
-            "spec.redundancy.verify Report with spec.redundancy.mode None and one pipeline: nothing is there twice, so "
-            "nothing is compared",
-        ),
-        (
-            {"redundancy": {"verify": "Report"}, "topology": {"stages": 1}},
-            "spec.redundancy.verify Report with one worker: nothing is there twice, so nothing is compared",
-        ),
-        (
-            {"redundancy": {"verify": "Report", "mode": "None"}, "topology": {"stages": 2, "pipelines": 2}},
-            "spec.redundancy.verify Report with spec.redundancy.mode None: no forwards are computed twice, so only "
-            "states are compared",
-        ),
-        ({"redundancy": {"verify": "Report", "mode": "LazyForward"}}, ""),
-        ({"redundancy": {"verify": "Report"}, "worker": {"devices": 2}}, ""),
-    ],
-)
-def test_results_that_are_there_once_and_are_to_be_compared_are_warned_of(changes: dict[str, Any], told: str) -> None:
-    document = manifest()
-    document["spec"] |= changes
-    found = [warning for warning in warnings(parse_manifest(document)) if "verify" in warning]
-    assert bool(found) is bool(told)
-    assert all(told in warning for warning in found)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
         ({"standby": {"workers": 1, "stages": 2}}, ""),
         ({"standby": {"stages": 2}}, "spec.standby.stages 2 has no effect with spec.standby.workers 0"),
         (

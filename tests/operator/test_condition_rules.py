@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from bamboo_core.coordinator.events import Differences, Finish, Outcome, SlowWorker, WorkerState
+from bamboo_core.coordinator.events import Finish, Outcome, SlowWorker, WorkerState
 from bamboo_operator.queues.decision import FREE, QueueStanding
 from operator_kit import NOW, at, job, said
 from status_kit import POOLED, conditions, holding, seen
 
 ALL = [
-    *["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Straggling", "Corrupted"],
+    *["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Straggling"],
     *["BudgetShort", "Suspended", "Restoring", "FallbackActive", "Complete", "Failed"],
 ]
 
@@ -103,23 +103,6 @@ DOUBLED = ((("w0", False), ("w0", False)),)
                 "Running": "Training",
                 "Straggling": "StragglerFound",
             },
-        ),
-        (
-            said(differences=Differences(forwards=1, unresolved="the forward of stage 1 differs")),
-            {},
-            "Running",
-            {
-                "Accepted": "Accepted",
-                "WorkersReady": "WorkersReady",
-                "Running": "Training",
-                "Corrupted": "ResultsDiffer",
-            },
-        ),
-        (
-            said(differences=Differences(forwards=1, corrupt=("w1",), resolved="w1 was wrong")),
-            {},
-            "Running",
-            {"Accepted": "Accepted", "WorkersReady": "WorkersReady", "Running": "Training"},
         ),
         (RUNNING, {"spec": job(suspend=True)}, "Suspended", {"Accepted": "Accepted", "Suspended": "Suspended"}),
         (

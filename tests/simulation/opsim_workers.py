@@ -108,7 +108,7 @@ class Workers:
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
         self.store, self.lookahead, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), 1, work, False
-        self.verifies, self.copy_seconds, self.devices = False, 0.0, 1
+        self.copy_seconds, self.devices = 0.0, 1
         self.history: dict[str, bytes] | None = None  # no callback is told from one
         self.checks = Checks(oracle)
         self.changes = PlanChanges()

@@ -111,7 +111,6 @@ class Scenario:
     done_by: float | None = None  # seconds after the beginning until when the job is to be done
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     schedule: str = "1F1B"
-    verifies: bool = False  # results that are there twice are compared
     per_node: int = 1  # workers
     standby_stages: int = 0  # of which a worker on standby keeps replicas
     per_worker: int = 1  # devices; each runs a part of its stage
@@ -129,7 +128,7 @@ class Scenario:
                 "lookahead": self.lookahead,
                 "schedule": self.schedule,
             },
-            "redundancy": {"mode": self.mode, "replicas": self.replicas, "verify": self._verify},
+            "redundancy": {"mode": self.mode, "replicas": self.replicas},
             "standby": {"workers": self.standby, "stages": self.standby_stages},
         }
         if self.checkpoints:
@@ -153,10 +152,6 @@ class Scenario:
         spec = parse_manifest(self.manifest())
         return replace(spec, worker=replace(spec.worker, devices=self.per_worker))
 
-    @property
-    def _verify(self) -> str:
-        return ("Replace" if self.checkpoints else "Report") if self.verifies else "None"
-
     def __str__(self) -> str:
         a = self.arithmetic
         return (
@@ -168,7 +163,7 @@ class Scenario:
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
             f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, chooses {self.chooses}, "
-            f"work {self.work}, verify {self._verify}, per node {self.per_node}, devices {self.per_worker}, "
+            f"work {self.work}, per node {self.per_node}, devices {self.per_worker}, "
             f"removing {self.removing}, "
             f"slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
@@ -218,7 +213,7 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     made = _with_nodes(made, random.Random(f"{seed} nodes")) if Kind.NODES in has else made
     made = _with_ready_spares(made, random.Random(f"{seed} spares")) if Kind.SPARES in has else made
     made = _with_devices(made, random.Random(f"{seed} divided")) if Kind.DIVIDED in has else made
-    made = replace(made, verifies=Kind.VERIFY in has, chooses="Throughput" if Kind.GRIDS in has else "")
+    made = replace(made, chooses="Throughput" if Kind.GRIDS in has else "")
     made = _with_value(made, random.Random(f"{seed} dates")) if Kind.VALUE in has else made
     if Kind.DEVICES in has:
         made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2))

@@ -27,7 +27,6 @@ class Kind(StrEnum):
     SCHEDULES = "schedules", "the schedule changes again and again while the job runs"
     PHASES = "phases", "the steps take turns between phases"
     STOPS = "stops", "an evaluation or a decision ends the job early"
-    VERIFY = "verify", "results that are there twice are compared; none of them differ"
     DEVICES = "devices", "what is sent has to be copied from a device, which takes a while"
     NODES = "nodes", "nodes have several workers, and are lost with all of them"
     SPARES = "spares", "a worker on standby keeps replicas of stages"

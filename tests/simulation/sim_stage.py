@@ -321,14 +321,8 @@ class StandIn:
             work.metrics[m] = {"microbatch": (m * self._a.weight(m), self._a.weight(m))}
             if self._a.seed % 2 == 0:
                 work.weights[m] = self._a.weight(m)
-            if work.watched:
-                work.answers[m] = (torch.tensor([output]),)
             return ()
         return (torch.tensor([output]),)
-
-    def send_back(self, work: Work, microbatch: int) -> None:
-        self.values.require("an answer", microbatch in work.answers, True)
-        work.sent_back[microbatch] = {0: self.values.version * 1000 + microbatch}
 
     def _recorded(self, forwarding: "Advancing", given: Sequence[int]) -> Recorded:
         step, microbatch = forwarding.step, forwarding.microbatch
@@ -385,8 +379,6 @@ class StandIn:
         gradient = int(gradients[0].item()) if gradients is not None else 0
         if gradients is not None and len(gradients) > 1:
             work.weights[microbatch] = float(gradients[1])
-        if self.values.last and work.watched:
-            work.sent_back[microbatch] = {0: step * 1000 + microbatch}
         expected = self._oracle.gradients[self.values.mine.stop - 1, step, microbatch]
         self.values.require(f"gradient of {microbatch}", gradient, expected)
         new: list[int] = []

@@ -16,7 +16,6 @@ from torch import Tensor
 from bamboo_core.control import protocol
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import Message
-from bamboo_core.control.verification import LookAgain
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.planning.plan import ROOT, Cell, CheckpointId
 from bamboo_core.planning.spot_checks import SpotSchedule
@@ -88,7 +87,6 @@ class Surroundings(Protocol):
     lookahead: int
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
     keep_copies: bool
-    verifies: bool
     copy_seconds: float  # 0: workers have no device
     devices: int  # of each worker, which runs its stage in as many parts
 
@@ -288,9 +286,6 @@ class Node:
             case protocol.KeepLastState():
                 if self.engine:
                     self.engine.keep_last_state(item)
-            case LookAgain():
-                if self.engine:
-                    self.engine.look_again(item)
             case protocol.HistoryEvents() if self.history:
                 self.history.keeper.happened(item)
             case protocol.CommitCheckpoint() if self.history:
@@ -378,7 +373,6 @@ class Node:
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
                 generations=around.oracle.arithmetic.generations,
-                verifies=around.verifies,
                 spots=SpotSchedule(early=range(1, 200)),
                 copies=SimCopies(self) if around.copy_seconds else AtOnce(),
             ),

@@ -21,7 +21,6 @@ from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.history_feed import HistoryFeed
 from bamboo_core.control.platform import Platform
-from bamboo_core.control.verification import LookAgain
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     AddWorkers,
@@ -35,7 +34,6 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
 )
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.placement_spec import VerifyMode
 from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan
 from bamboo_core.planning.spot_checks import SpotSchedule
@@ -349,8 +347,6 @@ class Job:
                     node.engine.take_checkpoint(item)
                 elif isinstance(item, protocol.KeepLastState):
                     node.engine.keep_last_state(item)
-                elif isinstance(item, LookAgain):
-                    node.engine.look_again(item)
                 elif isinstance(item, protocol.DropCopies):
                     node.engine.drop_copies(item.checkpoints)
                 elif isinstance(item, protocol.HistoryEvents) and node.history:
@@ -456,7 +452,6 @@ class Job:
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
                 evaluations=evaluation_schedule(self.task, training),
                 generations=generation_schedule(self.task, training),
-                verifies=self.spec.redundancy.verify is not VerifyMode.NONE,
                 spots=SpotSchedule() if config.deterministic else None,
             ),
             self.spec.worker.devices,

@@ -282,11 +282,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"training.precision": "bf16"}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
-    ({"redundancy.verify": "Report", "training.deterministic": False}, "spec.redundancy.verify: expected None with"),
-    (
-        {"redundancy.verify": "Replace", "checkpoint": ABSENT, "training.evaluation": ABSENT},
-        "spec.redundancy.verify: expected Replace only with",
-    ),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
     ({"elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology.stages"),
@@ -364,8 +359,6 @@ KEPT: list[dict[str, Any]] = [
     {"topology.stages": "Auto"},
     {"topology.stages": ABSENT},
     {"topology.stages": ABSENT, "elastic.minStages": 4},
-    {"redundancy.verify": "Report", "checkpoint": ABSENT, "training.evaluation": ABSENT},
-    {"redundancy.verify": "Replace"},
     {"training.deterministic": False},
     {"topology.pipelines": 16, "elastic": ABSENT},
     {"topology.pipelines": 32, "elastic": ABSENT, "training.gradientGroups": 32},
@@ -507,11 +500,6 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         stages = len(topology["split"])
         topology["stages"] = draw(st.sampled_from([stages, "Auto", None]))
     _fit_devices(spec.get("worker") or {}, topology)
-    redundancy = spec.get("redundancy") or {}
-    if training.get("deterministic") is False:
-        redundancy.pop("verify", None)
-    if redundancy.get("verify") == "Replace" and spec.get("checkpoint") is None:
-        redundancy["verify"] = "Report"
     elastic = spec.get("elastic") or {}
     if auto:
         spec["elastic"] = elastic

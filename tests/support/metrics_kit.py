@@ -14,8 +14,6 @@ SOMETIMES = {
     "bamboo_job_metric",
     "bamboo_job_evaluation",
     "bamboo_job_evaluated_step",
-    "bamboo_job_results_differ_total",
-    "bamboo_job_corrupt_workers_total",
     "bamboo_job_straggler_microbatch_seconds",
     "bamboo_job_step_sent_bytes",
 }

@@ -9,7 +9,6 @@ import msgspec
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
-from bamboo_core.control.verification import LookAgain
 from bamboo_core.control.weights import CommitWeights, Save
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
@@ -87,7 +86,7 @@ class World:
         self.platforms = platforms or {}  # of workers by name
         self.per_node = per_node  # workers, in the order in which they come
         self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
-        self.sent: list[tuple[str, Any]] = []  # of checkpoints, weights and forwards in question, to whom
+        self.sent: list[tuple[str, Any]] = []  # of checkpoints and weights, to whom
         self.stops: list[protocol.Stop] = []
         self.told: list[Emit] = []
         self.away = 0  # workers that are asked for and do not come
@@ -183,8 +182,7 @@ class World:
                     | protocol.CommitCheckpoint()
                     | protocol.DropCopies()
                     | Save()
-                    | CommitWeights()
-                    | LookAgain() as message,
+                    | CommitWeights() as message,
                 ):
                     self.sent.append((worker, message))
                 case Send(_, protocol.Stop() as message):

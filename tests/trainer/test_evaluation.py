@@ -21,7 +21,7 @@ from bamboo_trainer.task import Evaluation, Parts, Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
-from branching_job import Kind, kill_at_each, of_name, of_role, sweep
+from branching_job import Kind, kill_at_each, of_role, sweep
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, begin, small_task
 from training_job import Fault, Job, check_same_bits
@@ -308,19 +308,6 @@ def test_a_kill_at_an_early_stop_changes_nothing(grid: tuple[int, int], mode: st
 
     struck = kill_at_each(stopping(*grid, mode=mode), is_near, lambda job: check_stopped(job, expected), kind)
     assert {fault.name for fault in struck} == names
-
-
-def test_a_kill_at_an_early_stop_of_a_job_that_compares_its_results_is_no_difference() -> None:
-    """What is compared of the step that is given up is given up, too."""
-    expected, document = six_steps(), stopping(3, 1, mode="EagerForward")
-    document["spec"]["redundancy"]["verify"] = "Report"
-
-    def check(job: Job) -> None:
-        check_stopped(job, expected)
-        assert (job.state.verification.found, job.state.verification.corrupt) == ({}, ())
-
-    check(Job(document).run())
-    kill_at_each(document, lambda fault: fault.step == 6 and fault.name in ("Evaluate", "ReportReady"), check, of_name)
 
 
 def test_two_losses_at_an_early_stop_change_nothing() -> None:

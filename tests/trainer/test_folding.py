@@ -1,14 +1,12 @@
 """What workers with several devices say and hear: of stages to the coordinator, of device stages to the engine."""
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.guard import StateSums
 from bamboo_core.control.protocol import CellFinished, LeftBehind, Message, PlanApplied, Report, TakenOver
-from bamboo_core.control.verification import ForwardPlace, ForwardSum
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.shares import share
 from bamboo_core.planning.splits.stage_times import StageTimes
@@ -79,15 +77,6 @@ def test_sums_of_a_state_are_told_of_a_version_that_all_parts_have_come_to() -> 
     assert folding.fold(state_sums(2, 8, a=2)) == state_sums(1, 8, a=2, b=5), "a report"
     folding.keep([], [0, 1])
     assert folding.fold(state_sums(3, 8, b=5)) is None
-
-
-@pytest.mark.parametrize("device", [0, 1])
-def test_the_place_of_a_forward_comes_back_as_it_was_told(device: int) -> None:
-    place = ForwardPlace(Cell(1, 4 + device), 3, 2)
-    told = Folding(2).fold(ForwardSum(place=place, sum="0" * 16))
-    assert isinstance(told, ForwardSum)
-    assert told.place == ForwardPlace(Cell(1, 2), 3, 2, device)
-    assert Folding(2).unfolded_place(told.place) == place
 
 
 def test_what_is_about_no_stage_passes_as_it_is_and_a_cell_is_left_behind_as_a_whole() -> None:

@@ -174,8 +174,7 @@ class _Planner:
         yield "fp16", {"training": {"precision": "fp16"}}, ""
         yield "zero bubble", {"topology": {"schedule": "ZBH1"}}, ""
         yield "two pipelines", {"topology": {"pipelines": 2}}, ""
-        eager = {"redundancy": {"mode": "EagerBackward", "verify": "Report"}}
-        yield "EagerBackward, verify: Report", eager, ""
+        yield "EagerBackward", {"redundancy": {"mode": "EagerBackward"}}, ""
         yield "two devices a worker", {"devices": 2}, self._lacks_devices(2)
         yield "compiled layers", {"training": {"compile": True}}, self._lacks_compiler
 
@@ -240,7 +239,6 @@ class _Planner:
             modes += [
                 ("EagerForward", {"mode": "EagerForward"}),
                 ("EagerBackward", {"mode": "EagerBackward"}),
-                ("EagerBackward, verify: Report", {"mode": "EagerBackward", "verify": "Report"}),
                 ("LazyForward, copies in host memory", {"mode": "LazyForward", "placement": "Host"}),
             ]
         redundant = [_Side(name=name, variant=self._grid(redundancy=part)) for name, part in modes]

@@ -17,7 +17,6 @@ from bamboo_core.control.plan_change import PlanChange as PlanChange
 from bamboo_core.control.plan_change import SendPlan as SendPlan
 from bamboo_core.control.plan_change import WholePlanWanted as WholePlanWanted
 from bamboo_core.control.platform import Platform
-from bamboo_core.control.verification import ForwardDiffers, ForwardSum, LookAgain
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.history.records import Texts
 from bamboo_core.job.spec import MOST_LAYERS
@@ -309,8 +308,6 @@ ToCoordinator = (
     | WorkerWarning
     | StateSums
     | SpotCheckDiffers
-    | ForwardDiffers
-    | ForwardSum
     | WholePlanWanted
     | WorkerFailed
     | Bye
@@ -423,7 +420,6 @@ ToWorker = (
     | KeepLastState
     | CommitCheckpoint
     | DropCopies
-    | LookAgain
     | HistoryEvents
     | Save
     | CommitWeights

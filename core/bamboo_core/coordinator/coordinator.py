@@ -40,7 +40,6 @@ from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.stragglers import mitigation
 from bamboo_core.coordinator.stuck_workers import check_stuck, hint
 from bamboo_core.coordinator.terms import JobTerms
-from bamboo_core.coordinator.verification import verification
 from bamboo_core.coordinator.worker_reports import received, told_when_over
 from bamboo_core.coordinator.workers.membership import (
     absent,
@@ -122,7 +121,6 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":
-        verification.look_after(turn)
         resplit.look_after(turn)
         checkpoints.look_after(turn)
         final_checkpoint.look_after(turn)
@@ -220,7 +218,6 @@ def _tick(turn: Turn) -> None:
     waited = _waits_for_the_store(turn.state)
     check_deadlines(turn)
     check_stuck(turn)
-    verification.look_after(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
         checkpoints.look_after(turn)
         final_checkpoint.look_after(turn)

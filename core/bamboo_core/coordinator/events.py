@@ -269,19 +269,6 @@ class SlowWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differences:
-    """Results that had to be the same and were not. found: how many, by kind. corrupt: workers that were wrong.
-
-    unresolved, resolved: sentences on the newest one; both are empty if there was none.
-    """
-
-    forwards: int = 0
-    corrupt: tuple[WorkerId, ...] = ()
-    unresolved: str = ""
-    resolved: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """The job as a person sees it; made by `job_status.status`. PROGRESS: what changes with each step or so.
 
@@ -334,7 +321,6 @@ class Status:
     )  # those of the same steps whose loss did not go into them
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled
     slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
-    differences: Differences | None = None  # if results are compared
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted
     grid_choice: str = ""  # which grid was chosen, what was expected of it and of others, if the job lets choose
     date: DateReach | None = field(

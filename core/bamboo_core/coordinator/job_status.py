@@ -4,12 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from bamboo_core.control.evaluations import best
-from bamboo_core.control.verification import ForwardPlace
 from bamboo_core.coordinator.checkpointing import intervals
 from bamboo_core.coordinator.events import (
     CheckpointSummary,
     CheckpointWrite,
-    Differences,
     SlowWorker,
     Status,
     WorkerState,
@@ -18,7 +16,6 @@ from bamboo_core.coordinator.grids import choosing, dates, holding
 from bamboo_core.coordinator.protection import cell_name, counts_nodes
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.stragglers.judging import told
-from bamboo_core.coordinator.verification.verification import is_on
 from bamboo_core.job.spec import storage_place
 from bamboo_core.planning.heirs import domains_of, level_counts
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
@@ -60,7 +57,6 @@ def status(state: CoordinatorState, now: float) -> Status:
         date=dates.reach(state, now),
         lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan), plan.stages),
         slow=_slow(state),
-        differences=_differences(state),
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         traffic=tuple((w, r.traffic.sent.in_each(r.traffic.steps)) for w, r in state.workers.items() if r.traffic),
@@ -167,18 +163,6 @@ def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
         if seen.found and plan is not None and worker in state.workers and plan.owned_by(worker)
     )
     return tuple(sorted(found, key=lambda one: one.usual / one.seconds))
-
-
-def _differences(state: CoordinatorState) -> Differences | None:
-    if not is_on(state):
-        return None
-    v = state.verification
-    return Differences(
-        forwards=v.found.get(ForwardPlace.kind, 0),
-        corrupt=v.corrupt,
-        unresolved=v.unresolved,
-        resolved=v.resolved,
-    )
 
 
 def _named(cell: Cell) -> str:

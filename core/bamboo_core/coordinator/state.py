@@ -23,7 +23,6 @@ from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.record import BalanceState, Splits
 from bamboo_core.coordinator.stragglers.record import StragglerState
 from bamboo_core.coordinator.terms import JobTerms
-from bamboo_core.coordinator.verification.record import VerificationState
 from bamboo_core.coordinator.workers.record import (
     Admission,
     Liveness,
@@ -63,7 +62,6 @@ class CoordinatorState:
     stragglers: StragglerState = field(default_factory=StragglerState)
     balance: BalanceState = field(default_factory=BalanceState)
     guard: GuardState = field(default_factory=GuardState)
-    verification: VerificationState = field(default_factory=VerificationState)
 
     @property
     def spec(self) -> JobSpec:
@@ -152,7 +150,6 @@ Record = (
     | StragglerState
     | BalanceState
     | GuardState
-    | VerificationState
 )
 _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}
 

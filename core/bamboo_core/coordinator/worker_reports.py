@@ -13,7 +13,6 @@ from bamboo_core.coordinator.guard import guard
 from bamboo_core.coordinator.progress import MOST_SECONDS
 from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.state import Turn
-from bamboo_core.coordinator.verification import verification
 from bamboo_core.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo_core.coordinator.workers.platforms import refuse_other_data
 from bamboo_core.history.records import Texts
@@ -302,7 +301,6 @@ _OF_STATES = (
     protocol.TakenOver,
     protocol.CellFinished,
     *guard.HANDLERS,
-    *verification.HANDLERS,
 )
 _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.WorkerReady: _ready,
@@ -328,7 +326,6 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     **weights.HANDLERS,
     protocol.NoticeReceived: _notice_received,
     **guard.HANDLERS,
-    **verification.HANDLERS,
     protocol.WorkerWarning: _warning,
     protocol.WorkerFailed: _worker_failed,
     protocol.Bye: _bye,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from bamboo_core.job.fields import Problem
 from bamboo_core.job.model import ReadObject
-from bamboo_core.job.placement_spec import VerifyMode, WorkerSpec
+from bamboo_core.job.placement_spec import WorkerSpec
 from bamboo_core.job.spec import AUTO, BudgetSpec, InitialSpec, JobSpec, StorageSpec, TopologySpec
 from bamboo_core.job.training_spec import (
     DEFAULT_GROUPS,
@@ -505,29 +505,6 @@ def _devices_are_the_gpus(worker: WorkerSpec) -> bool:
 )
 def _devices_have_layers(job: JobSpec) -> bool:
     return job.topology.split is None or min(job.topology.split) >= job.worker.devices
-
-
-# Of what is compared: only what is deterministic can be, and wrong results are undone by going back to a checkpoint
-
-
-@rule(
-    JobSpec,
-    "redundancy.verify",
-    "expected None with spec.training.deterministic false, with which equal work need not give equal results",
-    cel="self.redundancy.verify == 'None' || self.training.deterministic",
-)
-def _compared_results_are_deterministic(job: JobSpec) -> bool:
-    return job.redundancy.verify is VerifyMode.NONE or job.training.deterministic
-
-
-@rule(
-    JobSpec,
-    "redundancy.verify",
-    "expected Replace only with spec.checkpoint, to which the job goes back",
-    cel="self.redundancy.verify != 'Replace' || has(self.checkpoint)",
-)
-def _wrong_results_can_be_undone(job: JobSpec) -> bool:
-    return job.redundancy.verify is not VerifyMode.REPLACE or job.checkpoint is not None
 
 
 # Of first values

@@ -1,7 +1,7 @@
 """What is allowed in a manifest and may surprise: a sentence for each. Pure."""
 
 from bamboo_core.job.node_placement import worker_resources
-from bamboo_core.job.placement_spec import GPU_SUFFIX, MOST_DEVICES, SpreadPolicy, VerifyMode
+from bamboo_core.job.placement_spec import GPU_SUFFIX, MOST_DEVICES, SpreadPolicy
 from bamboo_core.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, pod_spread, wanted_pipelines, wanted_workers
 from bamboo_core.text import count
 
@@ -10,7 +10,7 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
-    of_protection = (_one_pipeline(spec), _replicas(spec), _standby(spec), _verify(spec))
+    of_protection = (_one_pipeline(spec), _replicas(spec), _standby(spec))
     found = (
         *of_protection,
         _loggers(spec),
@@ -115,22 +115,6 @@ def _standby(spec: JobSpec) -> str:
         return f"{none} with spec.redundancy.mode None"
     if stages and spec.topology.stages == 1 and not spec.topology.chooses_stages:
         return f"{none} with one stage"
-    return ""
-
-
-def _verify(spec: JobSpec) -> str:
-    """Results are there once that are to be compared."""
-    verify, mode = spec.redundancy.verify, spec.redundancy.mode
-    if verify is VerifyMode.NONE:
-        return ""
-    if spec.topology.pipelines == 1 and (mode is RedundancyMode.NONE or wanted_workers(spec) == 1):
-        why = "spec.redundancy.mode None and one pipeline" if mode is RedundancyMode.NONE else "one worker"
-        return f"spec.redundancy.verify {verify} with {why}: nothing is there twice, so nothing is compared"
-    if mode is RedundancyMode.NONE:
-        return (
-            f"spec.redundancy.verify {verify} with spec.redundancy.mode {mode}: no forwards are computed twice, so only"
-            " states are compared"
-        )
     return ""
 
 

@@ -64,17 +64,6 @@ class CleanPodPolicy(StrEnum):
     NONE = "None"
 
 
-class VerifyMode(StrEnum):
-    """What is done about results that have to be the same and are not; see docs/design/verify.md.
-
-    Report: it is told. Replace: whose results are wrong is replaced, and the job goes back to a checkpoint from before.
-    """
-
-    NONE = "None"
-    REPORT = "Report"
-    REPLACE = "Replace"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
     """A kind of nodes."""

@@ -21,7 +21,6 @@ from bamboo_core.job.placement_spec import (
     NodePool,
     SpreadPolicy,
     SpreadSpec,
-    VerifyMode,
     WorkerSpec,
 )
 from bamboo_core.job.text_patterns import (
@@ -288,11 +287,6 @@ class RedundancySpec:
     """
     transfer_mbps: Annotated[int, Named("transferMBps"), Integer(1, 1_000_000)] = 500
     """The most MB/s at which a worker sends a whole state. Can change only while the job is suspended."""
-    verify: VerifyMode = VerifyMode.NONE
-    """Whether redundant results, and now and then the copies of each state, are compared bit by bit. Report: a
-    difference is reported, with the worker that was wrong if that can be told. Replace: that worker is also replaced,
-    and the job goes back to an earlier checkpoint.
-    """
 
     @property
     def kept(self) -> int:  # replicas that there should be of each stage's state

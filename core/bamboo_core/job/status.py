@@ -202,7 +202,7 @@ class BambooJobStatus(ApiPart, frozen=True):
     observed_generation: BigCount = 0
     """The generation of the spec that the status is about."""
     conditions: Annotated[tuple[Condition, ...], _schema(maxItems=16, **_BY_TYPE)] = ()
-    """Accepted, WorkersReady, WorkersUpdated, Running, Degraded, Protected, Straggling, Corrupted, BudgetShort,
+    """Accepted, WorkersReady, WorkersUpdated, Running, Degraded, Protected, Straggling, BudgetShort,
     Suspended, Restoring, FallbackActive, Complete, Failed: whether each holds, since when, and why.
     """
     state: Annotated[str, _schema(maxLength=63)] = "Pending"

@@ -352,17 +352,6 @@ JOB_STRAGGLER_SECONDS = _job(
     "whose",
     unit="seconds",
 )
-JOB_DIFFERENCES = _job(
-    "results_differ_total",
-    MetricKind.COUNTER,
-    "Results that are there twice and were not equal, by kind: forward or state; with redundancy.verify only.",
-    "kind",
-)
-JOB_CORRUPT_WORKERS = _job(
-    "corrupt_workers_total",
-    MetricKind.COUNTER,
-    "Workers whose results turned out to be the wrong ones.",
-)
 JOB_STEP_SENT = _job(
     "step_sent_bytes",
     MetricKind.GAUGE,

@@ -81,9 +81,6 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.forwards for t in takeovers), *job, "forward")
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.backwards for t in takeovers), *job, "backward")
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.reused for t in takeovers), *job, "reused")
-    if (found := status.differences) is not None:
-        page.add(table.JOB_DIFFERENCES, found.forwards, *job, "forward")
-        page.add(table.JOB_CORRUPT_WORKERS, len(found.corrupt), *job)
     for kind in Traffic.__struct_fields__ if status.traffic else ():
         mean = sum(sent.by_kind()[kind] for _, sent in status.traffic) / len(status.traffic)
         page.add(table.JOB_STEP_SENT, mean, *job, kind)

@@ -80,11 +80,6 @@ WORKER_COMPILE = _worker(
     "stage",
     unit="seconds",
 )
-WORKER_COMPARED = _worker(
-    "forwards_compared_total",
-    MetricKind.COUNTER,
-    "Forwards computed in advance and compared with the owner's (redundancy.verify).",
-)
 WORKER_MEMORY_PEAK = _worker(
     "memory_peak_bytes",
     MetricKind.GAUGE,

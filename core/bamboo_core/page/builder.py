@@ -174,9 +174,6 @@ def state(status: Status, spec: JobSpec, names: Labels) -> d.PageState:
     if doubled:
         sentence = f"Training continues; {', '.join(map(names, doubled))} does the work of more than one stage."
         return d.PageState(name="Degraded", tone="warn", sentence=sentence)
-    if status.differences and status.differences.unresolved:
-        sentence = f"Training continues; {status.differences.unresolved}."
-        return d.PageState(name="Running", tone="bad", sentence=sentence)
     if status.slow:
         sentence = f"Training continues, held up: {'; '.join(one.told for one in status.slow[:MOST_SLOW])}."
         return d.PageState(name="Running", tone="warn", sentence=sentence)

@@ -1,6 +1,7 @@
 """Which microbatch of which stage is computed again, when, and by whom: a pure function of step, plan and layout.
 
-See docs/design/verify.md. The steps are no multiples of anything, so that what happens in every tenth call is met, too.
+See docs/design/determinism.md. The steps are no multiples of anything, so that what happens in every tenth call is met,
+too.
 """
 
 from collections.abc import Collection

@@ -247,21 +247,6 @@ def _straggling(given: RuleInput) -> ConditionResult:
     return ConditionResult(True, "StragglerFound", "; ".join(slow[:3]) + more)
 
 
-def _corrupted(given: RuleInput) -> ConditionResult:
-    if idle := given.idle:
-        return idle
-    if given.status is None and given.was("Corrupted"):
-        return given.previous["Corrupted"]
-    found = given.status.differences if given.status else None
-    if found is None:
-        return ConditionResult(False, "NotVerified", "results are not compared, or no worker has told of them")
-    if found.unresolved:
-        return ConditionResult(True, "ResultsDiffer", found.unresolved)
-    if found.resolved:
-        return ConditionResult(False, "Resolved", found.resolved)
-    return ConditionResult(False, "NoDifference", "no results are known to differ")
-
-
 def _budget_short(given: RuleInput) -> ConditionResult:
     spec = given.facts.spec
     if idle := given.idle:
@@ -329,7 +314,6 @@ RULES: dict[str, Callable[[RuleInput], ConditionResult]] = {
     "Degraded": _degraded,
     "Protected": _protected,
     "Straggling": _straggling,
-    "Corrupted": _corrupted,
     "BudgetShort": _budget_short,
     "Suspended": _suspended,
     "Restoring": _restoring,

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping
 
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
-from bamboo_core.control.verification import LookAgain
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.schedule import Computed, Evaluate, Generate, ReportReady
 from bamboo_trainer.commit.committer import Committer
@@ -21,7 +20,6 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.executor import Executor
-from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import BOUNDARY, Frame, FrameKind
@@ -43,11 +41,10 @@ class Components:
         queue: deque[Received],
         copies: LayerCopies,
         begun: Mapping[int, Stage],
-        wanted: LookAgain,
     ) -> None:
         """queue: frames that wait to be taken in; those of this worker to itself are added. copies: of layers.
 
-        begun: stages in the states that the first plan names, by number. wanted: what the coordinator wants to know.
+        begun: stages in the states that the first plan names, by number.
         """
         self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
         self._clock, self._queue = ports.clock, queue
@@ -67,13 +64,12 @@ class Components:
             ports.history,
             policy=ports.policy,
         )
-        log, verifies = self.committer.log, ports.verifies
+        log = self.committer.log
         self.checks = StateChecks(self.plan, self.states, log, ports.coordinator, steps=ports.steps)
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.coordinator)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.coordinator
         )
-        self.forward_sums = ForwardSums(self.plan, self.outbox, ports.coordinator, verifies=verifies)
         self._devices = DeviceTimes(ports.clock, ports.devices)
         self.redundant = RedundantWork(
             self.plan,
@@ -82,7 +78,6 @@ class Components:
             ports.observer,
             ports.clock,
             timer,
-            self.forward_sums,
             self._devices,
             ports.copies,
             lookahead=ports.lookahead,
@@ -98,13 +93,11 @@ class Components:
             self.committer,
             self.replicator,
             self.redundant,
-            self.forward_sums,
             self.spots,
             timer,
             self._devices,
             ports,
         )
-        self.answer(wanted)
 
     @property
     def step(self) -> int:
@@ -161,7 +154,6 @@ class Components:
         self._look_again()
         self._history.committed(self.plan.current.origin, step, commit)
         self.redundant.committed(step)
-        self.forward_sums.committed(step)
         self.spots.committed(step)
         for stage in self.states if commit.early_stop else ():
             self.checks.look(stage)
@@ -209,12 +201,8 @@ class Components:
             case FrameKind.SYNC | FrameKind.STATE:
                 self._on_commits(frame)  # one of them may bring a plan that takes the part away
                 self._on_state(sender, frame)
-            case FrameKind.FORWARD_SUMS if known and self.redundant.shadows_cell(cell):
-                self.redundant.told(sender, cell, address.step, frame.payload)
             case FrameKind.SPOT_CHECK if known:
                 self.spots.asked(sender, frame)
-            case FrameKind.COMPUTE_AGAIN if known and cell in self.executor.cells:
-                self.redundant.repeat_own(cell, address.step, address.microbatch, frame.payload)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
             case FrameKind.GRADIENT if self.redundant.wants(frame):
@@ -407,10 +395,6 @@ class Components:
         self.repeated.look(self.executor.repeated(), self.executor.since())
 
     # what others ask
-
-    def answer(self, wanted: LookAgain) -> None:
-        """What the coordinator wants to know of forwards; earlier questions are withdrawn."""
-        self.forward_sums.ask(wanted.places)
 
     def keep_last(self, wanted: KeepLastState) -> bool:
         """The coordinator asks for the state after the last step. False if it is not here any more."""

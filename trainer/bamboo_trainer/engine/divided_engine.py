@@ -9,7 +9,6 @@ from dataclasses import replace
 import msgspec
 
 from bamboo_core.control.protocol import KeepLastState, Message, PlanApplied, TakeCheckpoint
-from bamboo_core.control.verification import LookAgain
 from bamboo_core.planning.plan import Plan
 from bamboo_core.planning.splits.devices import devices_of, expanded, folded, parts_of, stage_of
 from bamboo_core.planning.splits.stage_times import StageTimes
@@ -38,9 +37,6 @@ class DividedEngine(Engine):
     def forget(self) -> None:
         self._folding.forget()
         super().forget()
-
-    def look_again(self, wanted: LookAgain) -> None:
-        super().look_again(LookAgain(places=tuple(map(self._folding.unfolded_place, wanted.places))))
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         super().take_checkpoint(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))

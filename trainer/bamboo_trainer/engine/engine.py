@@ -21,7 +21,6 @@ from bamboo_core.control.protocol import (
     RestoreFailed,
     TakeCheckpoint,
 )
-from bamboo_core.control.verification import LookAgain
 from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_core.planning.shares import kept_share
@@ -72,7 +71,6 @@ class Engine:
             ports.worker, ports.files, ports.coordinator, ports.clock, ports.host_memory, keeps=ports.keep_copies
         )
         self._exchange = LayerExchange(ports.worker, ports.transport, self.copies)
-        self._wanted = LookAgain(places=())
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
 
     # what happened
@@ -147,8 +145,7 @@ class Engine:
 
     def _begin_with(self, stages: Mapping[int, Stage], plan: Plan, when: float, begun: float) -> None:
         """stages: in the states that the plan names. begun: when they began to be made, seconds of the clock."""
-        ports, wanted = self._ports, self._wanted
-        components = Components(ports, plan, self.timer, self._received, self.copies, stages, wanted)
+        components = Components(self._ports, plan, self.timer, self._received, self.copies, stages)
         components.on_plan(plan, None, when, begun)
         self.components = components
         self._received.extend(self._early)
@@ -228,12 +225,6 @@ class Engine:
     def drop_copies(self, checkpoints: Sequence[CheckpointId]) -> None:
         """The coordinator says that copies of these checkpoints are of no use any more."""
         self.copies.drop(checkpoints)
-
-    def look_again(self, wanted: LookAgain) -> None:
-        """The coordinator wants to know what some forwards come to, and some states."""
-        self._wanted = wanted
-        if self.components:
-            self.components.answer(wanted)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         """The coordinator wishes that the next state is kept."""
@@ -320,11 +311,6 @@ class Engine:
     def step_seconds(self) -> Histogram:
         """The seconds of the steps that this worker has committed as the root."""
         return self.components.committer.step_seconds if self.components else Histogram(STEP_SECONDS)
-
-    @property
-    def compared(self) -> int:
-        """Forwards that were compared with those of others, since the states here began."""
-        return self.components.forward_sums.count if self.components else 0
 
     def held(self) -> dict[int, bool]:
         """For each stage that is held here: is it run here? Any thread may ask."""

@@ -10,7 +10,6 @@ import msgspec
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.guard import SpotCheckDiffers, StateSums
 from bamboo_core.control.protocol import CellFinished, LeftBehind, Message, ReplicaSynced, Report, TakenOver
-from bamboo_core.control.verification import ForwardDiffers, ForwardPlace, ForwardSum
 from bamboo_core.planning.grid import grouped
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.splits.devices import cell_of, device_of, parts_of, stage_of
@@ -57,8 +56,6 @@ class Folding:
                 return CellFinished(cell=self._cell(cell), digest=add_digests(digests)) if whole else None
             case StateSums():
                 return self._state_sums(message)
-            case ForwardDiffers(place=place) | ForwardSum(place=place):
-                return msgspec.structs.replace(message, place=self._place(place))
             case _:
                 return message
 
@@ -97,14 +94,6 @@ class Folding:
         self._sums[stage] = {version: sums for version, sums in versions.items() if version >= message.version}
         sums = {name: found for part in sorted(said) for name, found in said[part].sums.items()}
         return StateSums(stage=stage, version=message.version, sums=sums)
-
-    def _place(self, place: ForwardPlace) -> ForwardPlace:
-        return msgspec.structs.replace(place, cell=self._cell(place.cell), device=self._device(place.cell))
-
-    def unfolded_place(self, place: ForwardPlace) -> ForwardPlace:
-        """That of the device stage which it names."""
-        part = parts_of(place.cell.stage, self._devices).start + place.device
-        return msgspec.structs.replace(place, cell=Cell(place.cell.pipeline, part), device=0)
 
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
         """The writers of each device stage, so that everybody writes the same layers. stages: the layers of device

@@ -29,7 +29,7 @@ class Ports:
     lookahead: see `StageOrder`. on_device: see `waits_on_host`. on_host: what is kept for others only waits in host
     memory.
     policy: for steps that are not finite. evaluations: of which states. generations: which states write texts. history:
-    is told of commits. verifies: results that are there twice are compared. spots: which microbatches are computed
+    is told of commits. spots: which microbatches are computed
     again; None: none. devices: of the worker, on which its stages are run in as many parts.
     """
 
@@ -52,7 +52,6 @@ class Ports:
     keep_copies: bool = False
     host_memory: Callable[[], HostMemory | None] = lambda: None
     history: History = field(default_factory=NoHistory)
-    verifies: bool = False
     spots: SpotSchedule | None = None
     copies: HostCopies = field(default_factory=AtOnce)
     devices: int = 1

@@ -11,8 +11,8 @@ from bamboo_core.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY, FORWARD_SUMS
-    and COMPUTE_AGAIN carry no tensors.
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED and HISTORY carry no
+    tensors.
     """
 
     # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch, GENERATED + n
@@ -38,9 +38,7 @@ class FrameKind(IntEnum):
     LAYERS_LACKED = 18  # the answer for those that are not here; payload: as of the question
     HISTORY = 19  # to the root, or by it: steps not known to be in the job's history; payload: a list
     PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
-    FORWARD_SUMS = 21  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch
-    SPOT_CHECK = 22  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
-    COMPUTE_AGAIN = 23  # to a cell's owner, by its shadow, which came to another result; payload: of what
+    SPOT_CHECK = 21  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
 
 
 EVALUATED, GENERATED = 1, 2  # the part of an activation

@@ -13,7 +13,6 @@ import torch
 
 from bamboo_core.control.evaluations import EarlyStop
 from bamboo_core.control.protocol import MOST_METRICS
-from bamboo_core.control.verification import Result
 from bamboo_core.history.records import MOST_PROMPTS, Continuation, EvaluationRecord, StepRecord, Texts
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
@@ -162,13 +161,6 @@ class StatePayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     commits: Commits
 
 
-class SumsOfForwards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sums of what a cell's forwards, or what followed from them, came to in a step, by microbatch."""
-
-    of: Result = Result.FORWARD
-    by_microbatch: dict[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
-
-
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a microbatch of a cell came to: its outputs after each layer, and as a whole; the gradients of its
     inputs, and of the stage's parameters.
@@ -228,9 +220,7 @@ FORMS: Final = {
     FrameKind.LOGGED: PayloadForm(Since),
     FrameKind.LOGGED_BULK: PayloadForm(Since),
     FrameKind.LOGGED_STATE: PayloadForm(Since),
-    FrameKind.FORWARD_SUMS: PayloadForm(SumsOfForwards),
     FrameKind.SPOT_CHECK: PayloadForm(SpotSums, 0, torch.inf),
-    FrameKind.COMPUTE_AGAIN: PayloadForm(Result),
     FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
     FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),

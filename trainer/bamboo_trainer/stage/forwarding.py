@@ -42,7 +42,6 @@ class Forwarding:
     capture: Capture = field(default_factory=Capture)  # what the layers have left beside their outputs
     weight: float | None = None  # of the loss, if it is a sum
     metrics: Metrics = field(default_factory=dict)
-    answers: Parts = ()  # of the model's last layer, once there is a loss
     cuts: list[Cut] | None = None  # where buckets of layers begin, so that the backward can be run by buckets; or not
 
     @property
@@ -51,7 +50,6 @@ class Forwarding:
 
     def measure(self, task: Task, targets: Parts) -> None:
         """After the last layer of the model: the loss, and metrics. Raises TaskError."""
-        self.answers = self.parts
         self.metrics = task_metrics(task, self.parts, targets)
         total, self.weight = task_loss(task, self.parts, targets)
         self.parts = (total,)

@@ -232,12 +232,6 @@ class Stage:
         scale = self._backward_scale()
         return self._backwards.run(work, (step, microbatch), gradients, scale, postpone=postpone)
 
-    def send_back(self, work: Work, microbatch: int) -> None:
-        """On the last stage: what the loss sends back to the last layer, without the backward behind it; for a work
-        that is watched.
-        """
-        work.send_back(microbatch, self._config.microbatches, self._backward_scale())
-
     def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
         """Run the next part of a backward that goes bucket by bucket; nothing if the forward was not run so."""
         self._backwards.next_part(work, (step, microbatch))

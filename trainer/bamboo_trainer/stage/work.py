@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bamboo_core.history.records import Continuation
 from bamboo_trainer.memory.saved_contexts import SavedContext
-from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
 from bamboo_trainer.stage.gradients.buckets import BackwardPart, Cut, Ends
@@ -50,11 +48,7 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One cell's work on one step: the gradient so far, what the backwards need, and what the forwards came to.
-
-    watched: somebody compares what it comes to. Then, of a last stage, what its last layer gave stays until it is
-    summed (`answers`), and what the loss sends back to it is summed when a backward comes by (`sent_back`).
-    """
+    """One cell's work on one step: the gradient so far, what the backwards need, and what the forwards came to."""
 
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
@@ -73,9 +67,6 @@ class Work:
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
     continued: dict[int, Tensor] = field(default_factory=dict)  # of a last stage: by batch of prompts, its tokens
     texts: dict[int, Continuation] = field(default_factory=dict)  # of a last stage: by prompt
-    watched: bool = False
-    answers: dict[int, Parts] = field(default_factory=dict)  # by microbatch, with their graphs
-    sent_back: dict[int, dict[int, int]] = field(default_factory=dict)  # by microbatch and tensor
 
     def complete(self, forwarding: Forwarding, *, last: bool) -> None:
         """Keep for the backward, and of the step's result, what a forward left. last: its one output is the loss.
@@ -99,8 +90,6 @@ class Work:
         weights, others = self.weights.keys() - {m}, (self.losses.keys() | self.unread.keys()) - {m}
         if others and bool(weights) != (forwarding.weight is not None):
             raise TaskError("the loss is Weighted for some microbatches and a mean for others, expected one of the two")
-        if self.watched:
-            self._watch(m, forwarding.answers)
         self.metrics[m] = forwarding.metrics
         if forwarding.weight is not None:
             self.weights[m] = forwarding.weight
@@ -109,33 +98,6 @@ class Work:
     def contexts_here(self) -> int:
         """How many microbatches' contexts are where the stage computes."""
         return len(self.contexts) - sum(context.is_away for context in self.on_host.values())
-
-    def watch(self) -> None:
-        """From now on, for who compares what it comes to."""
-        self.watched = True
-
-    def forget(self, microbatch: int) -> None:
-        """Its forward was run to be compared only: no backward follows, unless it is run again."""
-        for kept in (self.contexts, self.on_host, self.cuts, self.added, self.answers, self.sent_back):
-            kept.pop(microbatch, None)
-
-    def _watch(self, microbatch: int, answers: Parts) -> None:
-        """The hooks stay with the graph, so they must not know this work, which knows the graph."""
-        self.answers[microbatch], sums = answers, self.sent_back.setdefault(microbatch, {})
-        sums.clear()
-        for number, answer in enumerate(answers):
-            if answer.requires_grad and not isinstance(answer, nn.Parameter):
-                answer.register_hook(partial(_note, sums, number))  # type: ignore[no-untyped-call]
-
-    def send_back(self, microbatch: int, microbatches: int, scale: BackwardScale) -> None:
-        """Compute what the loss sends back to the last layer, and nothing behind it: a backward can still be run."""
-        outputs = self.contexts[microbatch][1]
-        wanted = [answer for answer in self.answers[microbatch] if answer.requires_grad]
-        ends = self._ends(microbatch, outputs, self.added.get(microbatch, ()), microbatches, scale)
-        pairs = [(end, gradient) for end, gradient in ends if end.requires_grad]
-        if wanted and pairs:
-            found, given = zip(*pairs, strict=True)
-            torch.autograd.grad(found, wanted, given, retain_graph=True, allow_unused=True)
 
     def figures(self) -> Parts:
         """What is not read yet: scalars where the stage computes."""
@@ -193,8 +155,3 @@ class Work:
         """
         weight = self.weights.get(microbatch)
         return () if weight is None else (torch.tensor(weight, dtype=torch.float64),)
-
-
-def _note(sums: dict[int, int], number: int, gradient: Tensor) -> None:
-    """Note the checksum of a gradient. A backward in two parts may come by twice, with the same one."""
-    sums.setdefault(number, checksum_of((gradient,)))

@@ -42,11 +42,9 @@ from bamboo_core.control.protocol import (
     WorkerFailed,
     WorkerWarning,
 )
-from bamboo_core.control.verification import LookAgain
 from bamboo_core.control.weights import CommitWeights, Save
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.place import profiler_url
-from bamboo_core.job.placement_spec import VerifyMode
 from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo_core.planning.plan import ROOT
@@ -237,8 +235,6 @@ class WorkerAgent:
                 self.engine.take_checkpoint(message)
             case KeepLastState() if self.engine:
                 self.engine.keep_last_state(message)
-            case LookAgain() if self.engine:
-                self.engine.look_again(message)
             case CommitCheckpoint():
                 self._commit(message)
             case FindCheckpoint() if self.checkpoints:
@@ -336,7 +332,6 @@ class WorkerAgent:
             host_memory=host_memory,
             evaluations=job.evaluations,
             generations=job.generations,
-            verifies=spec.redundancy.verify is not VerifyMode.NONE,
             spots=SpotSchedule() if job.config.deterministic else None,
             copies=together(copies),
         )

@@ -48,7 +48,6 @@ def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
         page.add(table.WORKER_MICROBATCH, times.backward, str(stage), "backward")
     for stage, seconds in engine.compile_seconds().items():
         page.add(table.WORKER_COMPILE, seconds, str(stage))
-    page.add(table.WORKER_COMPARED, engine.compared)
     memory = memory_of(worker.devices)
     page.add(table.WORKER_MEMORY_PEAK, memory.peak)
     page.add(table.WORKER_MEMORY_LIMIT, memory.limit)

@@ -296,16 +296,6 @@ def never_restore(turn: Turn, newest_good: int) -> None:
     turn.put(turn.state.checkpoints.distrusting(newest_good))
 
 
-def distrust(turn: Turn, newest_good: int) -> None:
-    """The checkpoints after that version are not restored, while the job goes on: if the one in the making is among
-    them, it is given up.
-    """
-    never_restore(turn, newest_good)
-    c = turn.state.checkpoints
-    if c.writing in c.bad:
-        _abandon(turn, AbandonReason.WRITER_LOST, "a part of it may be of a wrong copy", retry=True)
-
-
 # what workers report
 
 

@@ -69,7 +69,7 @@ def may_begin_again(state: CoordinatorState) -> bool:
     better idea then.
     """
     none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
-    return state.restoring.reason == RestoreCause.RESULTS_DIFFER or nothing_trained(state) or none_yet
+    return nothing_trained(state) or none_yet
 
 
 def nothing_trained(state: CoordinatorState) -> bool:

@@ -55,7 +55,6 @@ class Shadow:
     the device to do.
 
     given, returned: these once more, for the parts of the stage behind the cell and before it, if there are any.
-    compared: forwards that were run only to be compared, and are forgotten.
     """
 
     cell: Cell
@@ -67,14 +66,10 @@ class Shadow:
     gradients: dict[int, Parts] = field(default_factory=dict)
     given: dict[int, MadeParts] = field(default_factory=dict)
     returned: dict[int, MadeParts] = field(default_factory=dict)
-    compared: set[int] = field(default_factory=set)
 
     @classmethod
     def begin(cls, cell: Cell, step: int, layout: Layout, stage: Stage) -> Self:
         return cls(cell, step, layout, stage.begin(layout.split[cell.pipeline], layout.bounds))
-
-    def forwarded(self, microbatch: int) -> bool:
-        return microbatch in self.outputs or microbatch in self.compared
 
 
 @dataclass(slots=True)

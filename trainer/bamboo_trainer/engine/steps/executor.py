@@ -22,7 +22,6 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.bubble_budget import Slot
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, TakeoverProgress
 from bamboo_trainer.engine.steps.device_times import DeviceTimes, Took
-from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
@@ -45,7 +44,6 @@ class Executor:
         committer: Committer,
         replicator: Replicator,
         redundant: RedundantWork,
-        sums: ForwardSums,
         spots: SpotChecks,
         timer: StageTimer,
         devices: DeviceTimes,
@@ -58,7 +56,7 @@ class Executor:
         self._wanted, self._lookahead, self._on_device = ports.steps, ports.lookahead, ports.on_device
         self._evaluations, self._generations = ports.evaluations, ports.generations
         self._instructions = Instructions(
-            plan, outbox, states, replicator, sums, spots, devices, ports.copies, steps=ports.steps, clock=ports.clock
+            plan, outbox, states, replicator, spots, devices, ports.copies, steps=ports.steps, clock=ports.clock
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
@@ -260,9 +258,6 @@ class Executor:
     def _is_ready(self, cell_step: CellStep) -> bool:
         if isinstance(cell_step.next, ReportReady):
             if cell_step.figures is not None and not cell_step.figures.ready():
-                return False
-            active = self.active() if self._committer.ends_before is None else ()
-            if any(one is cell_step for one in active) and self._redundant.owes(active):
                 return False
             strict = cell_step.step < self.steps and self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)

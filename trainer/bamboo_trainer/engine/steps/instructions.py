@@ -15,7 +15,6 @@ from bamboo_core.planning.schedule import (
     BackwardInput,
     BackwardRest,
     BackwardWeight,
-    Computed,
     Evaluate,
     ExchangeTied,
     Forward,
@@ -34,7 +33,6 @@ from bamboo_trainer.commit.step_report import step_report
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.device_times import DeviceTimes
-from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import EVALUATED, GENERATED, Address, FrameKind
@@ -58,7 +56,6 @@ class Instructions:
         outbox: Outbox,
         states: StageStates,
         replicator: Replicator,
-        sums: ForwardSums,
         spots: SpotChecks,
         devices: DeviceTimes,
         copies: HostCopies,
@@ -67,7 +64,7 @@ class Instructions:
         clock: Callable[[], float],
     ) -> None:
         self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
-        self._sums, self._spots, self._devices, self._copies, self._clock = sums, spots, devices, copies, clock
+        self._spots, self._devices, self._copies, self._clock = spots, devices, copies, clock
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Evaluate: self._evaluate,
             Generate: self._generate,
@@ -95,10 +92,7 @@ class Instructions:
         stage, work = self._parts(cell_step)
         s, m = cell_step.cell.stage, instruction.microbatch
         stage.expect(self._coming(cell_step))
-        given = cell_step.take_input()
-        if self._sums.active and not cell_step.is_portion:
-            self._sums.took(cell_step.cell, cell_step.step, m, given)
-        forwarding = stage.start(cell_step.step, m, given, m in cell_step.on_host)
+        forwarding = stage.start(cell_step.step, m, cell_step.take_input(), m in cell_step.on_host)
         while not forwarding.done:
             with self._devices.measuring(stage, timer.now, partial(timer.ran_layer, s, forwarding.layer)):
                 stage.advance(forwarding)
@@ -106,8 +100,6 @@ class Instructions:
 
     def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:
         assert cell_step.work is not None
-        if self._sums.wanted and not cell_step.is_portion:
-            cell_step.work.watch()
         return self._states.running(cell_step.cell), cell_step.work
 
     def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
@@ -126,20 +118,13 @@ class Instructions:
         elif self._spots.wants(cell_step, m):
             outputs = self._spots.forward(cell_step, stage, m, cell_step.take_input())
         else:
-            given = cell_step.take_input()
-            if self._sums.active and not cell_step.is_portion:
-                self._sums.took(cell_step.cell, cell_step.step, m, given)
-            outputs = stage.forward(work, cell_step.step, m, given, on_host=m in cell_step.on_host)
+            outputs = stage.forward(work, cell_step.step, m, cell_step.take_input(), on_host=m in cell_step.on_host)
         self._send_on(cell_step, m, outputs)
 
     def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:
         d, s = cell_step.cell
         if s < self._plan.stages - 1:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch), outputs)
-        if cell_step.work is not None and self._sums.wanted and not cell_step.is_portion:
-            self._sums.ran(cell_step.cell, cell_step.step, microbatch, outputs, cell_step.work)
-            if not any(isinstance(coming, Forward) for coming in cell_step.program[cell_step.done + 1 :]):
-                self._sums.tell_shadow(cell_step.cell, cell_step.step)
 
     def _evaluate(self, cell_step: CellStep, instruction: Evaluate) -> None:
         stage, work = self._parts(cell_step)
@@ -184,27 +169,14 @@ class Instructions:
                 self._spots.backward(cell_step, m, given, inputs)
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
-        if self._sums.wanted and not cell_step.is_portion:
-            self._sums.ran_backward(cell_step.cell, cell_step.step, m, inputs, work)
-            self._tell_of_gradients(cell_step, work)
 
     def _weight_gradients(self, cell_step: CellStep, instruction: BackwardWeight) -> None:
         stage, work = self._parts(cell_step)
         stage.weight_gradients(work, cell_step.step, instruction.microbatch)
-        self._tell_of_gradients(cell_step, work)
 
     def _backward_rest(self, cell_step: CellStep, instruction: BackwardRest) -> None:
         stage, work = self._parts(cell_step)
         stage.backward_rest(work, cell_step.step, instruction.microbatch)
-        self._tell_of_gradients(cell_step, work)
-
-    def _tell_of_gradients(self, cell_step: CellStep, work: Work) -> None:
-        """If that was the last instruction that the cell's gradient needs: what the step's backwards came to."""
-        if not self._sums.wanted or cell_step.is_portion:
-            return
-        if not any(isinstance(one, Computed | AddPartialSums) for one in cell_step.program[cell_step.done + 1 :]):
-            self._sums.ran_backwards(cell_step.cell, cell_step.step, work)
-            self._sums.tell_shadow(cell_step.cell, cell_step.step)
 
     def _send_partial_sum(self, cell_step: CellStep, instruction: SendPartialSum) -> None:
         _stage, work = self._parts(cell_step)
@@ -218,7 +190,6 @@ class Instructions:
         for portion in instruction.portions:
             frame = cell_step.take(Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *portion))
             add_to(work, portion, frame.payload, frame.tensors)
-        self._tell_of_gradients(cell_step, work)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
         """With the first bucket goes what forwards contribute to running buffers: they are all done by then."""

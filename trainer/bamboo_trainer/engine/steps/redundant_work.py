@@ -15,34 +15,22 @@ when it has nothing left to do and all that the piece takes is there, and the ho
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from bamboo_core.control.verification import ForwardPlace, Result
 from bamboo_core.job.spec import RedundancyMode
-from bamboo_core.planning.plan import Cell, Layout, WorkerId
-from bamboo_core.planning.schedule import Backward, Forward, ReportReady, one_f_one_b
+from bamboo_core.planning.plan import Cell, Layout
+from bamboo_core.planning.schedule import Backward, Forward, one_f_one_b
 from bamboo_core.planning.splits.devices import EAGER
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget, Slot
 from bamboo_trainer.engine.steps.cell_step import CellStep, MadeParts, Shadow
 from bamboo_trainer.engine.steps.device_times import BegunWork, DeviceTimes, Took
-from bamboo_trainer.engine.steps.forward_sums import (
-    Difference,
-    ForwardSums,
-    Key,
-    backward_sums,
-    forward_sums,
-    gradient_sums,
-    sent_back_sums,
-)
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.frames.payloads import SumsOfForwards
 from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 
 
@@ -57,7 +45,6 @@ class RedundantWork:
         observer: Observer,
         clock: Callable[[], float],
         timer: StageTimer,
-        sums: ForwardSums,
         devices: DeviceTimes,
         copies: HostCopies,
         *,
@@ -66,7 +53,7 @@ class RedundantWork:
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._clock, self._timer = observer, clock, timer
-        self._sums, self._copies, self._lookahead, self._on_host = sums, copies, lookahead, on_host
+        self._copies, self._lookahead, self._on_host = copies, lookahead, on_host
         self._devices = devices
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
@@ -93,62 +80,10 @@ class RedundantWork:
     def wants(self, frame: Frame) -> bool:
         """Is the frame for a cell that is shadowed here? With a newer plan this worker may be its owner: it waits."""
         plan, cell = self._plan.current, frame.address.cell
-        return frame.epoch <= plan.epoch and self.shadows_cell(cell)
-
-    def shadows_cell(self, cell: Cell) -> bool:
-        plan = self._plan.current
-        return cell in plan.cells() and plan.at(cell).shadow == self._plan.worker
+        return frame.epoch <= plan.epoch and cell in plan.cells() and plan.at(cell).shadow == self._plan.worker
 
     def keep(self, frame: Frame) -> None:
         self.mirrored[frame.address] = frame
-
-    def told(self, owner: WorkerId, cell: Cell, step: int, sums: SumsOfForwards) -> None:
-        """What the owner of a cell that is shadowed here came to."""
-        self._report(self._sums.told(owner, cell, step, sums))
-
-    def _report(self, differences: list[Difference]) -> None:
-        """Each is computed once more first: who does not come to its own result again is wrong."""
-        for found in differences:
-            self._sums.report(found, self._again(found.place))
-
-    def _again(self, place: ForwardPlace) -> int | None:
-        """What that comes to; None if the state or the inputs are gone, or if it takes the whole step."""
-        cell, step, microbatch = place.cell, place.step, place.microbatch
-        stage = self._states.stage(cell.stage)
-        if stage is None or stage.values.version != step or not self._inputs_known(cell, step, microbatch):
-            return None
-        gradients, last = self._gradients(cell, step, microbatch), cell.stage == self._plan.stages - 1
-        if place.result is Result.GRADIENT or (place.result is Result.BACKWARD and gradients is None and not last):
-            return None
-        work = stage.begin([microbatch], [microbatch, microbatch + 1])
-        work.watch()
-        outputs = stage.forward(work, step, microbatch, self._inputs(cell, step, microbatch))
-        if place.result is Result.BACKWARD:
-            found = backward_sums(stage.backward(work, step, microbatch, gradients), work, microbatch)
-        else:
-            found = self._sums_of_forward(stage, outputs, work, microbatch)
-        return found.get((place.result, microbatch))
-
-    def repeat_own(self, cell: Cell, step: int, microbatch: int, result: Result) -> None:
-        """The shadow of a cell that is run here has come to another result, and to the same one twice. Tell the
-        coordinator what the cell comes to now, with the very inputs that it was computed with, if the state is still
-        there.
-        """
-        stage = self._states.stage(cell.stage)
-        if stage is None or stage.values.version != step or not self._sums.has_taken(cell, step, microbatch):
-            return
-        work = stage.begin([microbatch], [microbatch, microbatch + 1])
-        work.watch()
-        outputs = stage.forward(work, step, microbatch, self._sums.taken(cell, step, microbatch))
-        found = self._sums_of_forward(stage, outputs, work, microbatch).get((result, microbatch))
-        if found is not None:
-            self._sums.say(ForwardPlace(cell, step, microbatch, result=result), found)
-
-    def _sums_of_forward(self, stage: Stage, outputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
-        """With what the loss sends back, which can be found out without the rest of the backward."""
-        if stage.values.last and microbatch in work.answers:
-            stage.send_back(work, microbatch)
-        return forward_sums(outputs, work, microbatch) | sent_back_sums(work, microbatch)
 
     def drop(self, stage: int) -> None:
         """The state of that stage has changed."""
@@ -195,11 +130,8 @@ class RedundantWork:
         """
         self._devices.collect()
         shadowed = [(one, *found) for one in active if (found := self._shadowed(one))]
-        due = any(self._sums.asked(cell, one.step) for one, cell, _ in shadowed) or (
-            any(isinstance(one.next, ReportReady) for one in active) and self.owes(active)
-        )
         for one, cell, stage in reversed(shadowed):
-            if self._rehearse(one, cell, stage) or self._work(active, one, cell, stage, due=due):
+            if self._rehearse(one, cell, stage) or self._work(active, one, cell, stage):
                 return True
         return False
 
@@ -217,34 +149,9 @@ class RedundantWork:
         stage = self._states.stage(cell.stage)
         if stage is None or stage.values.version != active.step or active.layout is None:
             return None
-        if self._states.has_final(cell.stage, active.step) and not self._compares(cell, active.step):
+        if self._states.has_final(cell.stage, active.step):
             return None  # the cell has finished the step: nothing of it will be repeated
         return cell, stage
-
-    def _compares(self, cell: Cell, step: int) -> bool:
-        """Is what is computed in advance compared with what the cell's owner computes?"""
-        return self._sums.active or bool(self._sums.asked(cell, step))
-
-    def owes(self, active: Sequence[CellStep]) -> bool:
-        """Is there something that must be compared before that step, which is done, is reported? It can be run now.
-
-        So it is with forwards for which there was no bubble, and in `EagerBackward` with backwards.
-        """
-        return any(self._owes(one) for one in active)
-
-    def _owes(self, active: CellStep) -> bool:
-        shadowed = self._shadowed(active)
-        if shadowed is None or active.layout is None:
-            return False
-        (cell, _), step = shadowed, active.step
-        if not self._compares(cell, step):
-            return False
-        shadow = self.shadows.get(cell)
-        begun = shadow if shadow and (shadow.step, shadow.layout) == (step, active.layout) else None
-        if self._sums.follows_backwards and self._next_mirrored(cell, step, active.layout, begun) is not None:
-            return True
-        microbatch = next((m for m in active.layout.split[cell.pipeline] if not (begun and begun.forwarded(m))), None)
-        return microbatch is not None and self._inputs_known(cell, step, microbatch)
 
     def _rehearse(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
         """Once, before it matters: what runs for the first time is slow, and must not be so in a takeover.
@@ -288,38 +195,31 @@ class RedundantWork:
         self._observer.finished("Rehearsal", *place)
         return outputs
 
-    def _work(self, active: Sequence[CellStep], one: CellStep, cell: Cell, stage: Stage, *, due: bool) -> bool:
-        """Does some redundant work of a cell, beside that one of the active ones, if there is any to do. due: whether
-        there is room or not.
-        """
+    def _work(self, active: Sequence[CellStep], one: CellStep, cell: Cell, stage: Stage) -> bool:
+        """Does some redundant work of a cell, beside that one of the active ones, if there is any to do."""
         assert one.layout is not None
         mode, shadow = self._plan.current.mode, self.shadows.get(cell)
-        mirrors = mode is RedundancyMode.EAGER_BACKWARD
-        if not due and mode is RedundancyMode.LAZY_FORWARD and not self._sums.active:
+        if mode is RedundancyMode.LAZY_FORWARD or self.budget.measures(one.step):
             return False
-        if not due and self.budget.measures(one.step) and not (mirrors and self._sums.active):
-            return False  # what is measured is of no use to who does not ask whether there is room
-        if not due and stage.runs_ahead and self._devices.busy(cell.stage):
+        if stage.runs_ahead and self._devices.busy(cell.stage):
             return False  # its device says when it is done
         if shadow is None or shadow.step != one.step or shadow.layout != one.layout:
             shadow = self.shadows[cell] = Shadow.begin(cell, one.step, one.layout, stage)
-        if self._compares(cell, one.step):
-            shadow.work.watch()
-        if mirrors and self._mirror(shadow, stage):
-            return True
-        return (due or not mirrors) and self._fill(active, one, shadow, stage, anyway=due)
+        if mode is RedundancyMode.EAGER_BACKWARD:
+            return self._mirror(shadow, stage)
+        return self._fill(active, one, shadow, stage)
 
-    def _fill(self, active: Sequence[CellStep], one: CellStep, shadow: Shadow, stage: Stage, *, anyway: bool) -> bool:
-        """One layer of the first forward that is not done yet, if it fits into the bubble, or anyway."""
+    def _fill(self, active: Sequence[CellStep], one: CellStep, shadow: Shadow, stage: Stage) -> bool:
+        """One layer of the first forward that is not done yet, if it fits into the bubble."""
         microbatches = shadow.layout.split[shadow.cell.pipeline]
-        microbatch = next((m for m in microbatches if not shadow.forwarded(m)), None)
+        microbatch = next((m for m in microbatches if m not in shadow.outputs), None)
         if microbatch is None or not self._inputs_known(shadow.cell, shadow.step, microbatch):
             return False
         forwarding = shadow.forwardings.get(microbatch)
         layer = forwarding.layer if forwarding else stage.values.first
         now = self._clock()
-        waiting = active if self._is_awaited(shadow, stage) else [one]
-        if not anyway and not all(self._fits(each, now, shadow.cell.stage, layer) for each in waiting):
+        waiting = [one] if stage.runs_ahead else active  # the host waits, and with it all devices
+        if not all(self._fits(each, now, shadow.cell.stage, layer) for each in waiting):
             return False
         self._advance(shadow, stage, microbatch)
         if not stage.runs_ahead:
@@ -331,10 +231,6 @@ class RedundantWork:
         own = self._states.running(one.cell)
         idle = self._devices.idle(one.cell.stage) if own.runs_ahead else self._idle(now)
         return self.budget.fits((one.cell, one.place), idle, stage, layer)
-
-    def _is_awaited(self, shadow: Shadow, stage: Stage) -> bool:
-        """Does the host wait for what it has a device compute of that cell? Then the worker's other devices do, too."""
-        return not stage.runs_ahead or self._compares(shadow.cell, shadow.step)
 
     def _advance(self, shadow: Shadow, stage: Stage, microbatch: int) -> None:
         cell = shadow.cell
@@ -352,32 +248,13 @@ class RedundantWork:
         if forwarding.done:
             shadow.outputs[microbatch] = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
         made = self._ended(given, lambda seconds, _: self.budget.ran_layer(cell.stage, layer, seconds))
-        if self._is_awaited(shadow, stage):
-            stage.wait()
-        if forwarding.done:
-            if self._gives_part(cell):
-                shadow.given[microbatch] = MadeParts(self._copies.hand_over(shadow.outputs[microbatch]), made)
-            self._compare_forward(shadow, stage, microbatch)
+        if forwarding.done and self._gives_part(cell):
+            shadow.given[microbatch] = MadeParts(self._copies.hand_over(shadow.outputs[microbatch]), made)
         self._observer.finished("RedundantForward", cell, shadow.step, microbatch)
 
     def _ended(self, given: BegunWork | None, took: Took | None = None) -> QueueMark | None:
         """The mark behind a piece of redundant work that a device was given; None if it does not run ahead."""
         return self._devices.end(given, took, scheduled=False, tells=True) if given else None
-
-    def _compare_forward(self, shadow: Shadow, stage: Stage, microbatch: int) -> None:
-        """With the owner's, if results are compared. In `LazyForward` nothing else is done with it."""
-        if not self._compares(shadow.cell, shadow.step):
-            return
-        outputs, mode = shadow.outputs[microbatch], self._plan.current.mode
-        if mode is RedundancyMode.EAGER_BACKWARD:
-            sums = forward_sums(outputs, shadow.work, microbatch)  # its backward follows
-        else:
-            sums = self._sums_of_forward(stage, outputs, shadow.work, microbatch)
-        self._report(self._sums.computed(shadow.cell, shadow.step, sums))
-        if mode is RedundancyMode.LAZY_FORWARD:
-            del shadow.outputs[microbatch]
-            shadow.work.forget(microbatch)
-            shadow.compared.add(microbatch)
 
     def _mirror(self, shadow: Shadow, stage: Stage) -> bool:
         """The next forward or backward in the cell's own order: its gradients must be summed in that order, too."""
@@ -395,7 +272,7 @@ class RedundantWork:
         (d, s), stages = cell, self._plan.stages
         for instruction in one_f_one_b(s, stages, layout.split[d], self._lookahead):
             m = instruction.microbatch
-            if isinstance(instruction, Forward) and not (shadow and shadow.forwarded(m)):
+            if isinstance(instruction, Forward) and not (shadow and m in shadow.outputs):
                 return instruction if self._inputs_known(cell, step, m) else None
             if isinstance(instruction, Backward) and not (shadow and m in shadow.gradients):
                 known = s == stages - 1 or self._gradients(cell, step, m) is not None
@@ -412,13 +289,6 @@ class RedundantWork:
         made = self._ended(given)
         if self._takes_part(shadow.cell):
             shadow.returned[m] = MadeParts(self._copies.hand_over(shadow.gradients[m]), made)
-        if self._is_awaited(shadow, stage):
-            stage.wait()
-        if self._compares(shadow.cell, shadow.step):
-            sums = backward_sums(shadow.gradients[m], shadow.work, m)
-            if len(shadow.gradients) == len(shadow.layout.split[shadow.cell.pipeline]):
-                sums |= gradient_sums(shadow.work)
-            self._report(self._sums.computed(shadow.cell, shadow.step, sums))
         self._observer.finished("RedundantBackward", shadow.cell, shadow.step, m)
         return True
 
@@ -429,7 +299,7 @@ class RedundantWork:
         if self._gives_part(cell):
             behind = self.shadows.get(_after(cell))
             returned = behind.returned.get(microbatch) if behind and behind.step == step else None
-            return self._there(returned, cell, step)
+            return self._there(returned)
         address = Address(FrameKind.GRADIENT, *cell, step, microbatch)
         frame = self.mirrored.get(address) or self._log.get(address)
         return frame.tensors if frame else None
@@ -441,17 +311,15 @@ class RedundantWork:
         if self._takes_part(cell):
             before = self.shadows.get(_before(cell))
             given = before.given.get(microbatch) if before and before.step == step else None
-            return self._there(given, cell, step)
+            return self._there(given)
         frame = self._log.get(Address(FrameKind.ACTIVATION, *cell, step, microbatch))
         return frame.tensors if frame else None
 
-    def _there(self, handed: MadeParts | None, cell: Cell, step: int) -> Parts | None:
+    def _there(self, handed: MadeParts | None) -> Parts | None:
         """What another device has handed over, once it is made: else the one that takes it would wait, and so would
-        what the schedule has for it next. What is compared is waited for in any case.
+        what the schedule has for it next.
         """
-        if handed is None or not (handed.made is None or handed.made.done() or self._compares(cell, step)):
-            return None
-        return handed.parts
+        return handed.parts if handed and (handed.made is None or handed.made.done()) else None
 
     def _gives_part(self, cell: Cell) -> bool:
         """Do its outputs go to another part of its stage?"""

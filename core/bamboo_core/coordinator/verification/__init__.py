@@ -1,1 +1,0 @@
-"""Results that are there twice and differ: found, put down to a worker if possible, and undone."""
