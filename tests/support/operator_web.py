@@ -48,11 +48,3 @@ def until_step(operator: Operator, number: int, seconds: float = PATIENCE) -> in
         assert time.monotonic() < deadline, f"step {found}:\n{operator.said}"
         time.sleep(0.2)
     return found
-
-
-def until_said(operator: Operator, text: str, times: int = 1, seconds: float = PATIENCE) -> None:
-    """Until the operator has logged that text so many times."""
-    deadline = time.monotonic() + seconds
-    while operator.said.count(text) < times:
-        assert time.monotonic() < deadline, f"it has not said {text!r}:\n{operator.said}"
-        time.sleep(0.1)
