@@ -161,12 +161,6 @@ def _use() -> list[object]:
             stacked=True,
         ),
         graph(
-            "A worker's hour by pool",
-            "Its price, and what its losses cost; of jobs that ask the cheapest pool first (poolOrder Value).",
-            "none",
-            Query(f"bamboo_job_pool_cost_per_hour{{{J}}}", f"{NAME}, {{{{pool}}}}"),
-        ),
-        graph(
             "Jobs in a fallback pool",
             "1 while a worker is in a pool that is used only when the pools before it have no nodes.",
             "none",

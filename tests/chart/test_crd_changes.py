@@ -15,7 +15,6 @@ Document = dict[str, Any]
 FREE = {
     "budget",
     "degradedPriorityClassName",
-    "poolOrder",
     *(
         "suspend",
         "elastic",

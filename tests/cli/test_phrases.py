@@ -109,11 +109,3 @@ def test_a_pool_whose_price_the_operator_reads_is_not_named_as_one_without() -> 
     pools = [{"name": "read", "machine": "g5.xlarge"}, {"name": "said", "pricePerHour": "1"}, {"name": "bare"}]
     found = phrases.cost(view_of(job(spec={**SPEC, "nodePools": pools}, cost={"total": "1.00"})))
     assert found == "1.00 so far, without pool bare, of which no price is given"
-
-
-def test_in_which_pool_workers_are_asked_for_is_said_while_the_job_runs() -> None:
-    order = {"first": "b", "message": "workers are asked for in pool b"}
-    assert phrases.pool_order(view_of(job(poolOrder=order))) == "workers are asked for in pool b"
-    over = [{"type": "Complete", "status": "True", "reason": "Complete", "message": ""}]
-    assert phrases.pool_order(view_of(job(poolOrder=order, conditions=over))) == ""
-    assert phrases.pool_order(view_of(job())) == ""

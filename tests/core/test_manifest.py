@@ -208,7 +208,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ),
         queue=s.QueueSpec(name="q", topology=True),
         degraded_priority_class_name="urgent",
-        pool_order=s.PoolOrder.VALUE,
         failure_policy=s.FailurePolicy(
             backoff_limit=2,
             rules=(s.FailureRule(name="oom", on_exit_codes=(137,), action=s.FailureAction.RESTART_WORKER),),

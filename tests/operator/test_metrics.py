@@ -10,7 +10,6 @@ import pytest
 from bamboo_core.control.server import Unauthorized, Unavailable
 from bamboo_core.metrics import job_catalog
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
-from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
@@ -52,17 +51,6 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     assert values(page, job_catalog.JOB_SIGNALS) == {("NodeDeleted",): 1}
     assert values(page, job_catalog.JOB_PAID) == {(): 40.0}
     assert values(page, job_catalog.JOB_LAST_COMMIT) == {(): 1000.0}
-
-
-def test_what_an_hour_costs_in_each_pool_is_told_while_workers_are_asked_for_by_that() -> None:
-    page = MetricsPage(Exporter.OPERATOR)
-    ranks = (
-        PoolRank(name="sure", cost=1.2, price=1.0, losses=0.1),
-        PoolRank(name="spot", cost=1.5, price=0.5, losses=2.0),
-    )
-    known = look()
-    job_page(page, replace(known, facts=replace(known.facts, pool_ranks=ranks)), JobMeter(OperatorCounts()))
-    assert values(page, job_catalog.JOB_POOL_COST_PER_HOUR) == {("sure",): 1.2, ("spot",): 1.5}
 
 
 def test_a_restarted_operator_keeps_silent_on_what_it_does_not_know() -> None:

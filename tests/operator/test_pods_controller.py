@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo_core.control.platform import Platform
-from bamboo_core.control.protocol import Hello, PeerDown, PeerUp, WorkerReady
+from bamboo_core.control.channel_events import ChannelClosed, Received
+from bamboo_core.control.protocol import PeerDown, PeerUp, WorkerReady
 from bamboo_core.kube.errors import ApiError
-from bamboo_core.planning.hazards import Exposure
-from bamboo_core.planning.pool_order import PATIENCE_SECONDS
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
@@ -409,92 +406,3 @@ async def test_a_quota_that_is_used_up_is_not_taken_for_a_priority_that_is_refus
     place.refusal = ApiError(403, "Forbidden", "exceeded quota: pods")
     await training.reconciles()
     assert "PriorityRefused" not in training.told()
-
-
-# in which pool
-
-
-TWO_ZONES = [
-    {"name": "a", "pricePerHour": "0.98"},
-    {"name": "b", "pricePerHour": "1.00"},
-    {"name": "sure", "capacity": "OnDemand", "pricePerHour": "3", "afterSeconds": 5000},
-]
-RISKY = {("a", "z1"): Exposure(losses=50_000, hours=10_000), ("b", "z2"): Exposure(losses=100, hours=10_000)}
-
-
-async def test_by_value_workers_are_asked_for_where_an_hour_with_its_losses_costs_least(
-    begin: Callable[..., Job],
-) -> None:
-    place = Place()
-    place.exposures = RISKY
-    listed = begin(place, nodePools=TWO_ZONES)
-    await listed.reconciles()
-    assert set(place.pools().values()) == {"a"}
-    assert listed.controller.pool_ranks == ()
-    other = Place()
-    other.exposures = RISKY
-    by_value = begin(other, nodePools=TWO_ZONES, poolOrder="Value")
-    await by_value.reconciles()
-    for name in other.pools():
-        other.run(name, 1.0)
-    other.take("tiny-w0")  # what all workers cost counts in a loss
-    await by_value.reconciles()
-    assert [rank.name for rank in by_value.controller.pool_ranks] == ["b", "a"]
-    assert other.pools()["tiny-w2"] == "b"
-    assert "PoolChosen" in by_value.told()
-
-
-async def test_by_value_a_pool_whose_worker_is_refused_is_left_for_another_one(begin: Callable[..., Job]) -> None:
-    place = Place()
-    mixed = begin(place, nodePools=TWO_ZONES, poolOrder="Value")
-    await mixed.reconciles()
-    for name in place.pools():
-        place.run(name, 1.0)
-    mixed.train()
-    place.take("tiny-w0")
-    await mixed.reconciles()
-    assert place.pools()["tiny-w2"] == "a"
-    place.run("tiny-w2", 1.0)
-    other = Hello(worker="tiny-w2", host="10.0.0.1", port=1, platform=Platform(device="another GPU"))
-    mixed.runner.handle(WorkerJoined(other))
-    assert "PlatformMismatch" in mixed.told()
-    await mixed.reconciles(LEAVE_SECONDS + 1, count=8)
-    assert place.pools()["tiny-w3"] == "b"
-
-
-async def test_by_value_a_pool_is_not_left_for_a_template_whose_worker_is_refused(begin: Callable[..., Job]) -> None:
-    place, pools = Place(), {"nodePools": TWO_ZONES, "poolOrder": "Value", "redundancy": {"mode": "None"}}
-    rolled = begin(place, **pools)
-    await rolled.reconciles()
-    for name in place.pools():
-        place.run(name, 1.0)
-    rolled.train()
-    rolled.edit(job(worker={"image": "trainer:newer"}, **pools))
-    await rolled.reconciles()
-    assert place.pools()["tiny-w2"] == "a", "it is requested beyond the others"
-    place.run("tiny-w2", 1.0)
-    other = Hello(worker="tiny-w2", host="10.0.0.1", port=1, platform=Platform(torch="3.0"))
-    rolled.runner.handle(WorkerJoined(other))
-    await rolled.reconciles()
-    assert {"PlatformMismatch", "RolloutStalled"} <= set(rolled.told())
-    assert [rank.name for rank in rolled.controller.pool_ranks if rank.delivers] == ["a", "b"]
-    rolled.edit(job(**pools))
-    await rolled.reconciles()
-    assert [rank.name for rank in rolled.controller.pool_ranks if rank.delivers] == ["a", "b"], (
-        "nor when that is undone"
-    )
-
-
-async def test_by_value_a_pool_that_gives_no_node_is_left_for_another_one(begin: Callable[..., Job]) -> None:
-    place = Place()
-    waiting = begin(place, nodePools=TWO_ZONES, poolOrder="Value")
-    await waiting.reconciles()
-    assert set(place.pools().values()) == {"a"}
-    await waiting.reconciles(PATIENCE_SECONDS - 10)
-    assert place.deleted == []
-    assert waiting.controller.deadline <= waiting.now + 11
-    await waiting.reconciles(20, count=8)
-    assert set(place.pools().values()) == {"b"}
-    assert "FallbackPool" in waiting.told()
-    await waiting.reconciles(PATIENCE_SECONDS + 10, count=8)
-    assert set(place.pools().values()) == {"b"}, "nobody gives any"

@@ -16,7 +16,6 @@ from bamboo_core.coordinator.events import Finish, Outcome, Takeover, WorkerStat
 from bamboo_core.job.api_object import written
 from bamboo_core.job.budget_reach import Pace, date_reach
 from bamboo_core.job.status import BambooJobStatus, read_status
-from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts
 from operator_kit import NOW, at, checkpoints, job, said
@@ -302,16 +301,3 @@ def test_the_address_of_its_page_goes_with_the_operators_setting() -> None:
     found = seen(None, page="https://bamboo.example/jobs/team/tiny/")
     assert found["page"] == "https://bamboo.example/jobs/team/tiny/"
     assert "page" not in seen(None, found)
-
-
-def test_in_which_pool_workers_are_asked_for_is_told_while_the_job_runs() -> None:
-    ranks = tuple(PoolRank(name=name, cost=cost, price=1.0, losses=0.1) for name, cost in (("b", 1.1), ("a", 1.2)))
-    first = job_status(RUNNING, BambooJobStatus(), facts(pool_ranks=ranks))
-    assert first.pool_order is not None
-    assert first.pool_order.first == "b"
-    assert "b 1.1 (1 and 0.1 losses an hour), a 1.2" in first.pool_order.message
-    dearer = job_status(RUNNING, first, facts(pool_ranks=(replace(ranks[0], cost=1.15), ranks[1])))
-    assert (dearer != first, worth_writing(dearer, first, 1.0)) == (True, False)
-    assert worth_writing(job_status(RUNNING, first, facts(pool_ranks=ranks[::-1])), first, 1.0)
-    assert job_status(RUNNING, first, facts(finish=DONE, pool_ranks=ranks)).pool_order is None
-    assert job_status(RUNNING, first, facts()).pool_order is None

@@ -43,7 +43,6 @@ spec:
   elastic: {minPipelines: 1, maxPipelines: 4, stabilizationSeconds: 60}
   redundancy: {mode: None, placement: Host}
   standby: {workers: 1}
-  poolOrder: Value
   nodePools:
   - {name: spot, capacity: Spot, preset: Karpenter, pricePerHour: "0.91", machine: g5.xlarge, maxWorkers: 8}
   - {name: fallback, capacity: OnDemand, pricePerHour: "3.06", afterSeconds: 300, maxWorkers: 2, revert: true,

@@ -14,7 +14,6 @@ from bamboo_core.job.status import RolloutStatus
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import node_path
 from bamboo_core.names import TRAINER_CONTAINER
-from bamboo_core.planning import hazards
 from bamboo_core.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
@@ -25,11 +24,9 @@ from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.starting.startup_problems import UNSCHEDULABLE
 from bamboo_operator.pods.worker_templates import WorkerTemplates
-from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
@@ -60,7 +57,6 @@ class Place:
         self.events: dict[str, list[dict[str, Any]]] = {}  # of pods, by their uids
         self.events_read: list[str] = []  # the uids of those whose events were asked for
         self.no_events = False  # has the operator no right to list them?
-        self.exposures: dict[hazards.Place, hazards.Exposure] = {}  # what is recorded of nodes
         self.priorities = {"usual"}  # the PriorityClasses that there are
 
     @property
@@ -232,7 +228,6 @@ class Job:
             created=0,
             resumed=resumed,
             rolling=self._rolling(written),
-            choice=PoolChoice(lambda: place.exposures, PriceSource(), self.runner.events.append),
             queue=self.queue,
         )
 

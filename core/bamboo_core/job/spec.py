@@ -204,15 +204,6 @@ class Objective(StrEnum):
     VALUE = "Value"
 
 
-class PoolOrder(StrEnum):
-    """In which order node pools are asked for workers. Listed: as the manifest lists them. Value: by what an hour costs
-    there with the losses that the operator has recorded; see docs/design/grids.md.
-    """
-
-    LISTED = "Listed"
-    VALUE = "Value"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
     """The bounds within which the grid follows the capacity.
@@ -438,14 +429,7 @@ class JobSpec:
     standby: StandbySpec = field(default_factory=StandbySpec)
     """Spare workers, which replace lost ones."""
     node_pools: Annotated[tuple[NodePool, ...], ListOf(16)] = ()
-    """Where workers may run; the pools are tried in this order, unless poolOrder says another one. By default on any
-    node that fits.
-    """
-    pool_order: Annotated[PoolOrder, Mark.FOLLOWS] = PoolOrder.LISTED
-    """Listed tries nodePools as they are listed. Value tries first where a worker's hour costs least, by price and
-    recorded losses (docs/operating.md); pools with afterSeconds keep their places. By default Value with
-    elastic.objective Value, else Listed.
-    """
+    """Where workers may run; the pools are tried in this order. By default on any node that fits."""
     spread: Annotated[SpreadSpec, Mark.FIXED] = field(default_factory=SpreadSpec)
     """How workers are spread over zones and nodes. Cannot change."""
     checkpoint: Annotated[CheckpointSpec | None, Mark.FIXED] = None
@@ -504,11 +488,7 @@ def _complete_bounds(values: Values, around: Mapping[str, Any]) -> None:
 
 @completes(JobSpec)
 def _complete_job(values: Values, around: Mapping[str, Any]) -> None:
-    """A grid that is chosen has the fewest stages that it may have, until it is. Pools are asked in the order of what
-    they are worth where workers are held for that.
-    """
-    if values["pool_order"] is None:
-        values["pool_order"] = PoolOrder.VALUE if values["elastic"].gives_back else PoolOrder.LISTED
+    """A grid that is chosen has the fewest stages that it may have, until it is."""
     if values["topology"].chooses_stages:
         values["topology"] = replace(values["topology"], stages=values["elastic"].min_stages)
 

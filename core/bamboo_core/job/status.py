@@ -187,13 +187,6 @@ class JobCost(ApiPart, frozen=True):
     """Until when the cost is counted; pods that go while no operator is active are not in it."""
 
 
-class PoolOrderStatus(ApiPart, frozen=True):
-    """In which pool the next worker is asked for."""
-
-    first: Annotated[str, _schema(maxLength=63)] = ""
-    """The name of the pool."""
-    message: Sentence = ""
-    """What an hour of a worker costs in each pool, with losses."""
 
 
 class BambooJobStatus(ApiPart, frozen=True):
@@ -215,8 +208,6 @@ class BambooJobStatus(ApiPart, frozen=True):
     """The number of the current plan. It grows whenever the assignment of workers changes."""
     rollout: RolloutStatus | None = None
     """How many workers' pods are as they would be made now, and how the others are replaced."""
-    pool_order: PoolOrderStatus | None = None
-    """In which pool the next worker is asked for, and why; only with spec.poolOrder Value."""
     pipelines: PipelineCounts = PipelineCounts()
     """Counts of pipelines."""
     workers: WorkerCounts = WorkerCounts()

@@ -153,14 +153,6 @@ JOB_PAID_PODS = _job(
     "capacity",
     run=False,
 )
-JOB_POOL_COST_PER_HOUR = _job(
-    "pool_cost_per_hour",
-    MetricKind.GAUGE,
-    "What an hour of a worker costs in a pool, with what its losses cost; only with spec.poolOrder Value, by which the"
-    " cheapest comes first.",
-    "pool",
-    run=False,
-)
 JOB_PIPELINES = _job("pipelines", MetricKind.GAUGE, "Pipelines of the plan.")
 JOB_DESIRED_PIPELINES = _job(
     "desired_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested.", run=False

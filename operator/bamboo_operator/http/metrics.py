@@ -71,8 +71,6 @@ def job_page(page: MetricsPage, known: OperatedJob, meter: JobMeter) -> str:
     _workers(page, job, status_now)
     _rollout(page, job, status_now)
     _pods(page, job, known, idle=state in IDLE_STATES)
-    for rank in known.facts.pool_ranks if state not in IDLE_STATES else ():
-        page.add(job_catalog.JOB_POOL_COST_PER_HOUR, rank.cost, *job, rank.name)
     page.add(job_catalog.JOB_LAST_COMMIT, meter.committed, *job)
     for source, count in dict(meter.signals).items():
         page.add(job_catalog.JOB_SIGNALS, count, *job, source)

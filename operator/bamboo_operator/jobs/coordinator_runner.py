@@ -43,7 +43,6 @@ from bamboo_core.coordinator.events import (
 )
 from bamboo_core.coordinator.grids.dates import time_told
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.coordinator.loss_cost import loss_seconds
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
 from bamboo_core.coordinator.shell_view import WantedWorkers, wanted_workers
 from bamboo_core.coordinator.state import CoordinatorState
@@ -200,11 +199,6 @@ class CoordinatorRunner:
     def withdraw(self, count: int) -> None:
         """So many requested pods are not needed any more."""
         self.handle(RequestsWithdrawn(count))
-
-    @property
-    def loss_seconds(self) -> float:
-        """For how long the whole job trains nothing when a worker is lost."""
-        return loss_seconds(self.state)
 
     @property
     def joined(self) -> Collection[WorkerId]:

@@ -16,7 +16,6 @@ from bamboo_core.job.placement_spec import next_prices
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.planning.plan import WorkerId
-from bamboo_core.planning.pool_order import in_order
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.kube.objects import parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import worker_pool
@@ -80,7 +79,7 @@ class CostCounter:
         counts = Counter(pool for _, pool, _ in placed)
         return PricesTold(
             {name: float(price) for name, price in found if price is not None},
-            next_prices(in_order(self._status.facts.pools, self._status.facts.pool_ranks), counts),
+            next_prices(self._status.facts.pools, counts),
         )
 
     def _count_unwatched(self, now: datetime) -> None:

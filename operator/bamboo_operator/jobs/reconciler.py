@@ -35,7 +35,6 @@ from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.job_pods import JobPods
-from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.worker_templates import WorkerTemplates
@@ -200,7 +199,7 @@ class JobReconciler:
         self.meter.begin()
         self._spec.report_problems(runner.events.append)
         self.runner = runner
-        settings, record, first = self._pod_settings(), runner.events.append, status.written.pool_order
+        settings, record = self._pod_settings(), runner.events.append
         templates = WorkerTemplates(self._meta, settings)
         controller = PodController(
             self._job,
@@ -212,7 +211,6 @@ class JobReconciler:
             created=status.created,
             resumed=run.resumed,
             rolling=RollingChange(templates, status.written.rollout, record),
-            choice=PoolChoice(shared.exposures, shared.prices, record, first.first if first else ""),
             queue=self._queue,
         )
         training = Training(

@@ -120,7 +120,6 @@ class Training:
             pods=dict(self._controller.pods.by_pool()),
             finish=self._runner.finish,
             rollout=self._controller.rollout,
-            pool_ranks=self._controller.pool_ranks,
         )
 
     def _tell_prices(self) -> None:

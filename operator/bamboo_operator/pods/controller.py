@@ -14,7 +14,6 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import worker_name
 from bamboo_core.planning.plan import WorkerId
-from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
@@ -24,7 +23,6 @@ from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, wit
 from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
-from bamboo_operator.pods.pool_choice import PoolChoice
 from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
 from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
 from bamboo_operator.pods.requests import PodRequests
@@ -72,7 +70,6 @@ class PodController:
         created: int,
         resumed: bool,
         rolling: RollingChange,
-        choice: PoolChoice,
         queue: JobQueue,
     ) -> None:
         self._job, self._requests, self._cluster, self._api = job, requests, cluster, api
@@ -81,7 +78,7 @@ class PodController:
         self._settings, self._record = settings, record
         self.pods = JobPods(job, cluster)
         self.created = max(created, self.pods.next_number())
-        self._rolling, self._choice = rolling, choice
+        self._rolling = rolling
         self._waiting_since: float | None = None
         self._releases = GateReleases(self._spec)
         self._given_back: set[WorkerId] = set()
@@ -173,7 +170,6 @@ class PodController:
         yield from (since + LEAVE_SECONDS for since in self._requests.removing.values())
         yield from self._deletions.deadlines(self.pods.all().values())
         yield from self._rolling.deadlines
-        yield from self._choice.deadlines
         yield from (self._backoff.until, self._rechecks.next(), self._startup_events.next(), self._repair_at)
         if self._budget is not None:
             yield from self._budget.deadlines
@@ -216,12 +212,7 @@ class PodController:
     @property
     def _pools(self) -> tuple[NodePool, ...]:
         """The pools in which the job's queue lets its next worker be, in the order in which they are asked."""
-        return self._choice.ordered(self._queue.pools(self._spec, self._staying()))
-
-    @property
-    def pool_ranks(self) -> tuple[PoolRank, ...]:
-        """The order of the pools, if it is not the listed one."""
-        return self._choice.ranks
+        return self._queue.pools(self._spec, self._staying())
 
     def _known(self) -> set[WorkerId]:
         """Workers that have joined, or are gone."""
@@ -264,24 +255,6 @@ class PodController:
             number = worker_number(pods.get(name) or {}) or 0
             self._backoff = self._backoff.after(number, self.created, now, f"{name} {detail}")
         self._rolling.look(self._sight())
-        paid, loss = self.pods.paid_for(self._requests.joined), self._requests.loss_seconds
-        self._choice.look(self._spec, paid, self._unplaced(now), loss, now, self._refused())
-
-    def _refused(self) -> tuple[WorkerId, str] | None:
-        """The newest worker that did not fit to the others, and its pool, as long as its pod is there; not where that
-        is its template's fault.
-        """
-        sight, worker = self._sight(), misfit[0] if (misfit := self._requests.wanted.misfit) else ""
-        pool = worker_pool(sight.pods.get(worker) or {})
-        return (worker, pool) if pool and self._rolling.is_known_to_work(sight, worker) else None
-
-    def _unplaced(self, now: float) -> dict[WorkerId, tuple[str, float]]:
-        """The workers for which the scheduler looks for a node: the pool of each, and since when."""
-        found = {}
-        for name, pod in self._unscheduled().items():
-            released = self._releases.at(name)
-            found[name] = worker_pool(pod) or "", now - age(pod) if released is None else released
-        return found
 
     def _sight(self) -> Sight:
         return Sight(
@@ -428,9 +401,7 @@ class PodController:
             if pool is None or name in self._probes or self._deletions.asked(pod):
                 continue
             since = max(self._waiting_since, released or 0.0)
-            pools, counts = self._pools, self.pods.by_pool()
-            target = fallback_pool(pools, pool, time.monotonic(), since, counts)
-            target = target or self._choice.elsewhere(pools, pool, counts)
+            target = fallback_pool(self._pools, pool, time.monotonic(), since, self.pods.by_pool())
             if target is not None:
                 self._record(
                     Emit("FallbackPool", f"{name} finds no node in pool {pool}; pool {target.name} is tried", True)

@@ -22,10 +22,6 @@ class PodRequests(Protocol):
         """Workers that were told to stop and whose pods are to go, and since when (time.monotonic())."""
 
     @property
-    def loss_seconds(self) -> float:
-        """For how long the whole job trains nothing when a worker is lost."""
-
-    @property
     def finished(self) -> bool:
         """Has the job ended?"""
 

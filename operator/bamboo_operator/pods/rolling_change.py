@@ -110,11 +110,6 @@ class RollingChange:
         assert self._record is not None
         self._invalid = self._record.revision, why
 
-    def is_known_to_work(self, sight: Sight, name: WorkerId) -> bool:
-        """Return whether that pod is as the others are, rather than as a rollout would make them, or would have."""
-        active = self._record is not None and self._record.active
-        return self._templates.is_newest(sight.job, sight.pods[name]) is not active
-
     @property
     def proven(self) -> bool:
         """Whether a worker of the newest template is ready."""

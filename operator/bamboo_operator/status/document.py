@@ -9,18 +9,15 @@ from bamboo_core.coordinator.events import Status, WorkerState
 from bamboo_core.job.placement_spec import Capacity
 from bamboo_core.job.spec import wanted_pipelines, wanted_workers
 from bamboo_core.job.status import (
-    LONGEST_SENTENCE,
     BambooJobStatus,
     CheckpointStatus,
     JobCost,
     PipelineCounts,
-    PoolOrderStatus,
     ReportedCondition,
     TakeoverStatus,
     TrainingProgress,
     WorkerCounts,
 )
-from bamboo_core.planning.pool_order import told_order
 from bamboo_core.view.run_status import run_status
 from bamboo_operator.status.budget import budget_left, warned_of
 from bamboo_operator.status.condition_rules import (
@@ -54,7 +51,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         state=displayed_state(found),
         epoch=run.epoch or previous.epoch,
         rollout=facts.rollout.status() if facts.rollout else previous.rollout,
-        pool_order=_pool_order(given),
         pipelines=_pipelines(given, previous),
         workers=_workers(given, previous),
         preemptions=max(previous.preemptions, earlier.preemptions + run.preemptions),
@@ -107,8 +103,7 @@ def worth_writing(new: BambooJobStatus, old: BambooJobStatus, seconds_since_last
 
 def _lasting(status: BambooJobStatus) -> BambooJobStatus:
     training = TrainingProgress(steps=status.training.steps)
-    order = status.pool_order and replace(status.pool_order, message="")
-    return replace(status, training=training, pool_order=order, cost=JobCost(per_hour=status.cost.per_hour))
+    return replace(status, training=training, cost=JobCost(per_hour=status.cost.per_hour))
 
 
 def _known_status(status: Status | None) -> Status | None:
@@ -137,14 +132,6 @@ def _conditions(
             )
         )
     return (*mine, *(c for kind, c in old.items() if kind not in found))
-
-
-def _pool_order(given: RuleInput) -> PoolOrderStatus | None:
-    """As it is while workers are asked for."""
-    ranks = given.facts.pool_ranks
-    if given.idle or not ranks:
-        return None
-    return PoolOrderStatus(first=ranks[0].name, message=told_order(ranks)[:LONGEST_SENTENCE])
 
 
 def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:

@@ -10,7 +10,6 @@ from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
-from bamboo_core.planning.pool_order import PoolRank
 from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.queues.decision import FREE, QueueStanding
@@ -69,7 +68,6 @@ class StatusFacts:
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
     rollout: RolloutRecord | None = None  # None if it is not known yet
-    pool_ranks: tuple[PoolRank, ...] = ()  # the order in which pools are asked, if that is not the listed one
     queue: QueueStanding = FREE  # what its queue lets the job do
     queue_warning: str = ""  # why its queue is not followed
 

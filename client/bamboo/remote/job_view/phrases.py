@@ -106,12 +106,6 @@ def cost(job: JobView) -> str:
     return ", ".join(told)
 
 
-def pool_order(job: JobView) -> str:
-    """In which pool the next worker is asked for, and why; empty if pools are asked as they are listed."""
-    found = job.status.pool_order
-    return "" if found is None or job.status.ended or job.suspended else found.message
-
-
 def protected(job: JobView) -> str:
     """Is it, in a word for a table: yes, no, or off if it is not meant to be; - if nothing runs, or it is not known."""
     told = job.status.condition("Protected")

@@ -146,8 +146,6 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         lines.append(Text(told))
     if told := phrases.rollout(job):
         lines.append(Text(told, style="yellow" if status.rollout and status.rollout.state == "Stalled" else ""))
-    if told := phrases.pool_order(job):
-        lines.append(Text(told))
     if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
     if status.cost.budget is not None:

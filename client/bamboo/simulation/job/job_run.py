@@ -18,7 +18,6 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.simulation.job.job_training import SimulatedTraining
 from bamboo.simulation.job.node_supply import NodeSupply, SimulatedNode
-from bamboo.simulation.job.pool_value import SeenPools
 from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
@@ -40,15 +39,13 @@ from bamboo_core.coordinator.events import (
     TimeTold,
     WorkerLost,
 )
-from bamboo_core.coordinator.loss_cost import loss_seconds
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.job.budget_reach import HOUR, done_by, spent
-from bamboo_core.job.spec import JobSpec, PoolOrder, wanted_pipelines, whole_workers
+from bamboo_core.job.spec import JobSpec, wanted_pipelines, whole_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.names import worker_name
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Peer, Plan, WorkerId
-from bamboo_core.planning.pool_order import LossCost
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.steps.grid_rates import GridRates
@@ -126,7 +123,6 @@ class _Simulation:
             samples=run.spec.training.global_batch_size, usual=self._usual_step(), zone_price=run.zone_price
         )
         self._supply = NodeSupply(run.trace, run.spec, run.profile.prices, run.price)
-        self._seen = SeenPools()
         self._training = SimulatedTraining(
             self._clock, self._model, run.profile, run.spec, self._record, tell=self._tell, most=self._most_steps
         )
@@ -368,7 +364,6 @@ class _Simulation:
             self._clock.after(0.0, self._staff)  # when all nodes are here that come at this moment
             return
         used = self._supply.went(change.node)
-        self._seen.went(change.node, self._clock.now, lost=used)
         self._pay()
         workers = [w for w in self._by_node.pop(change.node, []) if used and self._workers[w].alive]
         for worker in workers:
@@ -390,31 +385,13 @@ class _Simulation:
 
     def _staff(self) -> None:
         """Workers that are asked for start as soon as there are nodes."""
-        if self._waiting:
-            self._order_pools()
         while self._waiting and (node := self._node(self._clock.now - self._waiting[0])) is not None:
             self._waiting.pop(0)
             worker = worker_name(self._spec.name, len(self._workers))
             self._workers[worker] = _SimulatedWorker(node)
             self._by_node[node.name].append(worker)
-            if node.pool is None:
-                self._seen.placed(node.name, (node.spot, node.zone), self._clock.now)
             self._clock.after(self._run.profile.times.start, partial(self._starts, worker))
         self._pay()
-
-    def _order_pools(self) -> None:
-        """As the operator does it, if that is not the listed order."""
-        pools, now = self._supply.spot, self._clock.now
-        if self._spec.pool_order is PoolOrder.LISTED or len(pools) < 2:
-            return
-        prices = ((pool, self._supply.next_spot_price(pool, now)) for pool in pools)
-        priced = [replace(pool, price_per_hour=None if price is None else Decimal(price)) for pool, price in prices]
-        loss = LossCost(
-            seconds=loss_seconds(self._state),
-            job=self._supply.usd_per_hour(now) or 0.0,
-            start=self._run.profile.times.start,
-        )
-        self._supply.ask([rank.name for rank in self._seen.rank(priced, loss, now)])
 
     def _node(self, waited: float) -> SimulatedNode | None:
         return self._supply.take() or self._supply.take_on_demand(waited)
@@ -437,7 +414,5 @@ class _Simulation:
         self._training.lost(worker)
         self._by_node[record.node.name].remove(worker)
         self._supply.release(record.node.name)
-        if not self._supply.uses(record.node.name):
-            self._seen.went(record.node.name, self._clock.now, lost=False)
         self._staff()
         self._coordinate(WorkerLost(worker, "it has left", 0, True))

@@ -5,7 +5,7 @@ No clock of its own: the run says when what happens.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, partial
@@ -60,10 +60,6 @@ class NodeSupply:
         self._workers: Counter[str] = Counter()  # of each node
         self._made = 0
         self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
-
-    def ask(self, names: Sequence[str]) -> None:
-        """Spot pools are asked in this order from now on."""
-        self.spot = tuple(sorted(self.spot, key=lambda pool: names.index(pool.name)))
 
     def came(self, name: str, zone: str, pool: str = "") -> None:
         """A node, which is of no use where the job may not be."""
@@ -178,9 +174,6 @@ class NodeSupply:
         if self._workers[name] <= 0:
             del self._workers[name]
             self._used.pop(name, None)
-
-    def uses(self, name: str) -> bool:
-        return name in self._used
 
     @property
     def used(self) -> int:

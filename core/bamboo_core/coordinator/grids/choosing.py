@@ -282,7 +282,7 @@ def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: f
     if not is_short(state):
         return min(state.spec.elastic.stabilization_seconds, max(GATHERING, brought_in))
     gaps = state.grids.gaps
-    left = usual_refill(state) - (now - gaps[-1]) if gaps else 0.0
+    left = _usual_refill(state) - (now - gaps[-1]) if gaps else 0.0
     return max(0.0, left) if left < brought_in else 0.0
 
 
@@ -291,11 +291,11 @@ def restart_wait(state: CoordinatorState) -> float:
 
     Those that usually come soon are; else it begins with few, and grows.
     """
-    usual = usual_refill(state)
+    usual = _usual_refill(state)
     return min(state.spec.elastic.stabilization_seconds, usual if GATHERING < usual <= SOON else GATHERING)
 
 
-def usual_refill(state: CoordinatorState) -> float:
+def _usual_refill(state: CoordinatorState) -> float:
     """Seconds until a worker comes for one that was lost."""
     refills = state.grids.refills
     return median(refills) if refills else USUAL_REFILL
