@@ -54,13 +54,6 @@ _NodeMarks = Annotated[
     Path | None,
     typer.Option(help="YAML file with your own marks on nodes that will be taken away (docs/install.md)."),
 ]
-_NodeRecord = Annotated[
-    str | None,
-    typer.Option(
-        help="NAMESPACE/NAME of a ConfigMap in which it records what happens to the nodes of workers, for"
-        " `bamboo traces fetch`; default: nowhere."
-    ),
-]
 _Prices = Annotated[
     str | None,
     typer.Option(
@@ -138,7 +131,6 @@ class WorkerFlags:
     image: _Image = "bamboo-trainer"
     run_as_user: _RunAsUser = 65532
     node_marks: _NodeMarks = None
-    node_record: _NodeRecord = None
     network_policy: _NetworkPolicy = True
     disruption_budgets: _DisruptionBudgets = True
     kueue: _Kueue = True
@@ -167,12 +159,6 @@ class WorkerFlags:
             return read_marks(self.node_marks) if self.node_marks else ()
         except ManifestError as error:
             raise wrong("; ".join(f"--node-marks: {problem}" for problem in error.problems)) from None
-
-    def record_place(self) -> LeaseName | None:
-        try:
-            return LeaseName.parse(self.node_record) if self.node_record else None
-        except ValueError as error:
-            raise wrong(f"--node-record: {error}") from None
 
     def key(self) -> bytes:
         key = _read("--key-file", self.key_file.read_bytes)
@@ -262,7 +248,6 @@ def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, leas
         workers=workers.settings(authority),
         key=workers.key(),
         marks=workers.marks(),
-        node_record=workers.record_place(),
         prices=workers.price_address(),
         kueue=workers.kueue,
         kueue_slices=workers.kueue_slices,

@@ -1,9 +1,8 @@
 """The operator from its start to its end: what there is, and in which order it begins and ends."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bamboo_core.kube.connection import Connection
 from bamboo_core.metrics.exposition import Exporter, MetricsPageCollector
-from bamboo_core.planning.hazards import Exposure, Place
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
@@ -38,7 +36,6 @@ from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, Leas
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress, PriceSource
-from bamboo_operator.recording.recorder import NodeRecorder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
@@ -66,7 +63,6 @@ class OperatorOptions:
     identity: str  # of this one as its holder
     marks: tuple[NodeMark, ...] = ()
     label_active: bool = False  # its pod, while it works; those that wait are ready, too
-    node_record: LeaseName | None = None  # the ConfigMap in which nodes are recorded
     prices: PriceAddress | None = None  # where they are, None if nowhere
     kueue: bool = True  # are queues followed?
     kueue_slices: bool = True  # may Kueue's Workloads replace each other?
@@ -112,7 +108,6 @@ class _Operator:
         self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
         self._prices = PriceSource(options.prices)
         self._jobs: JobController | None = None
-        self._recording: tuple[NodeRecorder, asyncio.Task[None]] | None = None
         self._works = False
         self._closing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -158,9 +153,6 @@ class _Operator:
 
     def _known(self, job: JobKey) -> OperatedJob | None:
         return self._jobs.known(job) if self._jobs else None
-
-    def _exposures(self) -> Mapping[Place, Exposure]:
-        return self._recording[0].exposures() if self._recording else {}
 
     # the lease
 
@@ -216,14 +208,8 @@ class _Operator:
             workloads=workloads,
             slices=options.kueue_slices,
             prices=self._prices,
-            exposures=self._exposures,
         )
         jobs = self._jobs = JobController(shared)
-        if options.node_record:
-            recorder = NodeRecorder(
-                shared.cluster, self._api, options.node_record, jobs.spec, options.marks, prices=self._prices
-            )
-            self._recording = recorder, self._begin(recorder.run())
         sources = MetricSources(
             reconcilers=jobs.running,
             gateway=self._gateway,
@@ -305,7 +291,6 @@ class _Operator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._end_recording()
         if self._lease:
             try:
                 async with asyncio.timeout(RELEASE_SECONDS):
@@ -315,17 +300,6 @@ class _Operator:
         await self._web.stop()
         for connection in self._connections:
             await connection.close()
-
-    async def _end_recording(self) -> None:
-        """What has not been written yet is."""
-        if self._recording is None:
-            return
-        (recorder, task), self._recording = self._recording, None
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RELEASE_SECONDS):
-                await recorder.end()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._tasks.append(asyncio.create_task(work))

@@ -172,7 +172,6 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         "--network-policy",
         "--lease=bamboo-system/bamboo-operator",
         "--identity=$(POD_NAME)",
-        "--node-record=bamboo-system/bamboo-operator-nodes",
     ]
     everything = container(rendered["everything"])["args"]
     assert {"--namespace=team-a", "--namespace=team-b", "--verbose"} <= set(everything)
@@ -191,16 +190,13 @@ def test_the_operator_holds_the_lease_under_its_pods_name(chart: Helm) -> None:
     assert "--lease=bamboo-system/b-bamboo-operator" in found["args"]
     own = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     assert found["env"].index(own) < found["env"].index({"name": "A", "value": "b"})
-    assert {rule["resourceNames"][0] for rule in one(documents, "Role")["rules"] if "resourceNames" in rule} == {
-        "b-bamboo-operator",
-        "b-bamboo-operator-nodes",
-    }
+    named = [rule["resourceNames"][0] for rule in one(documents, "Role")["rules"] if "resourceNames" in rule]
+    assert named == ["b-bamboo-operator"]
 
 
-def test_without_a_record_of_nodes_the_operator_has_no_right_on_config_maps(chart: Helm) -> None:
-    documents = chart.template({"nodeRecord": {"enabled": False}})
-    assert not any("--node-record" in argument for argument in container(documents)["args"])
-    rights = [rule for role in documents if role["kind"] in ("Role", "ClusterRole") for rule in role["rules"]]
+def test_the_operator_has_no_right_on_config_maps(rendered: dict[str, list[Json]]) -> None:
+    roles = [one for one in rendered["default"] if one["kind"] in ("Role", "ClusterRole")]
+    rights = [rule for role in roles for rule in role["rules"]]
     assert not [rule for rule in rights if "configmaps" in rule["resources"]]
 
 

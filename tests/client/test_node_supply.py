@@ -63,17 +63,14 @@ def test_a_notice_for_a_node_is_one_for_each_of_its_workers() -> None:
     assert not any("WorkerLost" in line for line in told)
 
 
-def test_nodes_belong_to_the_pool_that_the_recording_or_a_template_names_and_cost_what_it_says() -> None:
-    zone = {"spec": {"nodeSelector": {"topology.kubernetes.io/zone": "b"}}}
+def test_nodes_belong_to_the_pool_whose_template_names_their_zone_and_cost_what_it_says() -> None:
+    in_b = {"spec": {"nodeSelector": {"topology.kubernetes.io/zone": "b"}}}
     pools = [
         {"name": "first", "pricePerHour": "1", "maxWorkers": 1},
-        {"name": "second", "pricePerHour": "10", "template": zone},
+        {"name": "second", "pricePerHour": "10", "template": in_b},
     ]
-    there = [("n0", "a", ""), ("n1", "a", ""), ("n2", "b", ""), ("n3", "b", "")]
-    changes = [NodeChange(at=0.0, change=Change.ADD, node=name, zone=z, pool=p) for name, z, p in there]
+    there = [("n0", "a"), ("n1", "a"), ("n2", "b"), ("n3", "b")]
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=name, zone=zone) for name, zone in there]
     spread = {"policy": "None"}
     found = run(job(nodePools=pools, spread=spread), make_trace(changes, duration=HOUR)).figures
     assert found.usd == pytest.approx(1 + 2 * 10, rel=1e-3)
-    named = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="b", pool="second") for i in range(3)]
-    found = run(job(nodePools=pools, spread=spread), make_trace(named, duration=HOUR)).figures
-    assert found.usd == pytest.approx(3 * 10, rel=1e-3)

@@ -16,10 +16,3 @@ def test_our_own_form_keeps_everything() -> None:
     assert [price.usd_per_hour for price in price_series(trace, "east-a")] == [1.0]
     assert [price.usd_per_hour for price in price_series(trace, "east-b")] == [2.0]
     assert parse_trace("t.jsonl", "".join(to_json_lines(trace))) == trace
-
-
-def test_a_node_that_nobody_used_when_it_went_says_so() -> None:
-    text = "".join(to_json_lines(parse_trace("t.jsonl", OWN))) + '{"at": 9000.0, "remove": "n1", "idle": true}\n'
-    trace = parse_trace("t.jsonl", text)
-    assert [change.idle for change in trace.changes if change.node == "n1"] == [False, True]
-    assert parse_trace("t.jsonl", "".join(to_json_lines(trace))) == trace

@@ -66,7 +66,7 @@ SCENARIOS = {
         "zone_traffic_of_engines",
     },
     "operator": {"kube_connections", "operator_failures", "operator_many", "operator_waiting"},
-    "cli": {"cli_docs", "node_record_cli"},
+    "cli": {"cli_docs"},
     "page": {"page_browser"},
 }
 

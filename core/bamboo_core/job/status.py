@@ -187,8 +187,6 @@ class JobCost(ApiPart, frozen=True):
     """Until when the cost is counted; pods that go while no operator is active are not in it."""
 
 
-
-
 class BambooJobStatus(ApiPart, frozen=True):
     """The state of the job. The operator writes it, at most once in 15 seconds while only progress changes."""
 

@@ -37,8 +37,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     price: float | None = None
     zone: str = ""
     notice: float | None = None
-    pool: str = ""
-    idle: bool = False
     on_demand: float | None = msgspec.field(default=None, name="onDemand")
 
 
@@ -100,8 +98,6 @@ def _entry(one: NodeChange | PriceChange) -> Entry:
         remove=None if added else one.node,
         zone=one.zone,
         notice=one.notice,
-        pool=one.pool,
-        idle=one.idle,
     )
 
 
@@ -112,12 +108,8 @@ def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:
         raise NodeTraceError(f"{path} line {number}: expected one of add, remove and price, not {found}")
     if entry.notice is not None and said != ["remove"]:
         raise NodeTraceError(f"{path} line {number}: notice is of a removal, not of {said[0]}")
-    if entry.idle and said != ["remove"]:
-        raise NodeTraceError(f"{path} line {number}: idle is of a removal, not of {said[0]}")
     if entry.on_demand is not None and said != ["price"]:
         raise NodeTraceError(f"{path} line {number}: onDemand is of a price, not of {said[0]}")
-    if entry.pool and said == ["price"]:
-        raise NodeTraceError(f"{path} line {number}: pool is of a node, not of a price")
     if entry.price is not None:
         return PriceChange(at=entry.at, zone=entry.zone, usd_per_hour=entry.price, on_demand=entry.on_demand)
     change = Change.ADD if entry.add is not None else Change.REMOVE
@@ -129,8 +121,6 @@ def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:
         node=node,
         zone=entry.zone,
         notice=entry.notice,
-        pool=entry.pool,
-        idle=entry.idle,
     )
 
 

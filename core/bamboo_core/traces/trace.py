@@ -28,12 +28,9 @@ class NodeChange:
     at: float  # seconds since the trace began
     change: Change
     node: str
-    # zone, pool: "" if it is not known
-    zone: str = ""
+    zone: str = ""  # "" if it is not known
     # seconds between the notice and the removal; None if there was none, or if it is not known
     notice: float | None = None
-    pool: str = ""
-    idle: bool = False  # nobody used it any more when it went
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +122,7 @@ def _problems(changes: tuple[NodeChange, ...], prices: tuple[PriceChange, ...]) 
         checked(change.at, "the time")
         if change.notice is not None:
             checked(change.notice, "the notice")
-        for name, what in ((change.node, "a node"), (change.zone, "a zone"), (change.pool, "a pool")):
+        for name, what in ((change.node, "a node"), (change.zone, "a zone")):
             if len(name) > MOST_NAME or not name.isprintable():
                 yield f"the name of {what} must have at most {MOST_NAME} printable characters, not {name[:40]!r}"
         if not change.node:

@@ -86,10 +86,6 @@ class ClusterCache:
         for listener, pod in self._listening(name):
             listener.node_deleted(pod, name)
 
-    def workers_on(self, node: str) -> list[tuple[JobKey, Object]]:
-        """The pods on that node, each with its job."""
-        return [(job, self._pods[job][name]) for job, name in sorted(self._placed.get(node, ()))]
-
     def node_of(self, pod: Object) -> Object | None:
         return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec
+from bamboo_core.job.spec import DEFAULT_MANAGER
 from bamboo_core.kube.request_parts import job_path, node_path, pod_path
 from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.jobs.late_workers import DeletedJobs
@@ -131,11 +131,6 @@ class JobController:
         """What is known of that job; None if it is none of ours."""
         found = self._reconcilers.get(key)
         return found[0].known() if found else None
-
-    def spec(self, key: JobKey) -> JobSpec | None:
-        """The spec of that job; None if it is not known."""
-        known = self.known(key)
-        return known.facts.spec if known else None
 
     def stuck(self) -> str | None:
         """A sentence on a job that has not been reconciled for too long, if there is one."""

@@ -1,10 +1,8 @@
 """What all jobs of an operator share."""
 
 import asyncio
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from bamboo_core.planning.hazards import Exposure, Place
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -24,7 +22,7 @@ STATUSES_AT_ONCE = 4
 class SharedResources:
     """url: ws://HOST:PORT, or wss:, under which workers reach the operator. key: jobs' secrets are made from it.
 
-    exposures: what is recorded of nodes, by pool and zone. slices: may Kueue's Workloads replace each other? turns: for
+    slices: may Kueue's Workloads replace each other? turns: for
     reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
     """
 
@@ -39,7 +37,6 @@ class SharedResources:
     workloads: WorkloadCache = field(default_factory=WorkloadCache)
     slices: bool = True
     prices: PriceSource = field(default_factory=PriceSource)
-    exposures: Callable[[], Mapping[Place, Exposure]] = dict
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONCILES_AT_ONCE))

@@ -219,18 +219,6 @@ class ApiClient:
         metadata = lease["metadata"]
         return await self._call("PUT", f"{_leases(metadata['namespace'])}/{metadata['name']}", lease)
 
-    async def read_config_map(self, namespace: str, name: str) -> Object | None:
-        """None if there is none."""
-        return await self._find(f"{_config_maps(namespace)}/{name}")
-
-    async def create_config_map(self, config_map: Object) -> Object:
-        return await self._call("POST", _config_maps(config_map["metadata"]["namespace"]), config_map)
-
-    async def replace_config_map(self, config_map: Object) -> Object:
-        """As it was read, but for what is changed. Raises ApiError with status 409 if it is no longer what was read."""
-        metadata = config_map["metadata"]
-        return await self._call("PUT", f"{_config_maps(metadata['namespace'])}/{metadata['name']}", config_map)
-
     async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
         """value: None removes the label."""
         body = {"metadata": {"labels": {label: value}}}
@@ -353,10 +341,6 @@ def workload_path(version: str, namespace: str, name: str) -> str:
 
 def _workloads(workload: Object) -> str:
     return f"/apis/{workload['apiVersion']}/namespaces/{workload['metadata']['namespace']}/workloads"
-
-
-def _config_maps(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
 def _leases(namespace: str) -> str:

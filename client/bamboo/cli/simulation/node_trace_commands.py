@@ -3,15 +3,14 @@
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import run, usage
-from bamboo.cli.options import ClusterPlace
+from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import Written
 from bamboo.traces.generate import Generation, Pattern, generate
 from bamboo_core.complaints import complain, system_reason
@@ -21,13 +20,10 @@ from bamboo_core.traces.json_lines import to_json_lines
 from bamboo_core.traces.trace import NodeTraceError, Trace
 
 node_traces = typer.Typer(
-    help="Look at recordings of spot nodes, convert, generate and fetch them.",
+    help="Look at recordings of spot nodes, convert and generate them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-OPERATOR_NAMESPACE = "bamboo-system"  # where docs/install.md puts it
 
 
 class TraceFormat(StrEnum):
@@ -77,20 +73,6 @@ def convert(files: Files, zone: Zone = "", output: Written = None) -> None:
     Example: bamboo traces convert p3-trace.csv --zone us-east-1a --output trace.jsonl
     """
     _write(to_json_lines(_read(files, zone)), output)
-
-
-@node_traces.command("fetch")
-@grouped
-def fetch_record(cluster: ClusterPlace, output: Written = None) -> None:
-    """Write what the operator has recorded of its nodes, as a trace.
-
-    --namespace is the operator's, by default bamboo-system. The trace is replayed by `bamboo simulate --trace`.
-
-    Example: bamboo traces fetch --output ours.jsonl
-    """
-    from bamboo.remote.node_record import fetch
-
-    run(replace(cluster, namespace=cluster.namespace or OPERATOR_NAMESPACE), lambda session: fetch(session, output))
 
 
 def _read(files: list[str], zone: str) -> Trace:

@@ -360,7 +360,7 @@ class _Simulation:
 
     def _changed(self, change: NodeChange) -> None:
         if change.change is Change.ADD:
-            self._supply.came(change.node, change.zone, change.pool)
+            self._supply.came(change.node, change.zone)
             self._clock.after(0.0, self._staff)  # when all nodes are here that come at this moment
             return
         used = self._supply.went(change.node)

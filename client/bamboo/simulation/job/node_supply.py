@@ -35,8 +35,8 @@ class NodeSupply:
     """The nodes that a simulated job gets. price: USD an hour of a spot node, whatever trace, pools and profile say.
 
     Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule; zones
-    that templates name). Spot pools are asked in order; to which one a node belongs the recording says, or the zones of
-    their templates. With several workers on a node, one that has room comes first.
+    that templates name). Spot pools are asked in order; the zones of their templates say which nodes are theirs. With
+    several workers on a node, one that has room comes first.
     """
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
@@ -54,17 +54,15 @@ class NodeSupply:
         self._node_price = spec.spread.node_price
         self._pool_prices = {pool.name: self._node_price(pool.price_per_hour) for pool in self.spot}
         self._pool_price = self._node_price(pool_price(self.spot, Capacity.SPOT))  # of those that say none
-        self._pool_of: dict[str, str] = {}  # of nodes, as the recording says
         self._there: dict[str, SimulatedNode] = {}
         self._used: dict[str, SimulatedNode] = {}
         self._workers: Counter[str] = Counter()  # of each node
         self._made = 0
         self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
 
-    def came(self, name: str, zone: str, pool: str = "") -> None:
+    def came(self, name: str, zone: str) -> None:
         """A node, which is of no use where the job may not be."""
         if self._may_be_in(zone):
-            self._pool_of[name] = pool if pool in self._zones_of else ""
             self._there[name] = SimulatedNode(name=name, zone=zone)
 
     def noticed(self, name: str) -> None:
@@ -101,13 +99,7 @@ class NodeSupply:
 
     def _free(self, pool: NodePool) -> list[SimulatedNode]:
         """The spot nodes of that pool that nobody uses."""
-        return [
-            node
-            for node in self._there.values()
-            if node.name not in self._used
-            and self._pool_of[node.name] in ("", pool.name)
-            and self._allows(pool, node.zone)
-        ]
+        return [node for node in self._there.values() if node.name not in self._used and self._allows(pool, node.zone)]
 
     def _allows(self, pool: NodePool, zone: str) -> bool:
         known = self._zones_of[pool.name]

@@ -13,12 +13,10 @@ from typing import Final
 
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.grids import choosing, dates
-from bamboo_core.coordinator.grids.record import Holding
+from bamboo_core.coordinator.grids.record import Exposure, Holding
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.budget_reach import done_by, shown_date
 from bamboo_core.job.spec import JobSpec, fewest_workers, wanted_workers
-from bamboo_core.planning import hazards
-from bamboo_core.planning.hazards import Exposure
 from bamboo_core.planning.plan import Peer, WorkerId
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates
@@ -34,6 +32,7 @@ SPREAD: Final = 4.0  # standard deviations, within which numbers of missing work
 LEAST_LOSSES: Final = 1e-6  # of a worker, until another one has come
 MOST_COMPARED: Final = 24  # numbers of workers
 UNLIKE: Final = 0.05  # of a price: by which others differ from it
+USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # of a zone's workers, before any are counted
 LEAST_SPAN: Final = 0.1  # seconds, of a pause or an outlook
 UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they cost
 
@@ -93,11 +92,13 @@ def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
 
 
 def hazard(state: CoordinatorState, zone: str, now: float) -> float:
-    """How many of a zone's workers are lost in a worker's hour there."""
+    """Return how many of a zone's workers the job loses in a worker's hour there: with few hours seen about what is
+    usual, with many what the job has seen.
+    """
     known = state.holding
     was = known.zones.get(zone, Exposure())
     hours = was.hours + sum(now - since for place, since in known.there.values() if place == zone) / 3600
-    return hazards.hazard(Exposure(losses=was.losses, hours=hours))
+    return (was.losses + USUAL_LOSSES) / (hours + USUAL_HOURS)
 
 
 def missing_share(state: CoordinatorState, now: float) -> float:

@@ -4,10 +4,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bamboo_core.planning.hazards import Exposure
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """The workers of a zone that are not there any more: how many of them were lost, and the hours for which all of
+    them were there.
+    """
+
+    losses: int = 0
+    hours: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

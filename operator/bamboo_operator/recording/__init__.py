@@ -1,1 +1,0 @@
-"""What happened to the nodes that workers ran on, as a trace that `bamboo simulate` replays."""
