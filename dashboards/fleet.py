@@ -188,12 +188,6 @@ def _operator() -> list[object]:
             Query(increase("bamboo_operator_refusals_total", by="reason"), "{{reason}}"),
         ),
         graph(
-            "Age of prices",
-            "Time since the list was read well; growing if the file or the URL is not as it should be.",
-            "s",
-            Query("max(bamboo_operator_prices_age_seconds)", "prices"),
-        ),
-        graph(
             "Memory",
             "Resident memory of the operator.",
             "bytes",

@@ -22,7 +22,6 @@ from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
 from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
-from bamboo_operator.prices.source import PriceAddress
 from bamboo_operator.process import OperatorOptions
 from bamboo_operator.signals.node_marks import NodeMark, read_marks
 
@@ -54,16 +53,6 @@ _NodeMarks = Annotated[
     Path | None,
     typer.Option(help="YAML file with your own marks on nodes that will be taken away (docs/install.md)."),
 ]
-_Prices = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|URL",
-        help="Prices of machines (docs/planning.md), read anew while jobs run: what a worker costs in a pool that names"
-        " its machine. A file, such as one of a ConfigMap, a list that comes with Bamboo, or an http(s) URL.",
-        envvar="BAMBOO_PRICES",
-    ),
-]
-_PricesInterval = Annotated[float, typer.Option(min=1, help="Seconds until prices are read again.")]
 _TlsCert = Annotated[
     Path | None, typer.Option(help="PEM file with the certificate that workers are shown; then --url is wss://.")
 ]
@@ -135,14 +124,6 @@ class WorkerFlags:
     disruption_budgets: _DisruptionBudgets = True
     kueue: _Kueue = True
     kueue_slices: _KueueSlices = True
-    prices: _Prices = None
-    prices_interval: _PricesInterval = 300.0
-
-    def price_address(self) -> PriceAddress | None:
-        try:
-            return PriceAddress.parse(self.prices, self.prices_interval) if self.prices else None
-        except ValueError as error:
-            raise wrong(f"--prices: {error}") from None
 
     def settings(self, authority: str) -> WorkerPodSettings:
         return WorkerPodSettings(
@@ -248,7 +229,6 @@ def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, leas
         workers=workers.settings(authority),
         key=workers.key(),
         marks=workers.marks(),
-        prices=workers.price_address(),
         kueue=workers.kueue,
         kueue_slices=workers.kueue_slices,
     )

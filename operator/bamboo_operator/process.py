@@ -35,7 +35,6 @@ from bamboo_operator.kube.credentials import AUTHORITY_FILE, kopf_login, operato
 from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
-from bamboo_operator.prices.source import PriceAddress, PriceSource
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
@@ -43,7 +42,6 @@ from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 3.0
-FIRST_PRICES_SECONDS = 2.0  # that jobs wait for prices: what was paid while nobody looked is counted at them
 RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
 WATCHES = 14  # of a namespace: connections of its watches, also while one is begun anew
 
@@ -63,7 +61,6 @@ class OperatorOptions:
     identity: str  # of this one as its holder
     marks: tuple[NodeMark, ...] = ()
     label_active: bool = False  # its pod, while it works; those that wait are ready, too
-    prices: PriceAddress | None = None  # where they are, None if nowhere
     kueue: bool = True  # are queues followed?
     kueue_slices: bool = True  # may Kueue's Workloads replace each other?
 
@@ -106,7 +103,6 @@ class _Operator:
         self._job_kind = JobKind(self._api, options.namespaces)
         self._workload_kind = WorkloadKind(self._api, next(iter(options.namespaces), ""))
         self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
-        self._prices = PriceSource(options.prices)
         self._jobs: JobController | None = None
         self._works = False
         self._closing = asyncio.Lock()
@@ -127,7 +123,6 @@ class _Operator:
             for connection in self._connections:
                 await connection.open()
             await self._web.start(*self._options.web_listen)
-            self._begin(self._prices.run())  # an operator that waits for the Lease knows them, too
             self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
             if self._active:
                 await self._active.give_up(first=True)
@@ -194,7 +189,6 @@ class _Operator:
         bounds = ConnectionBounds(unauthenticated=self._shares.unauthenticated, known=self._shares.workers)
         bound = await self._gateway.start(*options.listen, tls, bounds)
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
-        await self._prices.first_read(FIRST_PRICES_SECONDS)
         workloads = await self._workloads()
         shared = SharedResources(
             cluster=ClusterCache(),
@@ -207,7 +201,6 @@ class _Operator:
             marks=options.marks,
             workloads=workloads,
             slices=options.kueue_slices,
-            prices=self._prices,
         )
         jobs = self._jobs = JobController(shared)
         sources = MetricSources(
@@ -215,7 +208,6 @@ class _Operator:
             gateway=self._gateway,
             calls=self._calls,
             counts=shared.counts,
-            prices=self._prices,
         )
         self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
         ProcessCollector(registry=self._series)

@@ -11,7 +11,7 @@ import yaml
 import bamboo_operator.__main__ as operator_main
 from bamboo_core import names
 from bamboo_operator.signals.node_marks import read_marks
-from chart_kit import DIGEST, FOREIGN, SETS, container, rules_of, worker
+from chart_kit import DIGEST, FOREIGN, SETS, container, worker
 from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
 
 pytest_plugins = ["chart_fixtures"]
@@ -226,30 +226,6 @@ def test_own_marks_reach_the_operator_as_it_reads_them(
     other = one(chart.template({"nodeMarks": SETS["everything"]["nodeMarks"][:1]}), "Deployment")["spec"]["template"]
     changed = [t["metadata"]["annotations"]["bamboo.dev/node-marks"] for t in (spec, other)]
     assert changed[0] != changed[1], "the operator has to be started again, for it reads them at its start"
-
-
-def test_prices_are_mounted_so_that_changes_arrive_and_need_no_rights_of_their_own(
-    rendered: dict[str, list[Json]], chart: Helm
-) -> None:
-    documents = rendered["everything"]
-    spec = one(documents, "Deployment")["spec"]["template"]["spec"]
-    (mount,) = (m for m in container(documents)["volumeMounts"] if m["name"] == "prices")
-    assert "subPath" not in mount, "or it would never change"
-    (volume,) = (v for v in spec["volumes"] if v["name"] == "prices")
-    items = [{"key": "list.yaml", "path": "list.yaml"}]
-    assert volume["configMap"] == {"name": "machine-prices", "optional": True, "items": items}
-    arguments = container(documents)["args"]
-    assert {f"--prices={mount['mountPath']}/list.yaml", "--prices-interval=60"} <= set(arguments)
-    plain = rendered["default"]
-    assert not any("--prices" in argument for argument in container(plain)["args"])
-    for kind in ("Role", "ClusterRole"):
-        assert rules_of(chart.template({"prices": {"configMap": "machine-prices"}}), kind) == rules_of(plain, kind)
-
-
-def test_prices_may_be_at_a_url(chart: Helm) -> None:
-    url = chart.template({"prices": {"url": "https://prices.example/list.yaml"}})
-    assert "--prices=https://prices.example/list.yaml" in container(url)["args"]
-    assert not [v for v in one(url, "Deployment")["spec"]["template"]["spec"]["volumes"] if v["name"] == "prices"]
 
 
 def backend(documents: list[Json]) -> tuple[str, Json]:

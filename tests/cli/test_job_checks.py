@@ -11,7 +11,7 @@ QUOTA = {
     "metadata": {"name": "small"},
     "status": {"hard": {"pods": "4", "requests.cpu": "8"}, "used": {"pods": "4", "requests.cpu": "7500m"}},
 }
-MACHINES = spec(nodePools=[{"name": "spot", "preset": "Karpenter", "machine": "g5.2xlarge"}])
+WITHOUT_PRICE = spec(nodePools=[{"name": "spot", "preset": "Karpenter"}])
 QUEUED = spec(queue={"name": "q"})
 STOPPED = {"status": {"conditions": [{"type": "Active", "status": "False", "message": "ClusterQueue is stopped"}]}}
 UNPRICED = "warning prices: none is known for node pools spot, so status, budget and objective Value cannot count money"
@@ -38,7 +38,7 @@ UNPRICED = "warning prices: none is known for node pools spot, so status, budget
             {"spec": spec(checkpoint={"storage": {"uri": "s3://bucket/folder"}})},
             "unknown checkpoints: s3://bucket/folder is tried by the workers when the job starts, and not from here",
         ),
-        ({"spec": MACHINES}, UNPRICED),
+        ({"spec": WITHOUT_PRICE}, UNPRICED),
         ({"spec": QUEUED}, "problem queue q: team has no such LocalQueue of kueue.x-k8s.io/v1beta2"),
         ({"spec": QUEUED, "queue": Unreadable("denied")}, "unknown queue q: denied"),
         ({"spec": QUEUED, "queue": STOPPED}, "problem queue q: it is not active: ClusterQueue is stopped"),
@@ -52,8 +52,3 @@ def test_a_queue_that_is_there_is_well_unless_the_operator_follows_none() -> Non
     assert not lines(found(spec=QUEUED, queue={}))
     pod = operator_pod("--no-kueue", "--namespace=team")
     assert lines(found(spec=QUEUED, queue={}, operators=[pod])) == ["warning queue q: the operator follows no queues"]
-
-
-def test_a_list_of_prices_counts() -> None:
-    pod = operator_pod("--prices=https://prices.example/now.json", "--namespace=team")
-    assert not lines(found(spec=MACHINES, operators=[pod]))

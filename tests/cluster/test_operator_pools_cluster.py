@@ -1,8 +1,6 @@
 """Which nodes a job uses: fallback pools, the way back, and how many pipelines there are to be."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -89,52 +87,18 @@ def test_a_job_is_scaled(installed: Cluster, namespace: str, operator: Operator)
     assert job.status()["training"]["steps"] == 100_000
 
 
-class Priced(Operator):
-    """It reads prices from a file, again every second."""
-
-    @property
-    def more(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("--prices", str(self.prices), "--prices-interval", "1")
-
-    @property
-    def prices(self) -> Path:
-        return self._folder / "prices.json"
-
-    def cost(self, spot_price: float) -> None:
-        """From now on."""
-        machines = {"m": {"spot": spot_price, "onDemand": 9.0}}
-        told = {"format": "bamboo-prices", "version": 1, "source": "a test", "machines": machines}
-        self.prices.write_text(json.dumps(told))
-
-
-def test_a_cost_follows_prices_that_are_read_anew(installed: Cluster, namespace: str, tmp_path: Path) -> None:
-    """From a file that comes, changes, becomes bad and is mended; what was paid stays."""
+def test_a_cost_follows_an_edit_of_the_price(installed: Cluster, namespace: str, operator: Operator) -> None:
+    """What was paid stays."""
 
     def costs(per_hour: float) -> Callable[[Json], bool]:
         return lambda status: float((status.get("cost") or {}).get("perHour") or 0) == per_hour
 
-    running = Priced(installed, namespace, tmp_path)
-    try:
-        pools = [{"name": "spot", "preset": "Karpenter", "machine": "m", "pricePerHour": "7"}]
-        job = Job(installed.api, namespace, small("priced", nodePools=pools))
-        status = job.wait(costs(14.0))
-        assert (
-            "the operator has read no prices (--prices); pricePerHour counts"
-            in condition(status, "Accepted")["message"]
-        )
-        running.cost(0.5)
-        job.wait(costs(1.0))
-        running.cost(1000.0)
-        dear = job.wait(costs(2000.0))
-        assert float(dear["cost"]["total"]) < 8, "what was paid is not priced anew"  # a second costs 0.56 by now
-        running.prices.write_text("machines: none")
-        job.wait(lambda status: "not a price file" in running.said)
-        assert costs(2000.0)(job.status())
-        running.cost(0.25)
-        last = job.wait(costs(0.5))
-        assert float(last["cost"]["total"]) > float(dear["cost"]["total"])
-        assert condition(last, "Accepted")["reason"] == "Accepted"
-    finally:
-        running.kill()
-        print(running.said)
-    running.check()
+    pool = {"name": "spot", "preset": "Karpenter", "pricePerHour": "0.5"}
+    job = Job(installed.api, namespace, small("priced", nodePools=[pool]))
+    job.wait(costs(1.0))
+    job.edit({"nodePools": [{**pool, "pricePerHour": "1000"}]})
+    dear = job.wait(costs(2000.0))
+    assert float(dear["cost"]["total"]) < 8, "what was paid is not priced anew"  # a second costs 0.56 by now
+    job.edit({"nodePools": [{**pool, "pricePerHour": "0.25"}]})
+    last = job.wait(costs(0.5))
+    assert float(last["cost"]["total"]) > float(dear["cost"]["total"])

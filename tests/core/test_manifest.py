@@ -179,7 +179,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
                 name="spot",
                 preset=placement.Preset.KARPENTER,
                 price_per_hour=Decimal("0.91"),
-                machine="g5.xlarge",
                 max_workers=8,
             ),
             placement.NodePool(

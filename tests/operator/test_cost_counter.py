@@ -1,22 +1,20 @@
-"""For how long a worker's node was paid for while no operator looked."""
+"""What a job's workers cost: while an operator looks, at the prices of the time, and while none did."""
 
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from bamboo_core.prices.price_list import PriceList, parse_prices
+from bamboo_core.coordinator.events import PricesTold
+from bamboo_core.job.spec import JobSpec
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.kube.client import ApiClient
-from bamboo_operator.kube.objects import ZONE, JobIdentity
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import JobMeta, worker_pod
 from bamboo_operator.pods.job_pods import JobPods
-from bamboo_operator.pods.pools import price_per_hour
-from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.writer import StatusWriter
 from operator_kit import NOW, SETTINGS, at, job, pod
 
@@ -66,7 +64,7 @@ def test_before_anything_was_counted_nothing_was_left_out() -> None:
     assert paid_seconds(placed(-1000), None, NOW) == 0
 
 
-# prices that change
+# an edit of a price
 
 
 class Clock:
@@ -79,57 +77,63 @@ class Clock:
         return self.now
 
 
-def price_list(spot: float, zones: Mapping[str, float]) -> PriceList:
-    told = {"m": {"spot": spot, "onDemand": 10.0, "zones": {zone: {"spot": one} for zone, one in zones.items()}}}
-    return parse_prices("p", {"format": "bamboo-prices", "version": 1, "source": "", "machines": told})
+def priced(spot: str, sure: str) -> JobSpec:
+    pools = [{"name": "spot", "pricePerHour": spot}, {"name": "sure", "capacity": "OnDemand", "pricePerHour": sure}]
+    return job(nodePools=pools)
 
 
 def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers, of which one is in a zone of its own price: an hour at 1 and 1, one at 3 and 1, one at 3 and 5."""
-    clock, prices, cluster = Clock(), PriceSource(), ClusterCache()
+    """Two workers, an hour at 1 each, one at 3 and one at 5."""
+    clock, cluster = Clock(), ClusterCache()
     monkeypatch.setattr(cost_counter, "time", clock)
     identity = JobIdentity(("default", "tiny"), "u")
-    pools = [{"name": "spot", "machine": "m"}, {"name": "sure", "capacity": "OnDemand", "machine": "m"}]
-    spec = job(nodePools=pools)
-    for number, zone in enumerate("ab"):
-        cluster.node_event(None, {"metadata": {"name": f"n{number}", "uid": f"n{number}", "labels": {ZONE: zone}}})
+    spec = priced("1", "10")
+    for number in range(2):
         made = worker_pod(spec, JobMeta(uid="u"), number, spec.node_pools[0], SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
         made["spec"]["nodeName"] = f"n{number}"
         cluster.pod_event(None, made | {"status": {"phase": "Running"}})
     status = StatusWriter(identity, {}, ApiClient(NoCalls()))
-    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()), prices)
+    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
     totals = []
-    status.update(spec=spec)
-    for spot, zones in ((1.0, {}), (3.0, {"b": 1.0}), (3.0, {"b": 5.0}), (100.0, {})):
-        prices.current = price_list(spot, zones)
+    for spot in ("1", "3", "5", "100"):
+        status.update(spec=priced(spot, "10"))
         counter.count(joined=())
         totals.append(float(status.facts.total_cost))
         clock.now += 3600.0
-    assert totals == [0.0, 2.0, 6.0, 14.0]
+    assert totals == [0.0, 2.0, 8.0, 18.0]
     assert float(status.facts.comparison.on_demand) == 60.0
-    assert sorted(counter.prices_told().workers.values()) == [100.0, 100.0]
-    prices.current = price_list(2.0, {"b": 4.0})
-    assert list(counter.prices_told().workers.values()) == [2.0, 4.0]
-    counter.count(joined=())
-    assert price_per_hour(status.facts.pools, status.facts.paid or {}) == 6
-    assert status.facts.unpriced == ()
+
+
+def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_more() -> None:
+    identity, cluster, spec = JobIdentity(("default", "tiny"), "u"), ClusterCache(), priced("1", "10")
+    for number, pool in enumerate(spec.node_pools):
+        made = worker_pod(spec, JobMeta(uid="u"), number, pool, SETTINGS)
+        made["metadata"] |= {"uid": f"p{number}"}
+        cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
+    status = StatusWriter(identity, {}, ApiClient(NoCalls()))
+    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
+    assert counter.prices_told() == PricesTold({})
+    for spot in ("1", "2.5"):
+        status.update(spec=priced(spot, "10"))
+        told = counter.prices_told()
+        assert told.workers == {"tiny-w0": float(spot), "tiny-w1": 10.0}
+        assert [price for price, _ in told.more] == [10.0], "what comes after a worker on demand is on demand"
 
 
 def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour in which only one of two has joined, and one in which the watch tells of the node of that one."""
-    clock, prices, cluster = Clock(), PriceSource(), ClusterCache()
+    clock, cluster = Clock(), ClusterCache()
     monkeypatch.setattr(cost_counter, "time", clock)
     identity = JobIdentity(("default", "tiny"), "u")
-    spec = job(nodePools=[{"name": "spot", "machine": "m"}])
+    spec = job(nodePools=[{"name": "spot", "pricePerHour": "3"}])
     pods = [worker_pod(spec, JobMeta(uid="u"), number, spec.node_pools[0], SETTINGS) for number in range(2)]
     for number, made in enumerate(pods):
         made["metadata"] |= {"uid": f"p{number}"}
         cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
     status = StatusWriter(identity, {}, ApiClient(NoCalls()))
-    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()), prices)
+    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
     status.update(spec=spec)
-    prices.current = price_list(3.0, {})
     joined = {pods[0]["metadata"]["name"]}
     counter.count(joined=joined)
     for told in (False, True):

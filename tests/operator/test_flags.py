@@ -23,7 +23,6 @@ def start(folder: Path, *flags: str) -> Result:
     [
         (["--label-active"], "--label-active: expected --lease with it"),
         (["--lease", "bamboo-operator"], '--lease: expected NAMESPACE/NAME, got "bamboo-operator"'),
-        (["--prices", "ftp://a/b"], "--prices: expected a file, or a URL such as https://HOST/prices.yaml, got "),
     ],
 )
 def test_a_wrong_flag_is_named(flags: list[str], sentence: str, tmp_path: Path) -> None:

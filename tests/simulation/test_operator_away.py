@@ -6,12 +6,12 @@ The real operator in virtual time is killed there, and another one begins a few 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from bamboo_core.job.api_object import written
-from bamboo_core.prices.price_list import parse_prices
 from bamboo_operator.status.document import job_status
 from opsim_scenario import JOB, ClusterScenario, scenario
 from opsim_server import Object
@@ -181,23 +181,20 @@ class Late(Away):
 
 
 class Dearer(Away):
-    """Prices change while it trains: what was paid stays, and what follows costs more."""
+    """The price is edited while it trains: what was paid stays, and what follows costs more."""
 
     async def course(self) -> None:
         before = await self._paid()
-        self._prices(7200.0)
+        self.price(7200)
         await asyncio.sleep(60.0)
         after = await self._paid()
         if not 215 <= after - before <= 265:  # of two workers, of which each costs 2 in a second, for a minute
             raise Failure(f"a minute after {before} it has cost {after}")
-        self._prices(3600.0)
+        self.price(3600)
         await asyncio.sleep(60.0)
         again = await self._paid()
         if not 105 <= again - after <= 145:
             raise Failure(f"a minute after {after} it has cost {again}")
-        accepted = next(c for c in job_conditions(self) if c["type"] == "Accepted")
-        if accepted["reason"] != "Accepted":
-            raise Failure(f"its prices are known: {accepted}")
 
     async def _paid(self) -> float:
         """The cost that the status has, which is written at most every 15 s, and at once if the price for the hour
@@ -208,9 +205,30 @@ class Dearer(Away):
         assert known is not None
         return float(known.facts.total_cost)
 
-    def _prices(self, spot: float) -> None:
-        told = {"format": "bamboo-prices", "version": 1, "source": "", "machines": {"m": {"spot": spot}}}
-        self.shared.prices.current = parse_prices("p", told)
+    def price(self, spot: int) -> None:
+        def edited(spec: Object) -> None:
+            spec["nodePools"][0]["pricePerHour"] = str(spot)
+
+        self.user.edit(edited)
+
+
+class DearerByValue(Dearer):
+    """The price is edited while the coordinator goes by what workers are worth: it learns what they cost now."""
+
+    async def course(self) -> None:
+        def by_value(spec: Object) -> None:
+            spec["elastic"]["objective"] = "Value"
+
+        self.user.edit(by_value)
+        for spot in (3600, 7200):
+            self.price(spot)
+            await self._until(partial(self._unlike, spot), 60.0)
+
+    def _unlike(self, spot: int) -> str | None:
+        known = self.runner.state.holding if self.runner else None
+        if known is None or set(known.prices.values()) != {spot} or {price for price, _ in known.more} != {spot}:
+            return f"the coordinator does not know that workers cost {spot}: {known}"
+        return None
 
 
 class SuspendedTwiceAway(Suspended):
@@ -404,8 +422,14 @@ def test_a_user_is_told_once_that_the_date_will_be_missed(kill_at: float) -> Non
 
 
 def test_what_was_paid_stays_when_prices_change() -> None:
-    pool = {"name": "spot", "machine": "m", "pricePerHour": "3600"}
+    pool = {"name": "spot", "pricePerHour": "3600"}
     assert Dearer(job_of(15, steps=1000, pools=(pool,)), nothing, 0.0).run().problem is None
+
+
+def test_a_coordinator_that_goes_by_value_learns_of_an_edited_price() -> None:
+    pool = {"name": "spot", "pricePerHour": "3600"}
+    priced = job_of(16, steps=1000, pools=(pool,), chooses=True)
+    assert DearerByValue(priced, nothing, 0.0).run().problem is None
 
 
 @pytest.mark.parametrize("kill_at", SOME)

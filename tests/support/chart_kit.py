@@ -23,7 +23,6 @@ SETS: dict[str, Json] = {
             {"reason": "RackMaintenance", "taint": {"key": "rack.example/maintenance"}, "noticeSeconds": 600},
             {"reason": "PowerOff", "condition": {"type": "PowerOff", "status": "True"}, "gone": True},
         ],
-        "prices": {"configMap": "machine-prices", "key": "list.yaml", "intervalSeconds": 60},
         "verbose": True,
         "extraArgs": ["--verbose"],
         "env": [{"name": "A", "value": "b"}],

@@ -44,7 +44,7 @@ spec:
   redundancy: {mode: None, placement: Host}
   standby: {workers: 1}
   nodePools:
-  - {name: spot, capacity: Spot, preset: Karpenter, pricePerHour: "0.91", machine: g5.xlarge, maxWorkers: 8}
+  - {name: spot, capacity: Spot, preset: Karpenter, pricePerHour: "0.91", maxWorkers: 8}
   - {name: fallback, capacity: OnDemand, pricePerHour: "3.06", afterSeconds: 300, maxWorkers: 2, revert: true,
      deviceMemoryGB: 24, template: {spec: {a: 1}}}
   spread: {topologyKey: example.com/rack, policy: None, workersPerNode: 2}

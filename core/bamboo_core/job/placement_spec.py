@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from bamboo_core.job.forms import Integer, Quantities, TextOf, Tree
 from bamboo_core.job.model import Mark, Named
-from bamboo_core.job.text_patterns import DECIMAL, DNS_LABEL, IMAGE, LABEL_KEY, MACHINE
+from bamboo_core.job.text_patterns import DECIMAL, DNS_LABEL, IMAGE, LABEL_KEY
 
 MOST_WORKERS_PER_NODE = 64
 MANY = 1 << 20  # workers, in a pool without maxWorkers
@@ -76,10 +76,8 @@ class NodePool:
     """The cloud or provisioner whose labels and taints such nodes have. None: the worker's template selects nodes."""
     price_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
     """The price of one worker for an hour, its share of the node: a decimal number in quotes, such as "0.91", in any
-    currency.
+    currency. An edit counts from then on.
     """
-    machine: Annotated[str | None, MACHINE] = None
-    """Its nodes' machine in the prices that the operator reads (--prices), which count instead of pricePerHour."""
     after_seconds: Annotated[int, Integer(0)] = 0
     """How long a pod waits for a node in the pools before this one."""
     max_workers: Annotated[int | None, Integer()] = None

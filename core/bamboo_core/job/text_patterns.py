@@ -62,11 +62,6 @@ RENAMED_TENSORS = _form(
     'the name of a tensor with at most one "*"', r"([*][!-)+-~]*|[!-)+,.-~][!-)+-~]*([*][!-)+-~]*)?)"
 )
 IMAGE = _form("a container image", r"[^- \t\n\v\f\r][^ \t\n\v\f\r]*", 1024)
-MACHINE = _form(
-    "the name of a machine, of at most 63 printable characters without spaces, from a letter or digit on",
-    r"[A-Za-z0-9][!-~]{0,62}",
-    63,
-)
 DECIMAL = _form('a decimal number in quotes such as "0.91"', r"[0-9]{1,9}(\.[0-9]{1,9})?", 19)
 # As exact as the cost in the status, so that what is spent is spent after a restart of the operator, too.
 MONEY = _form('a decimal number in quotes with at most 4 decimals such as "99.95"', r"[0-9]{1,9}(\.[0-9]{1,4})?", 14)

@@ -72,9 +72,3 @@ OPERATOR_CHANNELS = _operator("control_channels", MetricKind.GAUGE, "Workers tha
 OPERATOR_REFUSALS = _operator(
     "refusals_total", MetricKind.COUNTER, "Callers at the workers' port that were refused, by reason.", "reason"
 )
-OPERATOR_PRICES_AGE = _operator(
-    "prices_age_seconds",
-    MetricKind.GAUGE,
-    "Time since the prices of machines were read well; absent if none ever were.",
-    unit="seconds",
-)

@@ -68,7 +68,7 @@ class JobView:
     @property
     def unpriced(self) -> tuple[str, ...]:
         """The pools whose workers are not in the cost."""
-        return tuple(p.name for p in self.spec.node_pools if p.price_per_hour is None and p.machine is None)
+        return tuple(p.name for p in self.spec.node_pools if p.price_per_hour is None)
 
     @property
     def held_back(self) -> str:

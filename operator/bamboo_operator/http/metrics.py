@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from bamboo_core.coordinator.events import CheckpointSummary
@@ -17,7 +17,6 @@ from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.pods.rollout import RolloutState
-from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.operated_job import OperatedJob
 
@@ -35,7 +34,6 @@ class MetricSources:
     gateway: WorkerGateway
     calls: ApiCallCounts
     counts: OperatorCounts
-    prices: PriceSource = field(default_factory=PriceSource)
 
     def fill(self, page: MetricsPage) -> None:
         """Fills the page; may be called in any thread."""
@@ -167,8 +165,6 @@ def _operator(page: MetricsPage, sources: MetricSources) -> None:
     _table(page, operator_catalog.OPERATOR_WATCH_EVENTS, counts.watched)
     _table(page, operator_catalog.OPERATOR_REFUSALS, sources.gateway.refusals)
     page.add(operator_catalog.OPERATOR_CHANNELS, sources.gateway.connected)
-    if (age := sources.prices.age) is not None:
-        page.add(operator_catalog.OPERATOR_PRICES_AGE, age)
 
 
 def _table(page: MetricsPage, metric: Metric, counts: Counter[str]) -> None:

@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bamboo_core.coordinator.events import PricesTold
-from bamboo_core.job.placement_spec import next_prices
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.placement_spec import NodePool, next_prices
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.jobs.meter import JobMeter
@@ -21,8 +20,6 @@ from bamboo_operator.kube.objects import parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import worker_pool
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.pools import cost_of, price_per_hour
-from bamboo_operator.prices.pool_prices import priced_pools, unknown_machines, worker_price
-from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 from bamboo_operator.status.writer import StatusWriter
 
@@ -30,14 +27,16 @@ Json = Mapping[str, Any]
 
 
 class CostCounter:
-    """One job's, from when an operator first sees it. status: its facts take what is counted; meter: worker time.
+    """One job's cost, from when an operator first sees the job. status: its facts take what is counted; meter: worker
+    time.
 
-    Time is counted at the prices of when it began, and never again at others.
+    Time is counted at the prices that were in force when it began; an edit of a price counts from then on.
     """
 
-    def __init__(self, pods: JobPods, status: StatusWriter, meter: JobMeter, prices: PriceSource) -> None:
-        self._pods, self._status, self._meter, self._prices = pods, status, meter, prices
+    def __init__(self, pods: JobPods, status: StatusWriter, meter: JobMeter) -> None:
+        self._pods, self._status, self._meter = pods, status, meter
         self._counted: float | None = None  # when it was counted last (time.monotonic())
+        self._pools: tuple[NodePool, ...] = ()  # with their prices, since then
         self._paid: Mapping[str, int] = {}  # workers by pool, since then
 
     def count(self, repeated: float = 0.0, *, joined: Collection[WorkerId]) -> None:
@@ -50,20 +49,15 @@ class CostCounter:
             return
         now, until = time.monotonic(), utc_now()
         if self._counted is None:
-            self._price(spec)
+            self._pools = spec.node_pools
             self._count_unwatched(until)
         else:
-            add_cost(self._status, self._meter, self._paid, now - self._counted, repeated=repeated)
-        self._price(spec)
+            self._add(self._paid, now - self._counted, repeated)
+        self._pools = spec.node_pools
         before, self._paid, self._counted = self._paid, dict(self._pods.paid_for(joined)), now
         self._status.update(paid=self._paid)
         if before or self._paid:  # else the status of a job that waits would change all the time
             self._status.update(counted_until=until)
-
-    def _price(self, spec: JobSpec) -> None:
-        """What workers cost from now on."""
-        prices, zones = self._prices.current, self._pods.zones_by_pool()
-        self._status.update(priced=priced_pools(spec, prices, zones), unpriced=tuple(unknown_machines(spec, prices)))
 
     def prices_told(self) -> PricesTold:
         """The hourly price of each worker that has one, with a node or without; and those of more workers, by the
@@ -71,22 +65,31 @@ class CostCounter:
         """
         if (spec := self._status.facts.spec) is None:
             return PricesTold({})
-        pools, prices = {pool.name: pool for pool in spec.node_pools}, self._prices.current
-        placed = [(name, worker_pool(pod) or "", zone) for name, pod, zone in self._pods.with_zones()]
-        places = {(pool, zone) for _, pool, zone in placed if pool in pools}  # few, however many workers there are
-        known = {(pool, zone): worker_price(pools[pool], spec, prices, zone) for pool, zone in places}
-        found = ((name, known.get((pool, zone))) for name, pool, zone in placed)
-        counts = Counter(pool for _, pool, _ in placed)
+        known = {pool.name: float(pool.price_per_hour) for pool in spec.node_pools if pool.price_per_hour is not None}
+        placed = {name: worker_pool(pod) or "" for name, pod in self._pods.living().items()}
         return PricesTold(
-            {name: float(price) for name, price in found if price is not None},
-            next_prices(self._status.facts.pools, counts),
+            {name: known[pool] for name, pool in placed.items() if pool in known},
+            next_prices(spec.node_pools, Counter(placed.values())),
         )
 
     def _count_unwatched(self, now: datetime) -> None:
         """What the pods that are still there cost since another operator counted last."""
         since = self._status.facts.counted_until
         for pod in self._pods.all().values() if since is not None else ():
-            add_cost(self._status, self._meter, {worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
+            self._add({worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
+
+    def _add(self, paid: Mapping[str, int], seconds: float, repeated: float = 0.0) -> None:
+        """Add what so many workers in each pool cost in that time to the status' facts, and their time to the metrics.
+
+        repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
+        """
+        facts, per_hour = self._status.facts, price_per_hour(self._pools, paid)
+        self._meter.paid += sum(paid.values()) * seconds
+        self._status.update(
+            cost=facts.cost + cost_of(per_hour, seconds),
+            repeated_cost=facts.repeated_cost + cost_of(per_hour, repeated),
+            comparison=facts.comparison.later(self._pools, paid, seconds, utc_now()),
+        )
 
 
 def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:
@@ -95,24 +98,6 @@ def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:
     if since is None or began is None or ended is None:
         return 0.0
     return max(0.0, (min(ended, now) - max(began, since)).total_seconds())
-
-
-def add_cost(
-    status: StatusWriter, meter: JobMeter, paid: Mapping[str, int], seconds: float, *, repeated: float = 0.0
-) -> None:
-    """What so many workers in each pool cost in that time goes into the status' facts, their time into the metrics.
-
-    repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
-    """
-    facts = status.facts
-    pools = facts.pools
-    per_hour = price_per_hour(pools, paid)
-    meter.paid += sum(paid.values()) * seconds
-    status.update(
-        cost=facts.cost + cost_of(per_hour, seconds),
-        repeated_cost=facts.repeated_cost + cost_of(per_hour, repeated),
-        comparison=facts.comparison.later(pools, paid, seconds, utc_now()),
-    )
 
 
 def _placed_at(pod: Json) -> datetime | None:

@@ -68,7 +68,7 @@ class JobReconciler:
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, status, shared.api)
         self._pods = JobPods(self._job, shared.cluster)
-        self._cost = CostCounter(self._pods, self._status, self.meter, shared.prices)
+        self._cost = CostCounter(self._pods, self._status, self.meter)
         self._queue = JobQueue(self._job, shared.workloads, shared.api, shared.settings, slices=shared.slices)
         self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 

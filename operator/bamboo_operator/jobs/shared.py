@@ -11,7 +11,6 @@ from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
-from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.signals.node_marks import NodeMark
 
 RECONCILES_AT_ONCE = 4
@@ -36,7 +35,6 @@ class SharedResources:
     marks: tuple[NodeMark, ...] = ()
     workloads: WorkloadCache = field(default_factory=WorkloadCache)
     slices: bool = True
-    prices: PriceSource = field(default_factory=PriceSource)
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONCILES_AT_ONCE))

@@ -123,7 +123,7 @@ class Training:
         )
 
     def _tell_prices(self) -> None:
-        """What workers cost now, by their pools and zones, if the coordinator goes by that."""
+        """What workers cost now, by their pools, if the coordinator goes by that."""
         if self._runner.state.spec.elastic.gives_back:
             self._runner.tell_prices(self._cost.prices_told())
 

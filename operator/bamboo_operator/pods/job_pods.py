@@ -1,13 +1,13 @@
 """One job's pods, as far as the operator has heard of them from the watch."""
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.kube.objects import JobIdentity, utc_now, zone_of
+from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
 from bamboo_operator.pods.starting.scheduling_gates import gates_of
 from bamboo_operator.signals.signals import lives, worker_exit
@@ -65,20 +65,6 @@ class JobPods:
         """
         paid = (p for n, p in self.living().items() if p["spec"].get("nodeName") or n in joined)
         return Counter(worker_pool(pod) or "" for pod in paid)
-
-    def with_zones(self) -> Iterator[tuple[WorkerId, dict[str, Any], str]]:
-        """Living ones with the zone of their node; "" if they have none, or it is in none."""
-        for name, pod in self.living().items():
-            node = self._cluster.node_of(pod)
-            yield name, pod, zone_of(node) if node else ""
-
-    def zones_by_pool(self) -> dict[str, list[str]]:
-        """The zones of those that are paid for, by the name of their pool."""
-        found = defaultdict[str, list[str]](list)
-        for _, pod, zone in self.with_zones():
-            if pod["spec"].get("nodeName"):
-                found[worker_pool(pod) or ""].append(zone)
-        return found
 
 
 def _overdue(pod: dict[str, Any], now: datetime) -> float:

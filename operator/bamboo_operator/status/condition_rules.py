@@ -109,7 +109,7 @@ def _accepted(given: RuleInput) -> ConditionResult:
         return ConditionResult(False, "InvalidSpec", "; ".join(facts.problems))
     if facts.refused:
         return ConditionResult(False, "ChangeRefused", facts.refused)
-    if warnings := (*facts.warnings, *facts.unpriced, *filter(None, [facts.queue_warning])):
+    if warnings := (*facts.warnings, *filter(None, [facts.queue_warning])):
         return ConditionResult(True, "AcceptedInPart", "; ".join(warnings))
     return ConditionResult(True, "Accepted", "the manifest is valid")
 

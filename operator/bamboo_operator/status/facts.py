@@ -59,8 +59,6 @@ class StatusFacts:
     pods: Mapping[str, int] = field(default_factory=dict)  # the living ones, by the name of their pool
     paid: Mapping[str, int] | None = None  # those of them that have a node, None for all
     startup_problems: tuple[StartupProblem, ...] = ()  # why some do not start
-    priced: tuple[NodePool, ...] | None = None  # the pools at the prices of now, None if these are the manifest's
-    unpriced: tuple[str, ...] = ()  # sentences on those whose machine has none
     cost: Decimal = Decimal(0)  # since this operator has known the job
     repeated_cost: Decimal = Decimal(0)  # of that, for repeated steps
     counted_until: datetime | None = None  # until when, None if it never was
@@ -73,8 +71,8 @@ class StatusFacts:
 
     @property
     def pools(self) -> tuple[NodePool, ...]:
-        """The job's, at the prices of now."""
-        return () if self.spec is None else self.spec.node_pools if self.priced is None else self.priced
+        """The job's node pools; () without a spec."""
+        return () if self.spec is None else self.spec.node_pools
 
     @property
     def suspended(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.quantities import quantity
-from bamboo.remote.operator_pods import arguments, is_told
+from bamboo.remote.operator_pods import is_told
 from bamboo_core.job.spec import JobSpec, storage_place, whole_workers
 
 SHARED = {"ReadWriteMany", "ReadOnlyMany"}
@@ -93,19 +93,13 @@ def _claim(subject: str, claim: Object, workers: int) -> Iterator[Finding]:
 
 
 def _prices(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    pod = facts.operator_pod
-    listed = bool(pod and arguments(pod, "--prices"))
-    unpriced = [
-        pool.name
-        for pool in spec.node_pools
-        if pool.price_per_hour is None and not (listed and pool.machine is not None)
-    ]
+    unpriced = [pool.name for pool in spec.node_pools if pool.price_per_hour is None]
     if unpriced or not spec.node_pools:
         which = f"node pools {', '.join(unpriced)}" if unpriced else "the job's nodes"
         yield warning(
             "prices",
             f"none is known for {which}, so status, budget and objective Value cannot count money",
-            "set nodePools[].pricePerHour, or let the operator read a list (docs/operating.md#costs)",
+            "set nodePools[].pricePerHour (docs/operating.md#costs)",
         )
     else:
         yield ok("prices", "every node pool has one")
