@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from bamboo.simulation.job.job_zones import NODE_TERMS, named_zones, zone_allowed
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits, has_pools_for_a_share, job_of
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import SpreadPolicy
@@ -47,38 +46,6 @@ def test_the_job_as_it_is_needs_no_edit() -> None:
 )
 def test_each_field_of_a_plan_is_one_of_the_manifest(fields: Any, expected: Any) -> None:
     assert changes(manifest(2, 1, 6), **fields) == {("spec", *path): value for path, value in expected.items()}
-
-
-def test_the_zone_of_a_plan_is_what_the_pods_select() -> None:
-    place = "spec", "worker", "template", "spec", "nodeSelector", "topology.kubernetes.io/zone"
-    found = changes(manifest(2, 1, 6), spread=SpreadPolicy.SINGLE_ZONE, zones=("b",))
-    assert found == {("spec", "spread", "policy"): "SingleZone", place: "b"}
-    one = manifest(2, 1, 6, spread={"topologyKey": "rack"})
-    assert changes(one, zones=("b",)) == {(*place[:-1], "rack"): "b"}
-
-
-def test_the_zones_of_pipelines_are_what_the_pods_may_be_in() -> None:
-    """Beside what else the job asks of its nodes."""
-    place = "spec", "worker", "template", "spec", *NODE_TERMS
-    zones = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["b", "c"]}
-    pair = {"spread": SpreadPolicy.ZONE_PER_PIPELINE, "zones": ("b", "c")}
-    one = manifest(2, 2, 6)
-    assert changes(one, **pair) == {
-        ("spec", "spread", "policy"): "ZonePerPipeline",
-        place: [{"matchExpressions": [zones]}],
-    }
-    gpu = {"key": "gpu", "operator": "Exists"}
-    terms = [
-        {"matchExpressions": [gpu]},
-        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]},
-    ]
-    pod = {"affinity": {"nodeAffinity": {NODE_TERMS[2]: {NODE_TERMS[3]: terms}}}}
-    one = manifest(2, 2, 6, worker={"template": {"spec": pod}}, spread={"policy": "ZonePerPipeline"})
-    found = changes(one, **pair)
-    assert found == {place: [{"matchExpressions": [gpu, zones]}, {**terms[1], "matchExpressions": [zones]}]}
-    spec = parse_manifest(edited(one, found))
-    assert [zone_allowed(spec, zone) for zone in "abc"] == [False, True, True]
-    assert named_zones(spec) == ("b", "c")
 
 
 def test_plans_have_an_order_with_and_without_nodes_on_demand() -> None:

@@ -7,12 +7,10 @@ import pytest
 
 from bamboo.sizing.space import Limits, combined, grids, protections, smaller
 from bamboo.sizing.trials.candidate import PROTECTION, Candidate, as_the_job_is, edits
-from bamboo.sizing.trials.world import Market, World, machine_of
+from bamboo.sizing.trials.world import World
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.grid import make_layout
-from bamboo_core.prices.price_list import MachinePrice, ZonePrice
-from bamboo_core.traces.trace import Change, NodeChange, make_trace
 from job_simulation_kit import manifest
 from sizing_kit import layered, world
 
@@ -106,7 +104,7 @@ def test_a_protection_changes_one_thing() -> None:
     one = replace(like, pipelines=2, stages=3)
     ways = set(protections(found, Limits(nodes=9), one))
     changed = {name for way in ways for name in PROTECTION if getattr(way, name) != getattr(one, name)}
-    assert changed == set(PROTECTION) - {"zones"}, "the zones are alike"
+    assert changed == set(PROTECTION)
     for way in ways:
         differs = {name for name in Candidate.__slots__ if getattr(way, name) != getattr(one, name)}
         assert len(differs) <= 1 or differs == {"mode", "replicas"}
@@ -114,46 +112,6 @@ def test_a_protection_changes_one_thing() -> None:
     assert {way.replicas for way in ways} == {1, 2}, "one fewer than stages"
     assert {way.standby for way in ways} == {0, 1, 2}
     assert {way.on_demand for way in ways} == {None, 2, 3}
-
-
-def test_a_single_zone_of_a_recording_is_named_and_others_are_tried() -> None:
-    found, like = at()
-    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="abc"[i // 2]) for i in range(6)]
-    found = replace(found, market=Market(recording=make_trace(changes[:5], duration=3600.0)))
-    tried = {one.spread: one.zones for one in grids(found, Limits(nodes=2, stages=(2,), pipelines=(1,)), like)}
-    assert tried == {SpreadPolicy.INTERLEAVE: (), SpreadPolicy.SINGLE_ZONE: ("a",)}
-    inside = replace(like, spread=SpreadPolicy.SINGLE_ZONE, zones=("a",))
-    ways = set(protections(found, Limits(nodes=2), inside))
-    assert {way.zones for way in ways if way.spread is SpreadPolicy.SINGLE_ZONE} == {("a",), ("b",), ("c",)}
-    outside = next(way for way in ways if way.spread is SpreadPolicy.INTERLEAVE)
-    assert outside == replace(like, zones=())
-    both = combined(inside, [replace(inside, zones=("b",)), outside])
-    assert (both.spread, both.zones) == (SpreadPolicy.INTERLEAVE, ())
-
-
-def test_each_pipeline_gets_one_of_the_best_zones_if_there_are_more_zones_than_pipelines() -> None:
-    """a has two nodes, b and c three: two are what a pipeline needs, and with a third worker those that have three."""
-    found, like = at(topology={"stages": 2, "pipelines": 2})
-    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="aabbbccc"[i]) for i in range(8)]
-    prices = {"a": ZonePrice(spot=0.1), "b": ZonePrice(spot=0.5), "c": ZonePrice(spot=0.2)}
-    known = machine_of("m", layered(4), MachinePrice(spot=1.0, zones=prices))
-    market = Market(recording=make_trace(changes, duration=3600.0))
-    found = replace(found, machines={"m": known}, market=market)
-
-    def placed(pipelines: int, standby: int = 0) -> Candidate:
-        limits = Limits(nodes=8, stages=(2,), pipelines=(pipelines,), micro_batches=(4,))
-        tried = grids(found, limits, replace(like, standby=standby))
-        return next(one for one in tried if one.spread is SpreadPolicy.ZONE_PER_PIPELINE)
-
-    apart = placed(2)
-    assert apart.zones == ("a", "c")
-    assert placed(2, standby=2).zones == ("c", "b"), "three workers are in each"
-    assert placed(3).zones == (), "all zones have one"
-    ways = [way for way in protections(found, Limits(nodes=8), apart) if way.spread is apart.spread]
-    assert {way.zones for way in ways} == {("a", "c"), ("c", "b")}
-    single = replace(apart, spread=SpreadPolicy.SINGLE_ZONE, zones=("b",))
-    both = combined(single, [apart, replace(single, zones=("c",))])
-    assert (both.spread, both.zones) == (apart.spread, apart.zones), "not in the zone of another policy"
 
 
 def test_what_has_no_sense_is_not_tried() -> None:

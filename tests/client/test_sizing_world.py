@@ -5,16 +5,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bamboo.simulation.job.job_run import simulate_job
 from bamboo.sizing.calm import calm, least, memory_needed, node_usd
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
 from bamboo.sizing.trials.world import Market, World, has_price, machine_of
 from bamboo.traces.generate import Generation
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import wanted_workers
 from bamboo_core.planning.profile import Prices
-from bamboo_core.prices.price_list import MachinePrice, ZonePrice
+from bamboo_core.prices.price_list import MachinePrice
 from bamboo_core.traces.trace import Change, NodeChange, PriceChange, make_trace
 from job_simulation_kit import HOUR, manifest, nodes
 from sizing_kit import layered, world
@@ -44,63 +42,32 @@ def test_nodes_are_made_up_for_as_many_workers_as_the_job_wants_and_where_it_may
     assert {c.zone for c in MADE_UP.trace(one, 1, 2, HOUR).changes} == {"a"}
 
 
-ZONES = {"b": ZonePrice(spot=0.25), "c": ZonePrice(spot=0.5)}
-
-
-def test_a_zone_is_worth_naming_only_if_zones_differ() -> None:
-    """Made-up ones differ by a price file alone; those of a recording by what they have, too."""
-    at = replace(world(manifest(2, 1, 6), layered(2)), market=MADE_UP)
-    assert at.zones_for("m", 2) == []
-    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
-    assert at.zones_for("m", 2) == ["b", "c", "a"]
-    assert [at.spot_usd("m", zone) for zone in ("a", "b", "c")] == [1.0, 0.25, 0.5]
-    assert at.spot_usd("m", "") == pytest.approx(1.75 / 3)
-    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="a" if i else "b") for i in range(3)]
-    at = replace(at, market=Market(recording=make_trace(changes, duration=HOUR)))
-    assert at.zones_for("m", 1) == ["b", "a"], "both have one node, and b is cheaper"
-    assert at.zones_for("m", 2) == ["a", "b"], "b has half of what is wanted"
-
-
-def test_a_plan_in_a_single_zone_pays_what_that_zone_costs() -> None:
-    """The cost was that of the first zone of the list, and the nodes might be in any."""
-    at = replace(world(manifest(2, 1, 6), layered(2)), market=MADE_UP)
-    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
-    one = replace(as_the_job_is("m", at.spec), spread=SpreadPolicy.SINGLE_ZONE, zones=("b",))
-    run = at.run(one, 1, HOUR)
-    assert run is not None
-    assert {change.zone for change in run.trace.changes} == {"b"}
-    figures = simulate_job(run).figures
-    assert figures.usd == pytest.approx(0.25 * figures.nodes * figures.hours)
-    assert node_usd(at, one) == pytest.approx(2 * 0.25 / 3600)
-
-
-def test_pipelines_in_zones_that_are_named_pay_what_these_cost() -> None:
-    at = replace(world(manifest(2, 2, 6), layered(2)), market=MADE_UP)
-    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
-    one = replace(as_the_job_is("m", at.spec), spread=SpreadPolicy.ZONE_PER_PIPELINE, zones=("b", "c"))
-    for seed in (1, 2, 3):
-        run = at.run(one, seed, HOUR)
-        assert run is not None
-        assert {change.zone for change in run.trace.changes} == {"b", "c"}
-    assert node_usd(at, one) == pytest.approx(4 * (0.25 + 0.5) / 2 / 3600)
-
-
 def test_a_price_file_comes_before_profile_and_pools_and_a_recording_before_it() -> None:
     pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "9"}]
     at = world(manifest(2, 1, 6, nodePools=pools), layered(2))
-    known = MachinePrice(spot=0.5, zones={"a": ZonePrice(spot=0.25)})
+    known = MachinePrice(spot=0.5)
     machine = machine_of("m", layered(2), known)
     assert machine.profile.prices == Prices(spot=0.5, on_demand=3.0)
     at = replace(at, machines={"m": machine})
     run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
     assert run is not None
     assert [pool.price_per_hour for pool in run.spec.node_pools] == [None]
-    assert {(p.zone, p.usd_per_hour) for p in run.trace.prices} == {("", 0.5), ("a", 0.25)}
+    assert run.trace.prices == ()
     over_time = make_trace(nodes(2).changes, [PriceChange(at=0.0, zone="", usd_per_hour=7.0)], duration=HOUR)
     at = replace(at, machines={"m": machine}, market=Market(recording=over_time))
     run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
     assert run is not None
     assert [p.usd_per_hour for p in run.trace.prices] == [7.0]
+
+
+def test_a_node_costs_what_a_recording_says_on_average_over_time_and_zones() -> None:
+    at = world(manifest(2, 1, 6), layered(2))
+    assert at.spot_usd("m") == 1.0
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="ab"[i]) for i in range(2)]
+    prices = [PriceChange(at=20.0, zone="a", usd_per_hour=2.0), PriceChange(at=75.0, zone="a", usd_per_hour=4.0)]
+    at = replace(at, market=Market(recording=make_trace(changes, prices, duration=100.0)))
+    mean = (75 * 2.0 + 25 * 4.0) / 100
+    assert at.spot_usd("m") == pytest.approx((mean + 1.0) / 2), "the first price counts before it, too; b says none"
 
 
 def test_a_machine_without_any_price_is_known_as_such() -> None:

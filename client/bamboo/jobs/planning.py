@@ -11,16 +11,15 @@ from bamboo.jobs.job_profiles import JobProfiles
 from bamboo.jobs.profile_check import check_profiles
 from bamboo.local.job_source import JobSource
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
+from bamboo.simulation.job.job_zones import allowed_zones, named_zones
 from bamboo.sizing.budget_bounds import bounds_of, date_sentence, too_little
-from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons, zones_named
+from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons
 from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.rounds import Trials
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.trials.world import MachineKind, Market, World, has_price, machine_of
-from bamboo.sizing.trials.zone_supply import unknown_zones
 from bamboo.sizing.units import money_unit, time_unit
 from bamboo.terminal.plan_table import PlanReport
 from bamboo.terminal.run_progress import RunProgress
@@ -114,7 +113,7 @@ def _world(wanted: PlanRequest, spec: JobSpec, warnings: list[str]) -> World:
         document = {**document, "spec": {**document["spec"], "training": {**training, "steps": wanted.steps}}}
     job, prices = replace(wanted.job, spec=spec, document=document), _prices(wanted)
     machines = _machines(prices, wanted, JobProfiles(job))
-    market = _market(wanted, spec, prices)
+    market = _market(wanted, spec)
     for machine in machines.values():
         if not has_price(machine, spec, market):
             listed_here = ", ".join(shipped_prices())
@@ -163,49 +162,30 @@ def _profile_path(price: MachinePrice | None, wanted: PlanRequest) -> str | None
     return (price.profile if price is not None else None) or wanted.profile
 
 
-def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Market:
+def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
     """Nodes in the zones in which the job may be."""
     if wanted.traces:
         with RunProgress(1, "reading", shown=wanted.shown):
             recording = read_nodes(wanted.traces)
         if told := unpriced(recording, all_nodes=True):
             raise NodeTraceError(told)
-        known = dict.fromkeys(change.zone for change in recording.changes)
-        _check_priced_zones(wanted, spec, prices, tuple(known))
-        zones = allowed_zones(spec, known)
+        zones = allowed_zones(spec, dict.fromkeys(change.zone for change in recording.changes))
         changes = [change for change in recording.changes if change.zone in zones]
         return Market(recording=replace(recording, changes=tuple(changes)))
     patterns = [pattern.value for pattern in Pattern]
     if wanted.pattern not in patterns:
         raise InvalidRequest(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
     assert wanted.rate is not None
-    made_in = wanted.zones or named_zones(spec) or ZONES
-    _check_priced_zones(wanted, spec, prices, made_in)
     return Market(
         generation=Generation(
             pattern=Pattern(wanted.pattern),
             nodes=wanted_workers(spec),
             removal=wanted.rate,
             addition=wanted.replace_rate,
-            zones=allowed_zones(spec, made_in),
+            zones=allowed_zones(spec, wanted.zones or named_zones(spec) or ZONES),
             notice=wanted.notice,
         )
     )
-
-
-def _check_priced_zones(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None, zones: tuple[str, ...]) -> None:
-    """Raises PriceError if the price file names a zone in which the job may be, and there are no nodes."""
-    for name, machine in prices.machines.items() if prices is not None else ():
-        if unknown := [zone for zone in unknown_zones(machine, zones) if zone_allowed(spec, zone)]:
-            where = (
-                "--zones says where made-up ones are"
-                if not wanted.traces
-                else "bamboo traces convert --zone names a table's"
-            )
-            raise PriceError(
-                f"{wanted.prices}: machines.{name}.zones: no node is in {listed(unknown)}; nodes are in {listed(zones)}"
-                f" ({where})"
-            )
 
 
 def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
@@ -240,7 +220,6 @@ def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> t
         several = len(world.market.zones) > 1
         why = [*reasons(found.chosen, bounds, several_zones=several, spread=world.spec.spread)]
         why += filter(None, [date_sentence(world.spec, found.chosen, now)])
-        why += filter(None, [zones_named(world, found.chosen.candidate).strip()])
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
             why.append("With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says.")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import msgspec
 
@@ -51,7 +50,7 @@ def calm(world: World, candidate: Candidate) -> Calm:
     made = job_of(candidate, world.spec, world.document)
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
-    plan = _plan(made[0], profile, candidate.zones or world.market.zones)
+    plan = _plan(made[0], profile, world.market.zones)
     billed = step_traffic(plan, plan.target, profile, final=final_share(made[0].training)).billed
     seconds = StepModel(profile.figures, made[0]).seconds(plan, plan.target)
     usd = seconds * node_usd(world, candidate) + traffic_usd(billed, world.traffic_price)
@@ -59,11 +58,9 @@ def calm(world: World, candidate: Candidate) -> Calm:
 
 
 def node_usd(world: World, candidate: Candidate) -> float:
-    """The USD of all nodes of a candidate for a second, at prices that are means over time and over the zones in which
-    it may be.
-    """
+    """The USD of all nodes of a candidate for a second, at prices that are means over time and zones."""
     prices = world.machines[candidate.machine].profile.prices
-    spot = fmean(world.spot_usd(candidate.machine, zone) for zone in candidate.zones or ("",))
+    spot = world.spot_usd(candidate.machine)
     on_demand = prices.on_demand if prices else 1.0
     dear, nodes = candidate.on_demand or 0, world.spec.spread.nodes
     return (nodes(candidate.workers - dear) * spot + nodes(dear) * on_demand) / 3600

@@ -15,7 +15,6 @@ from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.prices.zone_traffic import traffic_usd
 from bamboo_core.text import count
 
-SHOWN_ZONES = 4
 HUNDRED = 100  # runs, from which on a share of them may be claimed
 ONE_EACH = SpreadSpec()  # a worker on each node
 PLACES = {
@@ -75,7 +74,7 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
     grid = f"{count(one.stages, 'stage')} x {count(one.pipelines, 'pipeline')}"
     parts = [grid, f"microbatches of {one.micro_batch}"]
     if one.workers == 1:
-        return ", ".join([*parts, _place(one)] if several_zones and one.zones else parts)
+        return ", ".join(parts)
     if one.mode is RedundancyMode.NONE:
         parts.append("no replicas")
     else:
@@ -84,37 +83,7 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
         parts.append(f"{one.standby} on standby")
     if one.on_demand is not None:
         parts.append(f"{one.on_demand} of {one.workers} on demand")
-    return ", ".join([*parts, _place(one)] if several_zones else parts)
-
-
-def _place(one: Candidate) -> str:
-    if len(one.zones) > 1:
-        return f"a pipeline in each of the zones {', '.join(one.zones)}"
-    return f"all in zone {one.zones[0]}" if one.zones else PLACES[one.spread]
-
-
-def zones_named(world: World, one: Candidate) -> str:
-    """What it means that the manifest names zones, and what the others cost; "" if it names none."""
-    if not one.zones:
-        return ""
-    others = [zone for zone in world.zones_for(one.machine, one.together) if zone not in one.zones][:SHOWN_ZONES]
-    usd = {zone: f"{world.spot_usd(one.machine, zone):.3g}" for zone in (*one.zones, *others)}
-    prices = ", ".join(f"{zone} {usd[zone]}" for zone in others)
-    wanted, supplies = world.spec.spread.nodes(one.together), world.market.supplies
-    have = {zone: f"{supplies[zone].mean(wanted):.1f} of {wanted} nodes" for zone in one.zones if zone in supplies}
-    if len(one.zones) == 1:
-        zone = one.zones[0]
-        has = f", and there are {have[zone]} on average" if have else ""
-        return (
-            f" A node in zone {zone} costs {usd[zone]} USD an hour (in {prices}){has}; the manifest names that zone for"
-            " its pods (nodeSelector), so while it has no nodes the job waits for it."
-        )
-    there = ", ".join(f"{have[zone]} in {zone}" for zone in have)
-    return (
-        f" A node costs {', '.join(f'{usd[zone]} USD an hour in {zone}' for zone in one.zones)} (in {prices})"
-        f"{f', and on average there are {there}' if there else ''}; the manifest names these zones for its pods"
-        " (nodeAffinity), so while one of them has no nodes its pipeline waits for it."
-    )
+    return ", ".join([*parts, PLACES[one.spread]] if several_zones else parts)
 
 
 def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> Alternative | None:
@@ -141,7 +110,7 @@ def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alt
 
     A single worker has no neighbour to be apart from, and nobody who keeps its state.
     """
-    asked = ("zones", "standby") if chosen.candidate.workers == 1 else ("spread", "zones", "mode", "standby")
+    asked = ("standby",) if chosen.candidate.workers == 1 else ("spread", "mode", "standby")
     pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
     return [_comparison(one, _value(one.candidate, name)) for one, name in pairs]
 
@@ -220,14 +189,14 @@ def _nodes(one: Candidate, spread: SpreadSpec) -> str:
 
 
 def _only_differs(one: Candidate, other: Candidate, name: str) -> bool:
-    ignored = {name, {"mode": "replicas", "spread": "zones"}.get(name, name)}
+    ignored = {name, "replicas"} if name == "mode" else {name}
     same = (field for field in Candidate.__slots__ if field not in ignored)
     return getattr(one, name) != getattr(other, name) and all(getattr(one, f) == getattr(other, f) for f in same)
 
 
 def _value(one: Candidate, name: str) -> str:
-    if name in ("spread", "zones"):
-        return _place(one)
+    if name == "spread":
+        return PLACES[one.spread]
     if name == "standby":
         return f"{one.standby or 'none'} on standby"
     return f"mode {one.mode.value}"

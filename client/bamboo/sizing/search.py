@@ -140,12 +140,11 @@ def _front(ends: Sequence[Assessment], like: Candidate) -> list[Assessment]:
 
 
 def _contrasts(world: World, limits: Limits, chosen: Candidate) -> list[Candidate]:
-    """What a user would ask about: the same in other zones, with and without standbys, in another mode."""
-    asked = ("spread", "zones", "standby", "mode")
+    """What a user would ask about: another spread over zones, with and without standbys, another mode."""
+    asked = ("spread", "standby", "mode")
     changed = [one for one in protections(world, limits, chosen) if one != chosen and allowed(world, one)]
     by_thing = {name: [one for one in changed if getattr(one, name) != getattr(chosen, name)] for name in asked}
-    elsewhere = [one for one in by_thing["zones"] if one.spread is chosen.spread]
-    return [*by_thing["spread"], *elsewhere[:1], *by_thing["standby"][:1], *by_thing["mode"][:1]]
+    return [*by_thing["spread"], *by_thing["standby"][:1], *by_thing["mode"][:1]]
 
 
 def told_apart(found: Iterable[Assessment], like: Candidate) -> list[Assessment]:

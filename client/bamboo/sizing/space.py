@@ -12,7 +12,6 @@ from bamboo_core.planning.grid import make_layout
 
 SHARES: Final = (0.25, 0.5)  # of workers, on demand
 INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
-MOST_ZONES: Final = 4  # of a recording, in each of which a job of a single zone is tried, or a first pipeline
 MOST_PIPELINES: Final = 1024
 MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
 # From the one that protects most to the one that needs least memory; EagerBackward needs as much as EagerForward.
@@ -59,7 +58,7 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
                             standby=standby,
                             fewest=_fewest(world.spec, pipelines),
                         )
-                        yield from (_placed(world, one, spread) for spread in _spreads(world, one))
+                        yield from (replace(one, spread=spread) for spread in _spreads(world, one))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +100,7 @@ def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candid
         if cells + standby <= limits.nodes:
             yield _within_shares(replace(one, standby=standby))
     for spread in _spreads(world, one):
-        yield _placed(world, one, spread)
-    if one.zones and world.market.supplies:
-        ordered, size = world.zones_for(one.machine, one.together), len(one.zones)
-        for first in range(min(MOST_ZONES, len(ordered) - size + 1)):
-            yield replace(one, zones=tuple(ordered[first : first + size]))
+        yield replace(one, spread=spread)
     for fewest in () if world.spec.elastic.chooses_grid else sorted({1, one.pipelines}):
         yield replace(one, fewest=fewest)
     if one.every_steps is not None:
@@ -132,21 +127,7 @@ def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
         for name in PROTECTION:
             if getattr(other, name) != getattr(base, name):
                 found = replace(found, **{name: getattr(other, name)})
-    alike = [one.zones for one in (base, *changed) if one.spread is found.spread]
-    zones = next((zones for zones in reversed(alike) if zones != base.zones), alike[0])
-    return _within_shares(replace(found, zones=zones))
-
-
-def _placed(world: World, one: Candidate, spread: SpreadPolicy) -> Candidate:
-    """The candidate with that policy; in the zones that suit it best, or where it has been."""
-    if spread is one.spread and (one.zones or not spread.packs):
-        return one
-    there = replace(one, spread=spread, zones=())
-    if not spread.packs:
-        return there
-    zones = world.zones_for(one.machine, there.together)
-    wanted = 1 if spread is SpreadPolicy.SINGLE_ZONE else one.pipelines
-    return replace(there, zones=tuple(zones[:wanted]) if wanted < len(zones) else ())
+    return _within_shares(found)
 
 
 def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:

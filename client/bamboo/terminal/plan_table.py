@@ -169,7 +169,7 @@ def _fields(option: Candidate) -> list[str | None]:
         str(option.fewest),
         "" if option.on_demand is None else str(option.on_demand),
         "" if option.every_steps is None else str(option.every_steps),
-        NOTHING if alone and not option.zones else " ".join((option.spread.value, *option.zones)),
+        NOTHING if alone else option.spread.value,
     ]
 
 
@@ -235,7 +235,6 @@ def _document(one: Assessment) -> dict[str, Any]:
             "everySteps": option.every_steps,
             "onDemand": option.on_demand,
             "spread": option.spread.value,
-            "zones": list(option.zones),
             "workers": option.workers,
         },
         "runs": len(one.outcomes),
@@ -249,8 +248,7 @@ def _document(one: Assessment) -> dict[str, Any]:
 def _flat(one: Assessment, chosen: bool) -> dict[str, Any]:
     found = _document(one)
     rest = {key: value for key, value in found.items() if key not in ("plan", "mean")}
-    option = found["plan"] | {"zones": " ".join(one.candidate.zones)}
-    return {"recommended": chosen, **option, **rest, **found["mean"]}
+    return {"recommended": chosen, **found["plan"], **rest, **found["mean"]}
 
 
 def _finite(value: float) -> float | None:

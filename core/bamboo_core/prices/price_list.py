@@ -29,12 +29,6 @@ class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Base of a price file's parts."""
 
 
-class ZonePrice(_PricePart, frozen=True, kw_only=True):
-    """The price in one zone, where it differs."""
-
-    spot: Usd
-
-
 class MachinePrice(_PricePart, frozen=True, kw_only=True):
     """The prices of one kind of machine, in USD for a machine and hour."""
 
@@ -43,7 +37,6 @@ class MachinePrice(_PricePart, frozen=True, kw_only=True):
     # and a device, for the job's own layers there
     profile: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
     on_demand: Usd | None = None  # None if it is not to be had
-    zones: dict[Name, ZonePrice] = {}
     source: Text = ""  # of this machine's prices, if that is worth a word
 
 
@@ -131,11 +124,3 @@ def _wrong_machine(document: object) -> str:
 def _told(error: msgspec.ValidationError) -> str:
     told = str(error)
     return told[:1].lower() + told[1:]
-
-
-def zone_price(price: MachinePrice | None, zone: str) -> float | None:
-    """A price file's, of a spot node in that zone: under its own name, else the longest beginning of it; None if it has
-    none for the zone alone.
-    """
-    known = [name for name in (price.zones if price else {}) if zone.startswith(name)]
-    return price.zones[max(known, key=len)].spot if price is not None and known else None

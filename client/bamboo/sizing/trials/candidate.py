@@ -3,12 +3,11 @@
 What a step trains stays as the user has said: the global batch, and so microbatch x microbatches, is never changed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from bamboo.simulation.job.job_zones import NODE_TERMS, node_terms
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.placement_spec import Capacity, SpreadPolicy
 from bamboo_core.job.spec import MOST_STAGES, USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode
@@ -16,7 +15,7 @@ from bamboo_core.job.spec import MOST_STAGES, USUAL_STEPS, CheckpointSpec, JobSp
 Path = tuple[str | int, ...]
 Edits = Mapping[Path, Any]  # values by their places in the manifest
 # What may differ between candidates of one grid.
-PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread", "zones")
+PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +33,6 @@ class Candidate:
     every_steps: int | None  # from one checkpoint to the next; None without checkpoints
     on_demand: int | None  # workers on nodes on demand; None: pools are as the job has them
     spread: SpreadPolicy
-    # those that the manifest is to name, one with SingleZone, and one for each pipeline with ZonePerPipeline; (): none
-    zones: tuple[str, ...] = ()
 
     def __lt__(self, other: "Candidate") -> bool:
         """Whether this one comes first: by the fields in their order; None comes before any value."""
@@ -50,11 +47,6 @@ class Candidate:
     def workers(self) -> int:
         """The number of workers, those on standby included."""
         return self.stages * self.pipelines + self.standby
-
-    @property
-    def together(self) -> int:
-        """Workers that are to be in one zone, if the policy says that some are."""
-        return -(-self.workers // (self.pipelines if self.spread is SpreadPolicy.ZONE_PER_PIPELINE else 1))
 
     @property
     def grid(self) -> tuple[str, int, int, int]:
@@ -93,10 +85,6 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
         ("standby", "workers"): (candidate.standby, spec.standby.workers),
         ("spread", "policy"): (candidate.spread.value, spec.spread.policy.value),
     }
-    if len(candidate.zones) == 1:
-        wanted["worker", "template", "spec", "nodeSelector", spec.spread.topology_key] = candidate.zones[0], None
-    elif candidate.zones:
-        wanted["worker", "template", "spec", *NODE_TERMS] = _within(candidate.zones, spec), None
     if candidate.every_steps is not None and spec.checkpoint is not None:
         wanted["checkpoint", "everySteps"] = candidate.every_steps, _interval(spec.checkpoint)
     said, elastic = (document["spec"].get("elastic") or {}), spec.elastic
@@ -120,13 +108,6 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
     wanted["elastic", "minStages"] = min(elastic.min_stages, candidate.stages), elastic.min_stages
     found = {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
     return found | _pools(candidate, spec)
-
-
-def _within(zones: Sequence[str], spec: JobSpec) -> list[dict[str, Any]]:
-    """The terms of a node affinity, of which one has to hold: those that the job has, each in these zones alone."""
-    expression = {"key": spec.spread.topology_key, "operator": "In", "values": list(zones)}
-    terms = node_terms(spec) or ({},)
-    return [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), expression]} for term in terms]
 
 
 def has_pools_for_a_share(spec: JobSpec) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +11,6 @@ import msgspec
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.job.job_zones import made_up
 from bamboo.sizing.trials.candidate import Candidate, job_of
-from bamboo.sizing.trials.zone_supply import ZoneSupply, best_first, zone_supplies
 from bamboo.traces.generate import Generation
 from bamboo.traces.summary import summarize
 from bamboo.traces.window import window
@@ -18,8 +18,8 @@ from bamboo_core.job.placement_spec import Capacity, pool_price
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.profile import Prices as ProfilePrices
-from bamboo_core.prices.price_list import MachinePrice, zone_price
-from bamboo_core.traces.trace import PriceChange, Trace, make_trace
+from bamboo_core.prices.price_list import MachinePrice
+from bamboo_core.traces.trace import Trace, make_trace, price_series
 
 HOUR: Final = 3600.0
 OTHER_SEED: Final = 1_000_000  # from a seed to the one that is taken in its place
@@ -52,10 +52,19 @@ class Market:
             return tuple(sorted({change.zone for change in self.recording.changes}))
         return self.generation.zones if self.generation else ()
 
+    def spot_usd(self, usual: float) -> float:
+        """Return the USD of a spot node for an hour, on average over time and zones. usual: of a zone for which no
+        recording says a price.
+        """
+        found = [usual if price is None else price for price in self._recorded_usd]
+        return fmean(found) if found else usual
+
     @cached_property
-    def supplies(self) -> Mapping[str, ZoneSupply]:
-        """The supply of each zone of a recording; {} if nodes are made up, the same in all zones."""
-        return zone_supplies(self.recording) if self.recording is not None else {}
+    def _recorded_usd(self) -> tuple[float | None, ...]:
+        """The mean price in each zone of a recording that has a name; None where it says none."""
+        if self.recording is None:
+            return ()
+        return tuple(_mean_price(self.recording, zone) for zone in self.zones if zone)
 
     @cached_property
     def _loss_rate(self) -> float:
@@ -107,18 +116,10 @@ class World:
         """The steps of the whole job."""
         return self.spec.training.steps
 
-    def spot_usd(self, machine: str, zone: str) -> float:
-        """The USD of a node in that zone for an hour, on average over time; of all zones, if it is "". 1 if it is not
-        known.
-        """
-        known = [one for one in self.market.zones if one]
-        if not zone and known:
-            return sum(self.spot_usd(machine, one) for one in known) / len(known)
-        kind = self.machines[machine]
-        recorded = self.market.supplies[zone].usd if zone in self.market.supplies else None
-        listed = zone_price(kind.price, zone)
-        usual = kind.profile.prices.spot if kind.profile.prices else 1.0
-        return next((price for price in (recorded, listed) if price is not None), usual)
+    def spot_usd(self, machine: str) -> float:
+        """Return the USD of a spot node for an hour, on average; 1 if it is not known."""
+        prices = self.machines[machine].profile.prices
+        return self.market.spot_usd(prices.spot if prices else 1.0)
 
     def on_demand_usd(self, machine: str) -> float | None:
         """The USD of a node on demand for an hour: of the price file or the profile, else of the job's first pool on
@@ -131,16 +132,6 @@ class World:
             return kind.profile.prices.on_demand
         return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
-    def zones_for(self, machine: str, workers: int) -> list[str]:
-        """The zones for so many workers that are to be in one zone, the best one first; [] if it makes no difference in
-        which one they are, or if nobody knows.
-        """
-        zones = [zone for zone in self.market.zones if zone]
-        prices = {zone: self.spot_usd(machine, zone) for zone in zones}
-        if len(zones) < 2 or (self.market.recording is None and len(set(prices.values())) == 1):
-            return []
-        return best_first(prices, self.market.supplies, self.spec.spread.nodes(workers))
-
     def run(self, candidate: Candidate, seed: int, seconds: float) -> JobRun | None:
         """The run of a candidate; None if the manifest's rules do not allow it."""
         made = job_of(candidate, self.spec, self.document)
@@ -148,12 +139,11 @@ class World:
             return None
         spec, document = made
         machine = self.machines[candidate.machine]
-        trace = _priced(self.market.trace(spec, seed, self.seeds, seconds), machine.price)
         return JobRun(
             spec=with_prices(spec, machine.price),
             manifest=document,
             profile=machine.profile,
-            trace=trace,
+            trace=self.market.trace(spec, seed, self.seeds, seconds),
             seconds=seconds,
             zone_price=self.traffic_price,
         )
@@ -186,10 +176,14 @@ def _on_demand(profile: ModelProfile, price: MachinePrice) -> float:
     return profile.prices.on_demand if profile.prices else price.spot
 
 
-def _priced(trace: Trace, price: MachinePrice | None) -> Trace:
-    """A recording's own prices over time come first; else those of single zones are the file's."""
-    if price is None or trace.prices or not price.zones:
-        return trace
-    prices = [PriceChange(at=0.0, zone="", usd_per_hour=price.spot)]
-    prices += [PriceChange(at=0.0, zone=zone, usd_per_hour=one.spot) for zone, one in price.zones.items()]
-    return make_trace(trace.changes, prices, duration=trace.duration, source=trace.source)
+def _mean_price(trace: Trace, zone: str) -> float | None:
+    """Return the USD of a node in that zone for an hour, on average over time; None if the recording does not say."""
+    series = price_series(trace, zone)
+    if not series:
+        return None
+    ends = [*(price.at for price in series[1:]), max(trace.duration, series[-1].at)]
+    begins = [0.0, *(price.at for price in series[1:])]
+    spans = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    if not sum(spans):
+        return series[-1].usd_per_hour
+    return sum(one.usd_per_hour * span for one, span in zip(series, spans, strict=True)) / sum(spans)
