@@ -80,7 +80,7 @@ def test_the_status_page_fits_80_columns_and_says_everything() -> None:
 
 
 def test_the_status_page_says_whether_the_date_and_the_money_suffice() -> None:
-    told = "done by 2026-12-01 14:00 UTC: 2.0 h late at the present rate, with 5 of 10 steps done by then"
+    told = "done by 2026-12-01 14:00 UTC: 2.0 h late at the present rate"
     short = condition("BudgetShort", True, "DateMissed", "at the present rate the job is not done by then")
     training = {"step": 3, "steps": 10, "doneBy": told}
     cost = {"total": "1.50", "perHour": "4", "budget": "1.50 of 10 spent; the rest lasts 2.1 h at 4 an hour"}

@@ -1,16 +1,15 @@
 """The live picture of a run."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from bamboo.terminal.keys import HELP
 from bamboo.terminal.picture import Footer, sparkline
 from bamboo_core.coordinator.events import CheckpointWrite, Emit, WorkerState
-from bamboo_core.job.budget_reach import Pace, date_reach
 from operator_kit import checkpoints
-from run_view_kit import STATUS, drawn
+from run_view_kit import NOW, STATUS, drawn
 
 
 def test_the_live_picture_shows_progress_grid_and_events() -> None:
@@ -85,7 +84,6 @@ def test_the_live_picture_has_a_line_about_checkpoints() -> None:
 
 
 def test_the_live_picture_says_whether_the_date_is_met() -> None:
-    now = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
-    found = date_reach(now + timedelta(hours=1), now, Pace(step=3, steps=10, step_seconds=60.0))
-    assert found.told in " ".join(drawn(replace(STATUS, date=found)).split())
+    dated = replace(STATUS, done_by=NOW + timedelta(hours=1), eta_seconds=600.0)
+    assert "done by 2026-12-01 13:00 UTC: 50 min before it at the present rate" in " ".join(drawn(dated).split())
     assert "done by" not in drawn(STATUS)

@@ -1,7 +1,6 @@
 """`bamboo plan` as a user calls it."""
 
 import json
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -179,8 +178,6 @@ def test_without_any_price_there_is_nothing_to_weigh(files: Path) -> None:
 def budgeted(folder: Path, budget: dict[str, str]) -> None:
     document = yaml.safe_load((folder / "job.yaml").read_text())
     document["spec"] |= {"budget": budget, "nodePools": [{"name": "spot", "pricePerHour": "1"}]}
-    if "moneyPerHour" in budget:
-        document["spec"]["elastic"] = {"objective": "Value", "maxWorkers": 2}
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
 
 
@@ -192,23 +189,16 @@ def test_the_budget_of_the_manifest_bounds_the_plan(files: Path) -> None:
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
     assert "It is the cheapest that ends within 2.00 h and costs at most 50.0 USD " in told
-    assert re.search(r"A job that begins now is done (1\.\d h|\d+ min) before 20", told), told
     document = json.loads(invoke(files, *QUICK, "--output", "json", "--budget", "60").stdout)
     assert document["budget"] == 60, "flags come before the manifest"
     assert document["deadlineHours"] == pytest.approx(2.0, abs=0.1)
 
 
-def test_a_budget_that_is_too_small_says_how_far_it_gets(files: Path) -> None:
-    date = (datetime.now(UTC) + timedelta(minutes=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    budgeted(files, {"money": "0.01", "doneBy": date})
+def test_a_budget_that_no_plan_keeps_is_named(files: Path) -> None:
+    budgeted(files, {"money": "0.01"})
     done = invoke(files, *QUICK)
     assert done.exit_code == 1
-    told = " ".join(done.output.split())
-    assert re.search(r"With the cheapest 0\.01 last 0\.\d h, for about \d+ of 2000 steps; with the fastest", told), told
-    assert re.search(r"with the fastest about \d+ of 2000 steps are done in time", told), told
-    budgeted(files, {"doneBy": date})
-    told = " ".join(invoke(files, *QUICK).output.split())
-    assert re.search(r"\. With the fastest about \d+ of 2000 steps are done in time", told), told
+    assert "no plan keeps the bounds" in " ".join(done.output.split())
 
 
 def test_a_date_that_has_passed_is_a_warning_of_a_plan(files: Path) -> None:
@@ -216,16 +206,3 @@ def test_a_date_that_has_passed_is_a_warning_of_a_plan(files: Path) -> None:
     done = invoke(files, *QUICK)
     assert done.exit_code == 0, done.output
     assert "spec.budget.doneBy: 2020-01-01 00:00 UTC has passed" in " ".join(done.output.split())
-
-
-@pytest.mark.parametrize(("money", "code"), [pytest.param("1.2", 0, marks=pytest.mark.slow), ("0.5", 1)])
-def test_what_an_hour_may_cost_bounds_the_plan(files: Path, money: str, code: int) -> None:
-    """A single worker costs 1 an hour, which 0.5 does not pay for."""
-    budgeted(files, {"moneyPerHour": money})
-    done = invoke(files, *QUICK, "--output", "json")
-    assert done.exit_code == code, done.output
-    if code:
-        assert "no plan keeps the bounds" in done.output
-    else:
-        chosen = json.loads(done.stdout)["recommended"]
-        assert chosen["usd"] <= 1.2 * chosen["hours"]

@@ -1,9 +1,7 @@
 """The objective Value: jobs of the real coordinator in virtual time hold what is worth its price, and no more."""
 
-import math
 import re
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ from bamboo.traces.generate import Generation, generate
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, Tick, TimeTold, WorkerLost
-from bamboo_core.coordinator.grids import dates, holding
+from bamboo_core.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, Tick, WorkerLost
+from bamboo_core.coordinator.grids import holding
 from bamboo_core.coordinator.grids.holding import to_have
 from bamboo_core.coordinator.grids.record import Exposure, Holding
 from bamboo_core.coordinator.state import CoordinatorState
@@ -113,29 +111,6 @@ def test_those_that_cost_more_go_first() -> None:
     gone = [found[1] for line in told if (found := re.search(r"GivenBack: (\S+) ", line))]
     assert gone
     assert {zones[worker] for worker in gone} == {"dear"}
-
-
-def test_what_workers_cost_in_an_hour_keeps_within_the_budget() -> None:
-    """Each costs 1.5, so four of twelve are held from the beginning on."""
-    one = valued(4, 3)
-    document = {**one.manifest, "spec": {**one.manifest["spec"], "budget": {"moneyPerHour": "6.1"}}}
-    told: list[str] = []
-    found = run(replace(one, manifest=document, spec=parse_manifest(document)), nodes(12, duration=HOUR), told=told)
-    assert found.figures.usd_per_hour <= 6.1
-    assert found.figures.nodes > 3.9
-    assert found.figures.steps > 0
-    assert any(" of the price; the budget for an hour pays for 4" in line for line in told)
-
-
-def test_a_budget_for_an_hour_follows_prices_and_edits() -> None:
-    state = state_of()
-    budget = {"moneyPerHour": "2"}
-    for money, affordable in (("2", 2), ("0.6", 1), ("9", 4)):
-        document = {**valued(2, 2).manifest}
-        document["spec"] = {**document["spec"], "budget": {**budget, "moneyPerHour": money}}
-        state, _ = coordinator.step(state, PricesTold({"w0": 0.5, "w1": 1.5}, ((2.0, 1),)), 1.0)
-        state, _ = coordinator.step(state, SpecChanged(parse_manifest(document)), 1.0)
-        assert state.holding.affordable == affordable
 
 
 # what the coordinator is told, and what it sees itself
@@ -243,41 +218,6 @@ def test_as_many_workers_are_asked_for_as_are_held(
     assert to_have(known) == min(wanted, 8 + standby)
 
 
-def test_a_budget_for_an_hour_counts_the_pools_from_which_more_would_come() -> None:
-    """Four spot workers at 1 and the others on demand at 3: with 8 an hour there are five, and there always are."""
-    one = valued(8, 1, layers=10, maxStages=8, maxPipelines=1)
-    pools = [
-        {"name": "spot", "capacity": "Spot", "pricePerHour": "1", "maxWorkers": 4},
-        {"name": "dear", "capacity": "OnDemand", "pricePerHour": "3"},
-    ]
-    document = {**one.manifest, "spec": {**one.manifest["spec"], "nodePools": pools, "budget": {"moneyPerHour": "8"}}}
-    told: list[str] = []
-    found = run(replace(one, spec=parse_manifest(document), manifest=document), nodes(8, duration=HOUR), told=told)
-    assert found.figures.usd_per_hour <= 8
-    assert found.figures.nodes == pytest.approx(5, abs=0.2)
-    assert held(told) == [5]
-
-
-def test_workers_on_standby_are_within_the_budget_for_an_hour() -> None:
-    one = valued(4, 1, maxStages=4, maxPipelines=1)
-    spec = {**one.manifest["spec"], "standby": {"workers": 3}, "budget": {"moneyPerHour": "3.1"}}
-    document = {**one.manifest, "spec": spec}
-    found = run(replace(one, spec=parse_manifest(document), manifest=document), nodes(8, duration=HOUR))
-    assert found.figures.usd_per_hour <= 3.1
-    assert found.figures.steps > 0
-
-
-def test_a_budget_that_pays_for_no_grid_does_not_keep_the_job_from_beginning() -> None:
-    """With money for two workers and four stages at least it has four, and says so."""
-    one = valued(8, 1, maxStages=8, minStages=4, maxPipelines=1)
-    document = {**one.manifest, "spec": {**one.manifest["spec"], "budget": {"moneyPerHour": "3"}}}
-    told: list[str] = []
-    found = run(replace(one, spec=parse_manifest(document), manifest=document), nodes(8, duration=HOUR), told=told)
-    assert found.figures.steps > 100
-    assert found.figures.nodes == pytest.approx(4, abs=0.1)
-    assert any("the budget for an hour pays for 2, and no smaller grid has room" in line for line in told), told
-
-
 def test_a_loss_is_no_reason_to_split_layers_anew_for_the_sake_of_prices() -> None:
     """Who goes is chosen by price when some are to go; with one that is lost nobody chooses."""
     one = valued(2, 3, layers=2, maxStages=2, minStages=2)
@@ -299,72 +239,3 @@ def test_one_that_is_given_back_is_no_failure_and_no_preemption() -> None:
     assert any("GivenBack" in line and " of the speed for " in line for line in told)
     assert not any("WorkerLost" in line or "WorkerEnded" in line for line in told)
     assert found.figures.preemptions == 0
-
-
-# with a date
-
-
-BEGAN = datetime(2026, 12, 1, tzinfo=UTC)
-
-
-def dated(one: JobRun, hours: float, steps: int) -> JobRun:
-    """To be done so many hours after it begins."""
-    spec = one.manifest["spec"]
-    date = (BEGAN + timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    training = {**spec["training"], "steps": steps}
-    document = {**one.manifest, "spec": {**spec, "training": training, "budget": {"doneBy": date}}}
-    return replace(one, manifest=document, spec=parse_manifest(document))
-
-
-def test_only_as_many_are_held_as_a_date_takes() -> None:
-    """Five times as long as with all workers: so fewer are held than without a date, which asks for 0.95 of the speed,
-    and the job costs less.
-    """
-    one, steps, time = valued(4, 3), 10_000, 50 * HOUR
-    whole = run(dated(one, 1.0, steps), nodes(12, duration=time))
-    loose, told = dated(one, 5 * whole.figures.hours, steps), list[str]()
-    found = run(loose, nodes(12, duration=time), told=told, began=BEGAN)
-    assert (found.outcome, whole.outcome) == ("Complete", "Complete")
-    share = found.figures.hours / (5 * whole.figures.hours)
-    assert 0.7 < share < 1.0, "in time, and not long before"
-    assert found.figures.nodes < 0.3 * whole.figures.nodes
-    assert found.figures.usd < whole.figures.usd
-    assert any("WorkersChosen" in line and "as is enough to be done by 2026-12-0" in line for line in told)
-    assert (found.figures.repeated, found.figures.restores) == (0, 0)
-
-
-def test_the_fastest_is_held_if_a_date_cannot_be_met() -> None:
-    one, told = valued(4, 3), list[str]()
-    found = run(dated(one, 0.01, 20_000), nodes(12, duration=HOUR), told=told, began=BEGAN)
-    assert found.figures.nodes > 11.5
-    assert not any("GivenBack" in line for line in told)
-    chosen = next(line for line in told if "WorkersChosen" in line)
-    assert "all of 12 workers are held, the fastest, and still the job may not be done by 2026-12-01" in chosen
-
-
-def test_losses_bring_back_workers_in_time_for_a_date() -> None:
-    """For some hours there are only two nodes, with which it would be late: afterwards more are held than before."""
-    one, steps, told = valued(4, 3), 10_000, list[str]()
-    whole = run(dated(one, 1.0, steps), nodes(12, duration=50 * HOUR)).figures.hours
-    gone = [(0.4 * whole * HOUR + 300 * i, "remove", f"n{i}") for i in range(2, 12)]
-    back = [(1.8 * whole * HOUR + i, "add", f"m{i}") for i in range(10)]
-    found = run(dated(one, 3 * whole, steps), nodes(12, *gone, *back, duration=50 * HOUR), told=told, began=BEGAN)
-    assert found.outcome == "Complete"
-    numbers = held(told)
-    assert max(numbers[1:]) > numbers[0], numbers
-    assert found.figures.hours < 3 * whole
-
-
-def test_what_a_date_takes() -> None:
-    document = dated(valued(2, 2), 1.0, 3600).manifest
-    state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
-    assert dates.needed_speed(state, 0.0) is None, "nobody has told the time"
-    state, _ = coordinator.step(state, TimeTold(BEGAN), 0.0)
-    batch = state.spec.training.global_batch_size
-    speed = dates.needed_speed(state, 0.0)
-    assert speed is not None
-    assert batch / dates.USED <= speed < 1.05 * batch / dates.USED
-    half = dates.needed_speed(state, 1800.0)
-    assert half is not None
-    assert half == pytest.approx(2 * speed)
-    assert dates.needed_speed(state, 3600.0) == math.inf

@@ -1,15 +1,14 @@
 """How far a job's budget gets, for a person."""
 
-from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 
-from bamboo_core.job.budget_reach import Pace, date_reach
-from bamboo_core.job.status import read_status
-from bamboo_operator.status.budget import budget_left, suspends, warnings
-from bamboo_operator.status.document import rule_input
-from operator_kit import NOW, at, job, said
+from bamboo_core.job.api_object import written
+from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.status.budget import budget_left, suspends
+from bamboo_operator.status.writer import StatusWriter
+from operator_kit import job, said
 from status_kit import conditions, facts, seen
 
 POOLS = [{"name": "spot", "pricePerHour": "2"}]
@@ -18,23 +17,16 @@ BUDGETED = job(nodePools=POOLS, budget={"money": "10"})
 
 
 @pytest.mark.parametrize(
-    ("total", "per_hour", "status", "told"),
-    [
-        ("1.5", "4", said(step_seconds=3600.0), f"{SPENT}, about 2 of the 7 steps that are left"),
-        ("1.5", "4", said(), f"{SPENT}, enough for the 7 steps that are left"),
-        ("1.5", "4", said(steps=None, step_seconds=1800.0), f"{SPENT}, about 4 steps"),
-        ("1.5", "4", None, SPENT),
-        ("1.5", None, None, "1.50 of 10 spent"),
-        ("10.2", "4", None, "10.20 of 10 spent"),
-    ],
+    ("total", "per_hour", "told"),
+    [("1.5", "4", SPENT), ("1.5", None, "1.50 of 10 spent"), ("10.2", "4", "10.20 of 10 spent")],
 )
-def test_it_is_said_how_far_the_rest_gets(total, per_hour, status, told):
+def test_it_is_said_for_how_long_the_rest_lasts(total, per_hour, told):
     known = facts(spec=BUDGETED, cost=Decimal(total))
-    assert budget_left(known, None if per_hour is None else Decimal(per_hour), status) == told
+    assert budget_left(known, None if per_hour is None else Decimal(per_hour)) == told
 
 
 def test_nothing_is_said_without_a_budget_for_the_job():
-    assert budget_left(facts(spec=job(), cost=Decimal(1)), Decimal(1), said()) is None
+    assert budget_left(facts(spec=job(), cost=Decimal(1)), Decimal(1)) is None
 
 
 def test_a_job_that_has_cost_its_budget_is_suspended_and_says_why():
@@ -80,91 +72,63 @@ def test_a_job_that_holds_what_is_worth_its_price_lacks_nothing():
 # warnings
 
 
-def dated(hours: float, step_seconds: float = 600.0, step: int = 4):
-    """Of ten steps; so many hours before the date."""
-    pace = Pace(step=step, steps=10, step_seconds=step_seconds)
-    found = date_reach(NOW + timedelta(hours=hours), NOW, pace)
-    return said(step=step, step_seconds=step_seconds, date=found)
+def going_on(left, **more):
+    """A job that runs, with so many seconds until its last step; None if they are not known."""
+    return said(eta_seconds=left, **more)
 
 
-DATED = job(budget={"doneBy": "2026-03-01T14:00:00Z"})
+DATED = job(budget={"doneBy": "2026-03-01T14:00:00Z"})  # in two hours
+PASSED = job(budget={"doneBy": "2026-03-01T11:00:00Z"})
 
 
 @pytest.mark.parametrize(
     ("spec", "status", "cost", "reason"),
     [
-        (job(nodePools=POOLS), said(), "1", "NoBudget"),
-        (BUDGETED, said(step_seconds=60.0), "1", "WithinBudget"),
-        (BUDGETED, said(step_seconds=3600.0), "1", "MoneyShort"),
-        (BUDGETED, said(step_seconds=1800.0), "8", "MoneyLow"),
-        (BUDGETED, said(step_seconds=60.0), "9.5", "WithinBudget"),  # its seven minutes are paid for
-        (BUDGETED, said(steps=None, step_seconds=60.0), "8", "MoneyLow"),
-        (BUDGETED, said(step_seconds=None), "1", "WithinBudget"),
+        (job(nodePools=POOLS), going_on(60.0), "1", "NoBudget"),
+        (BUDGETED, going_on(90_000.0), "1", "WithinBudget"),  # nobody foresees what it will cost in all
+        (BUDGETED, going_on(90_000.0), "8", "MoneyLow"),
+        (BUDGETED, going_on(60.0), "9.5", "WithinBudget"),  # its last minute is paid for
+        (BUDGETED, going_on(None, steps=None), "8", "MoneyLow"),
+        (BUDGETED, going_on(None), "1", "WithinBudget"),
         (BUDGETED, said(phase="Pending", grid=((),)), "9", "NotRunning"),
-        (DATED, dated(2.0), "0", "WithinBudget"),
-        (DATED, dated(0.5), "0", "DateMissed"),
-        (DATED, dated(-1.0), "0", "DateMissed"),
-        (DATED, dated(-1.0, step=10), "0", "WithinBudget"),
-        (job(budget={"doneBy": "2026-03-01T14:00:00Z"}, suspend=True), dated(0.5), "0", "Suspended"),
+        (DATED, going_on(7000.0), "0", "WithinBudget"),
+        (DATED, going_on(7300.0), "0", "DateMissed"),
+        (DATED, going_on(None), "0", "WithinBudget"),
+        (PASSED, going_on(7000.0), "0", "DateMissed"),
+        (PASSED, going_on(0.0), "0", "WithinBudget"),
+        (job(budget={"doneBy": "2026-03-01T14:00:00Z"}, suspend=True), going_on(7300.0), "0", "Suspended"),
     ],
 )
 def test_a_budget_that_is_too_small_is_a_condition(spec, status, cost, reason):
     found = conditions(seen(status, spec=spec, cost=Decimal(cost), pods={"spot": 2}))["BudgetShort"]
-    assert (found["reason"], found["status"]) == (reason, str(reason in ("MoneyShort", "MoneyLow", "DateMissed")))
+    assert (found["reason"], found["status"]) == (reason, str(reason in ("MoneyLow", "DateMissed")))
 
 
-def test_a_budget_is_short_until_it_clearly_suffices():
-    def short(step_seconds, previous):
-        status = said(step_seconds=step_seconds)
-        return seen(status, previous, spec=BUDGETED, cost=Decimal(2), pods={"spot": 2})
-
-    once = 7200 / 7  # seconds of a step with which the money is just enough
-    assert conditions(short(1.01 * once, {}))["BudgetShort"]["status"] == "False"
-    found = short(1.03 * once, {})
-    assert conditions(found)["BudgetShort"]["status"] == "True"
-    assert conditions(short(0.99 * once, found))["BudgetShort"]["status"] == "True"
-    assert conditions(short(0.97 * once, found))["BudgetShort"]["status"] == "False"
+def test_a_date_stays_missed_until_it_is_known_again_how_long_the_rest_takes():
+    missed = seen(going_on(7300.0), spec=DATED)
+    again = conditions(seen(going_on(None), missed, spec=DATED))["BudgetShort"]
+    assert (again["reason"], again["status"]) == ("DateMissed", "True")
+    assert conditions(seen(going_on(None), missed, spec=BUDGETED))["BudgetShort"]["status"] == "False"
+    assert conditions(seen(going_on(60.0), missed, spec=DATED))["BudgetShort"]["status"] == "False"
 
 
-def warned(spec, status, previous, seconds, cost="2"):
-    """The status that many seconds later, and the reasons of the events with it."""
-    more = {"spec": spec, "cost": Decimal(cost), "pods": {"spot": 2}, "now": NOW + timedelta(seconds=seconds)}
-    new = seen(status, previous, **more)
-    before = read_status(previous)
-    told = warnings(read_status(new), before, rule_input(status, before, facts(**more)).shortfalls())
-    return new, [(one.reason, one.warning) for one in told], [one.message for one in told]
+class Storing:
+    """An API server that takes every status."""
+
+    async def write_status(self, *_):
+        return None
 
 
-def test_a_user_is_warned_once_for_each_budget():
-    slow = said(step_seconds=3600.0)
-    first, told, _ = warned(BUDGETED, slow, {}, 0)
-    assert told == [], "that may pass"
-    second, told, messages = warned(BUDGETED, slow, first, 61)
-    assert told == [("MoneyShort", True)]
-    assert messages == [
-        "spec.budget.money 10 is spent before the last step, at the present price and speed: 2.00 of 10 spent;"
-        " the rest lasts 2.0 h at 4 an hour, about 2 of the 7 steps that are left"
-    ]
-    for previous, status in ((second, slow), (second, said(step_seconds=1.0)), (second, None)):
-        now, told, _ = warned(BUDGETED, status, previous, 122)
-        assert told == []
-        assert now["budgetWarnings"] == ["MoneyShort 10"]
-        assert warned(BUDGETED, slow, now, 400)[1] == [], "also of an operator that comes later"
-    low, told, _ = warned(BUDGETED, slow, second, 500, cost="7")
-    assert told == [("MoneyLow", True)]
-    assert low["budgetWarnings"] == ["MoneyShort 10", "MoneyLow 10"]
-    more = job(nodePools=POOLS, budget={"money": "11"})
-    other, told, _ = warned(more, slow, low, 600, cost="7.5")
-    assert told == [("MoneyLow", True), ("MoneyShort", True)]
-    assert other["budgetWarnings"] == ["MoneyLow 11", "MoneyShort 11"]
-    assert "budgetWarnings" not in warned(job(), slow, other, 700)[0]
-
-
-def test_a_user_is_warned_of_a_date_that_will_be_missed():
-    first, _, _ = warned(DATED, dated(0.5), {}, 0)
-    _, told, messages = warned(DATED, dated(0.5), first, 61)
-    assert told == [("DateMissed", True)]
-    assert messages == [
-        "done by 2026-03-01 12:30 UTC: 30 min late at the present rate, with 7 of 10 steps done by then"
-    ]
-    assert conditions(first)["BudgetShort"]["lastTransitionTime"] == at(0)
+async def test_a_user_is_warned_when_the_condition_begins_and_of_nothing_twice():
+    writer = StatusWriter(JobIdentity(("ns", "job"), "uid"), {}, Storing())
+    told = []
+    for cost, left in (("2", 90_000.0), ("8", 90_000.0), ("8.1", 80_000.0), ("8.2", None)):
+        writer.update(spec=BUDGETED, cost=Decimal(cost), pods={"spot": 2})
+        await writer.write(going_on(left, step=int(Decimal(cost))))
+        told.append([(one.reason, one.warning) for one in writer.take_warnings()])
+    assert told == [[], [("MoneyLow", True)], [], []]
+    found = written(writer.written)
+    later = StatusWriter(JobIdentity(("ns", "job"), "uid"), found, Storing())
+    later.update(spec=BUDGETED, cost=Decimal("0.1"), pods={"spot": 2})
+    await later.write(going_on(None))
+    assert later.take_warnings() == [], "also of an operator that comes later"

@@ -14,7 +14,6 @@ from jsonschema import Draft202012Validator
 
 from bamboo_core.coordinator.events import Finish, Outcome, Takeover, WorkerState
 from bamboo_core.job.api_object import written
-from bamboo_core.job.budget_reach import Pace, date_reach
 from bamboo_core.job.status import BambooJobStatus, read_status
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts
@@ -122,14 +121,11 @@ def test_workers_pipelines_and_cost_are_counted():
 
 def test_progress_says_whether_the_date_is_met():
     """What is told of it is no report of the workers, stays while an operator begins, and is of no suspended job."""
-    soon, late = (
-        said(step=6, date=date_reach(NOW + timedelta(seconds=s), NOW, Pace(step=6, steps=10, step_seconds=60.0)))
-        for s in (600, 200)
-    )
+    soon, late = (said(step=6, done_by=NOW + timedelta(seconds=s), eta_seconds=240.0) for s in (600, 230))
     first = seen(soon)
     assert first["training"]["doneBy"] == "done by 2026-03-01 12:10 UTC: 6 min before it at the present rate"
     second = seen(late, first, now=NOW + timedelta(seconds=30))
-    assert second["training"]["doneBy"].endswith("40 s late at the present rate, with 9 of 10 steps done by then")
+    assert second["training"]["doneBy"].endswith(": 40 s late at the present rate")
     assert second["training"]["lastReportedTime"] == at(0)
     assert seen(None, second)["training"] == second["training"]
     assert "doneBy" not in seen(None, second, spec=job(suspend=True))["training"]

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -13,8 +12,6 @@ from sim_kinds import Kind
 
 ZONES = 3
 SPAN_SECONDS = 0.1  # about one step
-
-BEGINNING = datetime(2026, 3, 1, tzinfo=UTC)  # what clocks on walls show when a job begins
 
 
 class FaultKind(StrEnum):
@@ -108,7 +105,6 @@ class Scenario:
     store_seconds: float = 0.02  # that it takes for a file
     resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
     chooses: str = ""  # the objective by which stages and pipelines are chosen
-    done_by: float | None = None  # seconds after the beginning until when the job is to be done
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     schedule: str = "1F1B"
     per_node: int = 1  # workers
@@ -143,9 +139,6 @@ class Scenario:
         if self.chooses:
             elastic |= {"objective": self.chooses, "maxStages": min(a.stages + 2, a.layers)}
         spec["elastic"] = elastic
-        if self.done_by is not None:
-            date = BEGINNING + timedelta(seconds=self.done_by)
-            spec["budget"] = {"doneBy": date.strftime("%Y-%m-%dT%H:%M:%SZ")}
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
 
     def spec(self) -> JobSpec:
@@ -214,7 +207,7 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     made = _with_ready_spares(made, random.Random(f"{seed} spares")) if Kind.SPARES in has else made
     made = _with_devices(made, random.Random(f"{seed} divided")) if Kind.DIVIDED in has else made
     made = replace(made, chooses="Throughput" if Kind.GRIDS in has else "")
-    made = _with_value(made, random.Random(f"{seed} dates")) if Kind.VALUE in has else made
+    made = _with_value(made) if Kind.VALUE in has else made
     if Kind.DEVICES in has:
         made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2))
     made = _with_callbacks(made, random.Random(f"{seed} callbacks")) if Kind.CALLBACKS in has else made
@@ -238,12 +231,10 @@ def _with_callbacks(job: Scenario, rng: random.Random) -> Scenario:
     return replace(job, tells=True, faults=tuple(faults))
 
 
-def _with_value(job: Scenario, rng: random.Random) -> Scenario:
-    """What layers take is measured as with stragglers; longer, as then follows what comes of it. Some have a date, that
-    cannot be met, that asks for many workers, or for few.
-    """
+def _with_value(job: Scenario) -> Scenario:
+    """What layers take is measured as with stragglers; longer, as then follows what comes of it."""
     longer = replace(job.arithmetic, steps=job.arithmetic.steps + 24)
-    return replace(job, chooses="Value", arithmetic=longer, done_by=rng.choice((None, None, 1.0, 10.0, 40.0, 1000.0)))
+    return replace(job, chooses="Value", arithmetic=longer)
 
 
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:

@@ -7,7 +7,6 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,6 @@ from bamboo_core.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from bamboo_core.coordinator.grids.dates import time_told
 from bamboo_core.job.spec import ScheduleChoice
 from bamboo_core.names import ALONE_SECONDS
 from bamboo_core.planning.plan import Cell, Plan
@@ -40,7 +38,7 @@ from sim_arithmetic import Oracle
 from sim_checks import Checks, RunResult, judge, waiting
 from sim_clock import Clock
 from sim_control import Channel
-from sim_faults import BEGINNING, ZONES, Scenario
+from sim_faults import ZONES, Scenario
 from sim_history import URL
 from sim_holders import newest_commit
 from sim_injector import FaultInjector
@@ -164,9 +162,6 @@ class Simulation:
             living = [n for n in self.nodes.values() if n.alive and n.name in self.state.workers]
             self.checked(self.checks.one_plan, living)
         self.coordinate(Tick())
-        date = BEGINNING + timedelta(seconds=self.clock.now)
-        if (told := time_told(self.state, date, self.clock.now)) is not None:
-            self.coordinate(told)
         if self.scenario.chooses == "Value":
             self.coordinate(PricesTold({name: 1.0 + name.number % 3 / 2 for name in self.nodes}, ((1.0, 1),)))
         self._staff()

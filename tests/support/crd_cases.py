@@ -80,7 +80,7 @@ def whole_with_budget() -> dict[str, Any]:
         "spec": {
             **document["spec"],
             "elastic": {"objective": "Value", "maxStages": 8},
-            "budget": {"money": "100", "moneyPerHour": "9", "doneBy": "2026-12-24T18:00:00Z"},
+            "budget": {"money": "100", "doneBy": "2026-12-24T18:00:00Z"},
         },
     }
 
@@ -311,12 +311,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"budget": {"money": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}, {"name": "b"}]},
         "spec.budget: expected only doneBy without a pricePerHour in each of",
     ),
-    ({"budget": {}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}, "spec.budget: expected money, moneyPerHour or"),
+    ({"budget": {}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}, "spec.budget: expected money or doneBy"),
     ({"budget": {"money": "9"}, "nodePools": ABSENT}, "spec.budget: expected only doneBy without a pricePerHour in"),
-    (
-        {"budget": {"moneyPerHour": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
-        "spec.budget.moneyPerHour: expected only with spec.elastic.objective Value",
-    ),
     (
         {"elastic": {"objective": "Throughput", "maxWorkers": 7}, "topology.split": ABSENT},
         "spec.elastic.maxWorkers: expected at least spec.topology.stages x pipelines",
@@ -375,12 +371,6 @@ KEPT: list[dict[str, Any]] = [
     {"budget": {"money": "12.5"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
     {"budget": {"doneBy": "2028-02-29T23:59:59.5+05:30"}, "nodePools": ABSENT},
     {"budget": {"doneBy": "2001-01-01T00:00:00Z"}, "nodePools": [{"name": "a"}]},
-    {
-        "budget": {"money": "100", "moneyPerHour": "9"},
-        "nodePools": [{"name": "a", "pricePerHour": "1"}],
-        "elastic": {"objective": "Value", "maxStages": 8},
-        "topology.split": ABSENT,
-    },
 ]
 
 

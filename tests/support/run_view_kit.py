@@ -1,6 +1,7 @@
 """A run's status, as its views are given it."""
 
 import io
+from datetime import UTC, datetime
 
 from rich.console import Console
 
@@ -10,7 +11,7 @@ from bamboo_core.coordinator.events import Emit, SlowWorker, Status, WorkerState
 from operator_kit import takeover
 
 TAKEOVER = takeover(victim="w1", worker="w0")
-
+NOW = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
 
 STATUS = Status(
     phase="Running",
@@ -44,5 +45,5 @@ NOTHING = Footer()
 def drawn(status: Status, *events: Emit, width: int = 120, elapsed: float = 90.0, footer: Footer = NOTHING) -> str:
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
     timed = [(float(n), event) for n, event in enumerate(events)]
-    console.print(render("job", status, timed, elapsed=elapsed, footer=footer))
+    console.print(render("job", status, timed, elapsed=elapsed, now=NOW, footer=footer))
     return console.export_text()

@@ -29,7 +29,7 @@ from bamboo_core.option_groups import grouped
 from bamboo_core.text import count
 
 if TYPE_CHECKING:
-    from bamboo.local.job_source import JobSource
+    pass
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes without losing a step.",
@@ -171,24 +171,16 @@ def validate(
         bool,
         typer.Option("--load", help="Also load the task, build its layers without values and count what they need."),
     ] = False,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|NAME",
-            help="For jobs with a budget: as of `bamboo simulate`.",
-        ),
-    ] = None,
 ) -> None:
     """Check manifests and name everything that is wrong with them, with its line.
 
     With --load also whether the task can be built and evaluated here, and about how much memory its workers need.
 
-    Of a job with a budget it says for how long its money lasts, with --profile also for how many steps, and whether the
-    date is met.
+    Of a job with a budget it says for how long its money lasts.
     """
     from bamboo.local.job_source import source_of_file
     from bamboo.local.trainer_calls.task_check import check_task
-    from bamboo_core.job.budget_reach import past
+    from bamboo_core.job.budget_reach import of_manifest, past
     from bamboo_core.job.manifest import ManifestError
     from bamboo_core.job.manifest_warnings import warnings
     from bamboo_core.job.spec import whole_workers
@@ -219,35 +211,12 @@ def validate(
         )
         for warning in filter(None, (*warnings(spec), past(spec, datetime.now(UTC)))):
             typer.echo(f"  warning: {warning}")
-        for line in _budget_told(source, profile):
-            typer.echo(f"  {line}")
+        if money := of_manifest(spec):
+            typer.echo(f"  {money}")
         for line in checked.told if checked else (NOT_LOADED,):
             typer.echo(f"  {line}")
     if wrong:
         raise typer.Exit(EXIT_USAGE)
-
-
-def _budget_told(job: "JobSource", profile: str | None) -> list[str]:
-    """How far the job's budget gets, if it has one. A profile that does not fit ends the command."""
-    from bamboo_core.job.budget_reach import of_manifest
-
-    spec = job.spec
-    if spec.budget is None:
-        return []
-    if profile is None:
-        return of_manifest(spec, datetime.now(UTC))
-    from bamboo.jobs.job_profiles import JobProfiles
-    from bamboo.simulation.figures import SimulationError
-    from bamboo.simulation.job.job_run import JobRun, usual_step
-    from bamboo_core.planning.profile import ProfileError
-    from bamboo_core.traces.trace import make_trace
-
-    try:
-        known = JobProfiles(job).read(profile)
-        seconds = usual_step(JobRun(spec=spec, manifest=job.document, profile=known, trace=make_trace()))
-    except (ProfileError, SimulationError) as error:
-        usage(str(error))
-    return of_manifest(spec, datetime.now(UTC), seconds)
 
 
 # Here, so that --help shows them in this order.

@@ -223,7 +223,6 @@ class Job:
             steps=steps,
             price=price,
             jobs=jobs,
-            begin=datetime.now(UTC),
         )
         return SimulatedRuns(_asked(ask(simulated, wanted)))
 

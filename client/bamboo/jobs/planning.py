@@ -12,7 +12,6 @@ from bamboo.jobs.profile_check import check_profiles
 from bamboo.local.job_source import JobSource
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, named_zones
-from bamboo.sizing.budget_bounds import bounds_of, date_sentence, too_little
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons
 from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.rounds import Trials
@@ -26,7 +25,7 @@ from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.summary import summarize
-from bamboo_core.job.budget_reach import past
+from bamboo_core.job.budget_reach import HOUR, past
 from bamboo_core.job.manifest import ManifestError
 from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
@@ -80,7 +79,7 @@ class Planned:
 def planned(wanted: PlanRequest) -> Planned:
     """Searches. Raises InvalidRequest for whatever cannot be done as it was asked for."""
     spec, now = wanted.job.spec, datetime.now(UTC)
-    bounds = bounds_of(spec, now, wanted.budget, wanted.deadline)
+    bounds = _bounds(wanted, spec, now)
     warnings = [*filter(None, [past(spec, now)])]
     try:
         world = _world(wanted, spec, warnings)
@@ -94,12 +93,24 @@ def planned(wanted: PlanRequest) -> Planned:
         raise InvalidRequest(str(error)) from None
     except ValueError as error:
         raise InvalidRequest(f"{wanted.job.name}: {error}") from None
-    told = _told(world, found, bounds, now)
+    told = _told(world, found, bounds)
     instead = comparisons(found.chosen, found.ends) if found.chosen is not None else []
     if found.chosen is not None and (dear := on_demand(world, found.calm, found.chosen)) is not None:
         instead.append(dear)
     report = PlanReport(found=found, told=told, instead=tuple(instead), bounds=bounds, world=world)
     return Planned(report=report, warnings=tuple(warnings))
+
+
+def _bounds(wanted: PlanRequest, spec: JobSpec, now: datetime) -> Bounds:
+    """Return what the request says; where it says nothing, the budget of the manifest. A date that has passed counts
+    for nothing.
+    """
+    budget, deadline, said = wanted.budget, wanted.deadline, spec.budget
+    if budget is None and said is not None and said.money is not None:
+        budget = float(said.money)
+    if deadline is None and said is not None and said.done_by is not None and said.done_by > now:
+        deadline = (said.done_by - now).total_seconds() / HOUR
+    return Bounds(budget=budget, deadline=deadline)
 
 
 def _world(wanted: PlanRequest, spec: JobSpec, warnings: list[str]) -> World:
@@ -214,12 +225,11 @@ def _like(limits: Limits, job: Candidate) -> Candidate:
     return job
 
 
-def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> tuple[str, ...]:
+def _told(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ...]:
     """Sentences: why that one; or why none."""
     if found.chosen is not None:
         several = len(world.market.zones) > 1
         why = [*reasons(found.chosen, bounds, several_zones=several, spread=world.spec.spread)]
-        why += filter(None, [date_sentence(world.spec, found.chosen, now)])
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
             why.append("With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says.")
@@ -229,12 +239,10 @@ def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> t
         return (f"no plan brings the job to its end in every run: {failed or 'there were too few nodes'}",)
     fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.sure("usd"))
     hours, usd, least = fastest.sure("hours"), fastest.sure("usd"), cheapest.sure("usd")
-    reach = "; ".join(too_little(world.spec, bounds, fastest, cheapest))
     return (
         f"no plan keeps the bounds {odds(len(fastest.outcomes))}: the fastest takes up to"
         f" {time_unit((hours,)).say(hours)} for {money_unit((usd,)).say(usd)}, the cheapest costs up to"
-        f" {money_unit((least,)).say(least)}{'.' if reach else ''}",
-        *([reach[0].upper() + reach[1:]] if reach else []),
+        f" {money_unit((least,)).say(least)}",
     )
 
 

@@ -1,9 +1,8 @@
-"""Runs of a job in virtual time: what was asked for, the runs, and what became of its budget in them."""
+"""Runs of a job in virtual time: what was asked for, the runs, and what became of its money in them."""
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import JobProfiles
@@ -18,7 +17,6 @@ from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.job.budget_reach import Pace, done_by, outcome_told, shown_date
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ProfileError, for_microbatch
 from bamboo_core.planning.steps.worker_memory import memory_warning
@@ -49,7 +47,6 @@ class JobSimulation:
     price: float | None = None
     zone_price: float = ZONE_TRAFFIC_PRICE
     jobs: int | None = None
-    begin: datetime
     say: Callable[[str], None] | None = None
     shown: bool = False
 
@@ -103,7 +100,7 @@ def _run(wanted: JobSimulation) -> tuple[JobRun, list[str]]:
         seconds=None if wanted.hours is None else wanted.hours * 3600,
         price=wanted.price,
         zone_price=wanted.zone_price,
-        began=wanted.begin,
+        heeds_money=True,
     )
     return run, warnings
 
@@ -139,29 +136,12 @@ def _of_rates(wanted: JobSimulation, run: JobRun) -> list[SimulatedCase]:
     ]
 
 
-def budget_sentences(spec: JobSpec, begin: datetime, runs: Sequence[JobResult]) -> list[str]:
-    """What became of the job's date and of its money: sentences without their ends."""
-    date, told = done_by(spec), list[str]()
-    if date is not None:
-        ends = sorted(_end(begin, spec, run) for run in runs)
-        met = sum(left == 0 and end <= date for left, end, _ in ends)
-        left, end, step_seconds = ends[-1]
-        steps = spec.training.steps
-        worst = outcome_told(date, end, Pace(step=steps - left, steps=steps, step_seconds=step_seconds))
-        told.append(
-            worst if len(runs) == 1 else f"{met} of {len(runs)} are done by {shown_date(date)}; the last: {worst}"
-        )
+def money_told(spec: JobSpec, runs: Sequence[JobResult]) -> str:
+    """Return a sentence without its end on runs that ended because the job's money was spent; "" if none did."""
     spent = [run.figures.steps for run in runs if run.outcome == Outcome.INTERRUPTED]
-    if spent:
-        told.append(f"of {spec.training.steps} steps {sum(spent) / len(spent):.0f} are done when the money is spent")
-    return told
-
-
-def _end(begin: datetime, spec: JobSpec, run: JobResult) -> tuple[int, datetime, float | None]:
-    """Steps that are left, when it ended, and seconds of a step, by all the time since it began to train."""
-    found = run.figures
-    seconds = (found.hours - found.begun) * 3600 / found.steps if found.steps else None
-    return max(0, spec.training.steps - found.steps), begin + timedelta(hours=found.hours), seconds
+    if not spent:
+        return ""
+    return f"of {spec.training.steps} steps {sum(spent) / len(spent):.0f} are done when the money is spent"
 
 
 def _generation(wanted: JobSimulation, spec: JobSpec, rate: float) -> Generation:

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,6 @@ from bamboo_core.coordinator.events import (
     Status,
     Tick,
 )
-from bamboo_core.coordinator.grids.dates import time_told
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.history.place import history_url, profiler_url
 from bamboo_core.history.records import HistoryError
@@ -242,8 +240,6 @@ class _LocalRun:
 
     async def _tick_for_ever(self) -> None:
         while True:
-            if (told := time_told(self._state, datetime.now(UTC), self._now())) is not None:
-                self._events.put_nowait(told)
             self._events.put_nowait(Tick())
             await asyncio.sleep(TICK_SECONDS)
 

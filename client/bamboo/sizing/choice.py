@@ -27,18 +27,16 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What the user can spend: USD of the whole job, hours, and USD an hour on average; None: no bound."""
+    """What the user can spend: USD of the whole job, and hours; None: no bound."""
 
     budget: float | None = None
     deadline: float | None = None
-    per_hour: float | None = None
 
     def kept_by(self, one: Assessment) -> bool:
         """Whether an option keeps the bounds, with a margin for the spread of the runs: in 95 of 100, as far as those
         that were simulated tell.
         """
         within = self.budget is None or one.sure("usd") <= self.budget
-        within = within and (self.per_hour is None or one.usd <= self.per_hour * one.hours)
         return within and (self.deadline is None or one.sure("hours") <= self.deadline)
 
 

@@ -10,6 +10,7 @@ import time
 import tty
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.live import Live
@@ -76,7 +77,8 @@ class LiveView:
         if self._keys is not None:
             footer = Footer(question=self._keys.question(now), hints=self._keys.hints(), page=self._page)
         elapsed = now - self._began
-        picture = render(self._job, self._status, tuple(self._events), elapsed=elapsed, footer=footer)
+        events, wall = tuple(self._events), datetime.now(UTC)
+        picture = render(self._job, self._status, events, elapsed=elapsed, now=wall, footer=footer)
         self._live.update(picture, refresh=True)
 
     def _key(self, key: str) -> None:

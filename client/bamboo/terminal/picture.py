@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -12,6 +13,7 @@ from rich.text import Text
 from bamboo.terminal.checkpoint_line import of_run
 from bamboo.terminal.keys import letter
 from bamboo_core.coordinator.events import Emit, Status, WorkerState
+from bamboo_core.job.budget_reach import date_told, seconds_late
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import count, duration
 
@@ -53,7 +55,7 @@ class Footer:
 
 
 def render(
-    job: str, status: Status, events: Sequence[tuple[float, Emit]], *, elapsed: float, footer: Footer
+    job: str, status: Status, events: Sequence[tuple[float, Emit]], *, elapsed: float, now: datetime, footer: Footer
 ) -> RenderableType:
     """The whole picture; elapsed, and the time that comes with each event, in seconds since the start."""
     phase = PHASES.get(status.phase, status.phase)
@@ -65,8 +67,9 @@ def render(
         parts.append(_course(status))
     if status.checkpoint is not None:
         parts.append(Text(of_run(status.checkpoint), no_wrap=True, overflow="ellipsis"))
-    if status.date is not None:
-        parts.append(Text(status.date.told, style="yellow" if (status.date.late or 0) > 0 else ""))
+    if status.done_by is not None:
+        late = (seconds_late(status.done_by, now, status.eta_seconds) or 0.0) > 0
+        parts.append(Text(date_told(status.done_by, now, status.eta_seconds), style="yellow" if late else ""))
     if status.grid_choice:
         parts.append(Text(f"grid: {status.grid_choice}", style="dim"))
     if status.grid:

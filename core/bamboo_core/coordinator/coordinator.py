@@ -28,7 +28,6 @@ from bamboo_core.coordinator.events import (
     Send,
     SpecChanged,
     Tick,
-    TimeTold,
     WorkerLost,
     WorkersAbsent,
 )
@@ -152,8 +151,6 @@ def _take_in(turn: Turn, event: Event) -> None:
             turn.put(turn.state.membership.withdrawing(count))
         case PricesTold(prices, more):
             holding.priced(turn, prices, more)
-        case TimeTold(time):
-            turn.put(turn.state.terms.at_time(time, turn.now))
         case SpecChanged(spec):
             _edit(turn, spec)
         case Interrupted(outcome, reason, message, keep):

@@ -12,7 +12,6 @@ from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.control.protocol import Message
 from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo_core.history.records import Texts
-from bamboo_core.job.budget_reach import DateReach
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import WorkerId
 
@@ -77,13 +76,6 @@ class PricesTold:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeTold:
-    """What a clock on the wall shows now, by which a job has a date to be done by."""
-
-    time: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class SpecChanged:
     """The user edited the manifest. Only what may change while the job runs is taken over."""
 
@@ -118,7 +110,6 @@ Event = (
     | NoticeWithdrawn
     | RequestsWithdrawn
     | PricesTold
-    | TimeTold
     | SpecChanged
     | Tick
     | Interrupted
@@ -323,9 +314,7 @@ class Status:
     slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted
     grid_choice: str = ""  # which grid was chosen, what was expected of it and of others, if the job lets choose
-    date: DateReach | None = field(
-        default=None, metadata=PROGRESS
-    )  # if the job has one to be done by, and the time is known
+    done_by: datetime | None = None  # by when the job is to be done, if that is said
     lacks_room: bool = False
     wanted: int = 0  # workers that the job asks for, those on standby included
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count

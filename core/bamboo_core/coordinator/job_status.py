@@ -12,10 +12,11 @@ from bamboo_core.coordinator.events import (
     Status,
     WorkerState,
 )
-from bamboo_core.coordinator.grids import choosing, dates, holding
+from bamboo_core.coordinator.grids import choosing, holding
 from bamboo_core.coordinator.protection import cell_name, counts_nodes
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.stragglers.judging import told
+from bamboo_core.job.budget_reach import done_by
 from bamboo_core.job.spec import storage_place
 from bamboo_core.planning.heirs import domains_of, level_counts
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
@@ -54,7 +55,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         replicas=cells.replicas,
         nodes=cells.nodes,
         crowded=_crowded(state),
-        date=dates.reach(state, now),
+        done_by=done_by(state.spec),
         lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan), plan.stages),
         slow=_slow(state),
         digests=_digests(state),

@@ -1,7 +1,6 @@
 """What a job is to do: its specification, which edits and what workers say of their data may change."""
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import Any
 
 from bamboo_core.control import protocol
@@ -24,8 +23,7 @@ class JobTerms:
     """secret: of the job's workers. save_path: a folder for the final weights, or None. history: where the workers
     write the job's history. started: when the coordinator was made. heartbeat_timeout: seconds.
 
-    early_stop: why the specification has fewer steps than the manifest. began_at: the time of day when the
-    coordinator's clock was at 0; None: nobody has told it.
+    early_stop: why the specification has fewer steps than the manifest.
     """
 
     spec: JobSpec
@@ -36,7 +34,6 @@ class JobTerms:
     started: float
     heartbeat_timeout: float
     early_stop: EarlyEnd | None = None
-    began_at: datetime | None = None
 
     def welcome(self) -> protocol.Welcome:
         """What a worker is told that has joined, or is back."""
@@ -61,10 +58,6 @@ class JobTerms:
         if stop is None or step >= self.spec.training.steps:
             return self
         return replace(self, spec=self._of_steps(stop.wanted_steps), early_stop=None)
-
-    def at_time(self, time: datetime, now: float) -> "JobTerms":
-        """A clock on the wall shows that time now."""
-        return replace(self, began_at=time - timedelta(seconds=now))
 
     def _of_steps(self, steps: int) -> JobSpec:
         return replace(self.spec, training=replace(self.spec.training, steps=steps))

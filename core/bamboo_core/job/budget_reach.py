@@ -1,9 +1,8 @@
-"""How far a job's budget gets: its money at a price for the hour, and its date at a rate. Pure.
+"""How far a job's budget gets: its money at a price for the hour, and its date at the present rate. Pure.
 
-The operator, a local run, `bamboo plan` and the simulator say the same of the same figures.
+The operator, a local run and `bamboo validate` say the same of the same figures.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
@@ -15,72 +14,22 @@ HOUR: Final = 3600.0
 DAYS: Final = 48 * HOUR  # seconds, from which on a time is told in days
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How the job gets on now. step: how many are committed. steps: how many there are to be, None if only the task's
-    data can tell. step_seconds: of one, None if none is known.
+# money
+
+
+def hours_left(money: Decimal, spent: Decimal, per_hour: Decimal | None) -> float | None:
+    """Return for how many hours the rest of the money lasts; None if nothing is paid now."""
+    return max(0.0, float((money - spent) / per_hour)) if per_hour else None
+
+
+def money_told(money: Decimal, spent: Decimal, per_hour: Decimal | None) -> str:
+    """Return a sentence without its end on how much is spent, and for how long the rest lasts. per_hour: what the
+    workers cost now; 0 or None if none run.
     """
-
-    step: int
-    steps: int | None
-    step_seconds: float | None
-
-    @property
-    def left(self) -> int | None:
-        """Steps until the last one is done."""
-        return None if self.steps is None else max(0, self.steps - self.step)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Until the last step is done; None if that is not known."""
-        return self.left * self.step_seconds if self.left is not None and self.step_seconds else None
-
-    def within(self, seconds: float) -> int | None:
-        """How many are done in that time, and no more than there are."""
-        if not self.step_seconds:
-            return None
-        done = int(max(0.0, seconds) / self.step_seconds + 1e-9)
-        return done if self.left is None else min(self.left, done)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoneyReach:
-    """How far a job's money gets. hours: for which the rest of it lasts, None if nothing is paid now. steps: that are
-    done with it; enough: until the last one. Both are None if that is not known.
-    """
-
-    money: Decimal
-    spent: Decimal
-    per_hour: Decimal | None
-    hours: float | None
-    steps: int | None
-    left: int | None
-
-    @property
-    def enough(self) -> bool | None:
-        return None if self.steps is None or self.left is None else self.steps >= self.left
-
-    @property
-    def told(self) -> str:
-        """A sentence without its end."""
-        text = f"{self.spent:.2f} of {self.money} spent"
-        if self.hours is None or self.spent >= self.money:
-            return text
-        text += f"; the rest lasts {self.hours:.1f} h at {self.per_hour} an hour"
-        if self.steps is None:
-            return text
-        if self.left is None:
-            return f"{text}, about {count(self.steps, 'step')}"
-        if self.enough:
-            return f"{text}, enough for the {count(self.left, 'step')} that are left"
-        return f"{text}, about {self.steps} of the {count(self.left, 'step')} that are left"
-
-
-def money_reach(money: Decimal, spent: Decimal, per_hour: Decimal | None, pace: Pace) -> MoneyReach:
-    """spent: what the job has cost. per_hour: what its workers cost now; 0 or None if none run."""
-    hours = max(0.0, float((money - spent) / per_hour)) if per_hour else None
-    steps = None if hours is None else pace.within(hours * HOUR)
-    return MoneyReach(money=money, spent=spent, per_hour=per_hour, hours=hours, steps=steps, left=pace.left)
+    text, hours = f"{spent:.2f} of {money} spent", hours_left(money, spent, per_hour)
+    if hours is None or spent >= money:
+        return text
+    return f"{text}; the rest lasts {hours:.1f} h at {per_hour} an hour"
 
 
 def spent(money: Decimal, *, keeps: bool) -> str:
@@ -89,40 +38,24 @@ def spent(money: Decimal, *, keeps: bool) -> str:
     return f"the budget of {money} is spent; with a larger spec.budget.money the job {on}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DateReach:
-    """Whether a job is done by its date. seconds: until then, less than 0 after it. late: by how many seconds the last
-    step is done too late at the present rate, less than 0 if it is before; None if that is not known. by_then: how many
-    steps are done on that date.
+def of_manifest(spec: JobSpec) -> str:
+    """Return for how long the money of a job lasts with all workers that it asks for, in its first pool with a price:
+    a sentence without its end, "" without both.
     """
+    pool = next((pool for pool in spec.node_pools if pool.price_per_hour), None)
+    money = spec.budget.money if spec.budget is not None else None
+    if money is None or pool is None or not pool.price_per_hour:
+        return ""
+    workers = wanted_workers(spec)
+    per_hour = workers * pool.price_per_hour
+    lasts = hours_left(money, Decimal(0), per_hour)
+    return (
+        f"spec.budget.money: {money} lasts {lasts:.1f} h with all {count(workers, 'worker')} in pool {pool.name}, at"
+        f" {per_hour} an hour"
+    )
 
-    done_by: datetime
-    seconds: float
-    late: float | None
-    by_then: int | None
-    pace: Pace
 
-    @property
-    def told(self) -> str:
-        """A sentence without its end."""
-        text, steps = f"done by {shown_date(self.done_by)}", self.pace.steps
-        if self.pace.left == 0:
-            return f"{text}: all steps are done"
-        if self.seconds <= 0:
-            return f"{text}: {span(-self.seconds)} ago, with {self._of(self.pace.step)} done{self._more()}"
-        if self.late is None or self.by_then is None or steps is None:
-            return f"{text}, in {span(self.seconds)}: whether it will be is not known yet"
-        if self.late <= 0:
-            return f"{text}: {span(-self.late)} before it at the present rate"
-        return f"{text}: {span(self.late)} late at the present rate, with {self._of(self.by_then)} done by then"
-
-    def _of(self, step: int) -> str:
-        return count(step, "step") if self.pace.steps is None else f"{step} of {count(self.pace.steps, 'step')}"
-
-    def _more(self) -> str:
-        if self.late is None:
-            return ""
-        return f"; the rest takes {span(self.late + self.seconds)} more at the present rate"
+# the date
 
 
 def done_by(spec: JobSpec) -> datetime | None:
@@ -130,23 +63,33 @@ def done_by(spec: JobSpec) -> datetime | None:
     return spec.budget.done_by if spec.budget is not None else None
 
 
-def date_reach(done_by: datetime, now: datetime, pace: Pace) -> DateReach:
-    seconds = (done_by - now).total_seconds()
-    late = None if pace.seconds_left is None else pace.seconds_left - seconds
-    if pace.left == 0:
-        late = min(0.0, -seconds)
-    done = pace.within(seconds)
-    return DateReach(
-        done_by=done_by, seconds=seconds, late=late, by_then=None if done is None else pace.step + done, pace=pace
-    )
+def seconds_late(date: datetime, now: datetime, left: float | None) -> float | None:
+    """Return by how many seconds the last step is done after the date, less than 0 if it is before; None if that is not
+    known. left: seconds until the last step is done at the present rate, None if they are not known.
+    """
+    until = (date - now).total_seconds()
+    if left is None:
+        return None
+    return min(0.0, -until) if left == 0 else left - until
 
 
-def outcome_told(date: datetime, end: datetime, pace: Pace) -> str:
-    """Whether a job that ended then was done by its date; a sentence without its end."""
-    if pace.left:
-        return date_reach(date, end, pace).told
-    seconds = (date - end).total_seconds()
-    return f"done {span(abs(seconds))} {'before' if seconds >= 0 else 'after'} {shown_date(date)}"
+def date_told(date: datetime | None, now: datetime, left: float | None) -> str:
+    """Return whether a job is done by its date, a sentence without its end; "" without a date. left: seconds until the
+    last step is done at the present rate, None if they are not known.
+    """
+    if date is None:
+        return ""
+    text, late, until = f"done by {shown_date(date)}", seconds_late(date, now, left), (date - now).total_seconds()
+    if left == 0:
+        return f"{text}: all steps are done"
+    if until <= 0:
+        more = "" if left is None else f"; the rest takes {span(left)} more at the present rate"
+        return f"{text}: {span(-until)} ago{more}"
+    if late is None:
+        return f"{text}, in {span(until)}: whether it will be is not known yet"
+    if late <= 0:
+        return f"{text}: {span(-late)} before it at the present rate"
+    return f"{text}: {span(late)} late at the present rate"
 
 
 def past(spec: JobSpec, now: datetime) -> str:
@@ -157,34 +100,7 @@ def past(spec: JobSpec, now: datetime) -> str:
     date = done_by(spec)
     if date is None or date > now:
         return ""
-    return f"spec.budget.doneBy: {shown_date(date)} has passed; the job runs all the same, as fast as it may"
-
-
-def of_manifest(spec: JobSpec, now: datetime, step_seconds: float | None = None) -> list[str]:
-    """How far the budget of a job gets that begins now, with all workers that it asks for in its first pool with a
-    price: sentences without their ends. step_seconds: of an undisturbed step; None: that is not known.
-    """
-    budget, told = spec.budget, list[str]()
-    if budget is None:
-        return told
-    workers = wanted_workers(spec)
-    pool = next((pool for pool in spec.node_pools if pool.price_per_hour), None)
-    pace = Pace(step=0, steps=spec.training.known_steps, step_seconds=step_seconds)
-    if pool is not None and pool.price_per_hour:
-        each = pool.price_per_hour
-        whole = f"all {count(workers, 'worker')} in pool {pool.name}"
-        if budget.money_per_hour is not None:
-            paid = int(budget.money_per_hour / each)
-            told.append(
-                f"spec.budget.moneyPerHour {budget.money_per_hour} pays for {min(paid, workers)} of at most"
-                f" {count(workers, 'worker')} in pool {pool.name}"
-            )
-        if budget.money is not None:
-            found = money_reach(budget.money, Decimal(0), workers * each, pace)
-            told.append(f"spec.budget.money with {whole}: {found.told}")
-    if budget.done_by is not None and budget.done_by > now:
-        told.append(f"spec.budget.doneBy: {date_reach(budget.done_by, now, pace).told}")
-    return told
+    return f"spec.budget.doneBy: {shown_date(date)} has passed; the job runs all the same"
 
 
 def shown_date(date: datetime) -> str:

@@ -535,40 +535,27 @@ def _the_best_state_is_measured(job: JobSpec) -> bool:
     return job.checkpoint is None or not job.checkpoint.keep_best or job.training.evaluation is not None
 
 
-# Of the budget: what has no price cannot be counted, and only a job that may hold fewer workers can heed a limit for
-# the hour.
+# Of the budget: what has no price cannot be counted.
 
 
 @rule(
     BudgetSpec,
     "",
-    "expected money, moneyPerHour or doneBy, got none of them",
-    cel="has(self.money) || has(self.moneyPerHour) || has(self.doneBy)",
+    "expected money or doneBy, got none of them",
+    cel="has(self.money) || has(self.doneBy)",
 )
 def _a_budget_is_of_something(budget: BudgetSpec) -> bool:
-    return any(limit is not None for limit in (budget.money, budget.money_per_hour, budget.done_by))
+    return budget.money is not None or budget.done_by is not None
 
 
 @rule(
     JobSpec,
     "budget",
     "expected only doneBy without a pricePerHour in each of spec.nodePools",
-    cel="!has(self.budget) || !has(self.budget.money) && !has(self.budget.moneyPerHour) || has(self.nodePools)"
+    cel="!has(self.budget) || !has(self.budget.money) || has(self.nodePools)"
     " && self.nodePools.size() != 0 && self.nodePools.all(n, has(n.pricePerHour))",
 )
 def _money_is_of_prices(job: JobSpec) -> bool:
-    budget, pools = job.budget, job.node_pools
-    if budget is None or (budget.money is None and budget.money_per_hour is None):
+    if job.budget is None or job.budget.money is None:
         return True
-    return bool(pools) and all(pool.price_per_hour is not None for pool in pools)
-
-
-@rule(
-    JobSpec,
-    "budget.moneyPerHour",
-    "expected only with spec.elastic.objective Value, with which a job may hold fewer workers",
-    cel="!has(self.budget) || !has(self.budget.moneyPerHour)"
-    " || has(self.elastic.objective) && self.elastic.objective == 'Value'",
-)
-def _workers_are_given_back_for_money(job: JobSpec) -> bool:
-    return job.budget is None or job.budget.money_per_hour is None or job.elastic.gives_back
+    return bool(job.node_pools) and all(pool.price_per_hour is not None for pool in job.node_pools)

@@ -25,7 +25,6 @@ from bamboo_core.job.placement_spec import (
 )
 from bamboo_core.job.text_patterns import (
     DATE_TIME,
-    DECIMAL,
     DNS_LABEL,
     DNS_NAME,
     ENTRYPOINT,
@@ -356,11 +355,9 @@ class BudgetSpec:
     """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent the job is suspended,
     until there is more.
     """
-    money_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
-    """What the workers may cost in an hour, a decimal number in quotes; the smallest grid is held in any case."""
     done_by: Annotated[datetime | None, TextOf(DATE_TIME, datetime.fromisoformat)] = None
-    """When the last step is to be done, in RFC 3339 with a zone, such as 2026-12-24T18:00:00Z. With elastic.objective
-    Value the job holds as many workers as that takes.
+    """When the last step is to be done, in RFC 3339 with a zone, such as 2026-12-24T18:00:00Z. The status and a
+    condition say whether it will be.
     """
 
 

@@ -230,11 +230,6 @@ class BambooJobStatus(ApiPart, frozen=True):
     """The newest complete checkpoint."""
     cost: JobCost = JobCost()
     """What the workers' nodes cost, by the prices of the node pools and in their currency."""
-    budget_warnings: Annotated[
-        tuple[Annotated[str, _schema(maxLength=64, description="A reason, and what it is about.")], ...] | None,
-        _schema(maxItems=8, **_ATOMIC),
-    ] = None
-    """What of spec.budget an event has warned of: a reason of the condition BudgetShort and the money or the date."""
     digests: Annotated[
         tuple[
             Annotated[str, _schema(maxLength=64, description="The digest of one stage, in the order of stages.")], ...

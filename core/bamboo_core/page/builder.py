@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TypedDict
 
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from bamboo_core.control.memory import Traffic
 from bamboo_core.coordinator.events import CheckpointSummary, Outcome, Status, WorkerState
 from bamboo_core.coordinator.events import Takeover as TakenOver
 from bamboo_core.coordinator.protection import OFF, counts_nodes, protection
+from bamboo_core.job.budget_reach import date_told
 from bamboo_core.job.spec import USUAL_STEPS, JobSpec
 from bamboo_core.job.status import BambooJobStatus, TrainingProgress
 from bamboo_core.page import document as d
@@ -104,7 +105,7 @@ def _from_coordinator(
         now=now,
         job=job,
         state=shown,
-        progress=progress(live, view.spec, shown),
+        progress=progress(live, view.spec, now, shown),
         counts=d.PageCounts(
             preemptions=live.preemptions,
             takeovers=len(live.takeovers),
@@ -189,7 +190,7 @@ def ended(outcome: Outcome, message: str) -> d.PageState:
     return d.PageState(name=outcome.value, tone=tones.get(outcome, "bad"), sentence=message, over=True)
 
 
-def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) -> d.PageProgress:
+def progress(status: Status, spec: JobSpec, now: float, ended: d.PageState | None = None) -> d.PageProgress:
     """What a job that did not complete has trained since its newest checkpoint is not kept."""
     unfinished = ended is not None and ended.over and ended.name != Outcome.COMPLETE
     kept = (status.checkpoint.step or 0) if status.checkpoint else 0
@@ -198,7 +199,7 @@ def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) ->
         steps=status.steps,
         stopped_early=status.stopped_early,
         grid_choice=status.grid_choice,
-        done_by=status.date.told if status.date else "",
+        done_by=date_told(status.done_by, datetime.fromtimestamp(now, UTC), status.eta_seconds),
         loss=finite(status.loss),
         first_loss=finite(status.first_loss),
         gradient_norm=finite(status.gradient_norm),

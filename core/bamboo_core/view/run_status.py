@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from bamboo_core.coordinator.events import Status, WorkerState
 from bamboo_core.job.api_object import whole_seconds
+from bamboo_core.job.budget_reach import date_told
 from bamboo_core.job.status import (
     LONGEST_SENTENCE,
     BambooJobStatus,
@@ -79,7 +80,7 @@ def training_progress(live: Status, now: datetime) -> TrainingProgress:
         progress_percentage=None if steps is None else min(100, 100 * live.step // max(1, steps)),
         stopped_early=live.stopped_early or None,
         grid_choice=live.grid_choice[:LONGEST_SENTENCE] or None,
-        done_by=live.date.told if live.date else None,
+        done_by=date_told(live.done_by, now, live.eta_seconds) or None,
         samples_per_second=_rounded(live.samples_per_second, 3),
         loss=_rounded(live.loss, 6),
         eta_seconds=_whole(live.eta_seconds),

@@ -41,7 +41,6 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
     WorkersAbsent,
 )
-from bamboo_core.coordinator.grids.dates import time_told
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
 from bamboo_core.coordinator.shell_view import WantedWorkers, wanted_workers
@@ -58,7 +57,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
-from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
+from bamboo_operator.kube.objects import JobIdentity, owner_uid
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.signals.worker_watch import WorkerWatch
@@ -287,8 +286,6 @@ class CoordinatorRunner:
         if now - self._due > LATE_SECONDS:  # the coordinator does not count that time, and the clouds do
             self._heed(self._watch.open_notices(now))
         self._heed(self._watch.expired_notices(self._is_known, now))
-        if (told := time_told(self.state, utc_now(), self._clock())) is not None:
-            self._inbox.put_nowait(told)
         self._inbox.put_nowait(Tick())
         self._due = now + TICK_SECONDS
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)

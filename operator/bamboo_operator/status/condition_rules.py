@@ -12,7 +12,7 @@ from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
 from bamboo_operator.pods.rollout import RolloutState
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
-from bamboo_operator.status.budget import Shortfall, money_spent, shortfalls
+from bamboo_operator.status.budget import date_missed, money_low, money_spent
 from bamboo_operator.status.facts import StatusFacts
 
 LONGEST_MESSAGE = 32768
@@ -77,13 +77,6 @@ class RuleInput:
     def per_hour(self) -> Decimal | None:
         """What the workers cost that are paid for now."""
         return price_per_hour(self.facts.pools, self.pods if self.idle or self.facts.paid is None else self.facts.paid)
-
-    def shortfalls(self) -> list[Shortfall]:
-        """What the budget of a job that runs does not suffice for."""
-        spec, status = self.facts.spec, self.status
-        if spec is None or status is None or self.idle or status.phase != "Running":
-            return []
-        return shortfalls(spec, self.facts.total_cost, self.per_hour(), status, before=self.was("BudgetShort"))
 
     def damage(self) -> list[PipelineDamage]:
         """The damage of the pipelines that are there."""
@@ -248,17 +241,21 @@ def _straggling(given: RuleInput) -> ConditionResult:
 
 
 def _budget_short(given: RuleInput) -> ConditionResult:
-    spec = given.facts.spec
+    spec, status, before = given.facts.spec, given.status, given.previous.get("BudgetShort")
     if idle := given.idle:
         return idle
-    if spec is None or spec.budget is None or (spec.budget.money is None and spec.budget.done_by is None):
+    if spec is None or spec.budget is None:
         return ConditionResult(False, "NoBudget", "the job has no budget that it could exhaust")
-    if given.status is None or given.status.phase != "Running":
-        return given.previous.get("BudgetShort") or ConditionResult(False, "NotRunning", "nothing runs yet")
-    found = given.shortfalls()
-    if not found:
-        return ConditionResult(False, "WithinBudget", "the budget is not known to be too small")
-    return ConditionResult(True, found[0].reason, "; ".join(one.message for one in found))
+    if status is None or status.phase != "Running":
+        return before or ConditionResult(False, "NotRunning", "nothing runs yet")
+    left = status.eta_seconds
+    low = money_low(spec, given.facts.total_cost, given.per_hour(), left)
+    missed = date_missed(spec, given.facts.now, left)
+    if found := [one for one in (low, missed) if one is not None]:
+        return ConditionResult(True, found[0].reason, "; ".join(one.message for one in found))
+    if left is None and spec.budget.done_by is not None and before is not None and before.reason == "DateMissed":
+        return before  # until it is known again how long the rest takes
+    return ConditionResult(False, "WithinBudget", "the budget is not known to be too small")
 
 
 def _suspended(given: RuleInput) -> ConditionResult:

@@ -1,6 +1,6 @@
 """A BambooJob's status: what the coordinator says and what the operator counts, in the shape of the API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from bamboo_core.job.status import (
     WorkerCounts,
 )
 from bamboo_core.view.run_status import run_status
-from bamboo_operator.status.budget import budget_left, warned_of
+from bamboo_operator.status.budget import budget_left
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
     ConditionResult,
@@ -62,7 +62,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         training=_training(run, previous, facts),
         checkpoint=_checkpoint(run, previous),
         cost=_cost(given),
-        budget_warnings=_budget_warnings(given, conditions, previous),
         digests=run.digests or previous.digests,
         plan=_plan(status, previous, facts),
     )
@@ -72,15 +71,6 @@ def rule_input(status: Status | None, previous: BambooJobStatus, facts: StatusFa
     """What the rules of conditions look at."""
     held = previous.workers.desired if facts.spec and facts.spec.elastic.gives_back else None
     return RuleInput(_known_status(status), facts, condition_results(previous.conditions), held or None)
-
-
-def _budget_warnings(
-    given: RuleInput, conditions: Sequence[ReportedCondition], previous: BambooJobStatus
-) -> tuple[str, ...] | None:
-    short = next((c for c in conditions if c.type == "BudgetShort" and c.holds), None)
-    since = short.last_transition_time if short else None
-    earlier = previous.budget_warnings or ()
-    return warned_of(earlier, given.shortfalls(), since, given.facts.now, given.facts.spec) or None
 
 
 def _plan(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> str | None:
@@ -216,7 +206,7 @@ def _cost(given: RuleInput) -> JobCost:
     cost = JobCost(
         per_hour=None if per_hour is None else f"{per_hour or Decimal(0):f}",
         total=f"{total.quantize(_CENTS):f}",
-        budget=budget_left(facts, None if given.idle else per_hour, given.status),
+        budget=budget_left(facts, None if given.idle else per_hour),
         repeated=f"{repeated.quantize(_CENTS):f}",
         counted_until=facts.counted_until,
     )

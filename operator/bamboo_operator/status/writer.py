@@ -14,8 +14,7 @@ from bamboo_core.job.api_object import written
 from bamboo_core.job.status import read_status
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, utc_now
-from bamboo_operator.status.budget import warnings as budget_warnings
-from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, rule_input, worth_writing
+from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
 from bamboo_operator.status.plan_record import lost_workers_in, trains
@@ -127,9 +126,9 @@ class StatusWriter:
         before, told = self._stored, written(new)
         self._stored, self._answered = either(before, told), False
         await self._api.write_status(*self._key, self._uid, merge_patch(told, before))
-        if new.budget_warnings != self.written.budget_warnings:
-            found = rule_input(status, self.written, self.facts).shortfalls()
-            self._warnings += budget_warnings(new, self.written, found)
+        short, before = (one.condition("BudgetShort") for one in (new, self.written))
+        if short is not None and short.holds and not (before and before.holds and before.reason == short.reason):
+            self._warnings.append(Emit(short.reason, short.message, True))
         self.written, self._written_at, self._stored, self._answered = new, time.monotonic(), told, True
 
     def take_warnings(self) -> list[Emit]:

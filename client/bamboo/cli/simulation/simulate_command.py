@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,6 @@ import typer
 from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.output_files import check_plot
 from bamboo.cli.simulation.job_file import job_of
-from bamboo_core.job.text_patterns import DATE_TIME
 from bamboo_core.option_groups import grouped
 
 if TYPE_CHECKING:
@@ -96,14 +94,6 @@ class SimulateOptions:
             show_default="the trace's, else the job's, else the profile's",
         ),
     ] = None
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATE",
-            help="With spec.budget.doneBy: date and time at which runs begin, such as 2026-12-24T18:00:00Z.",
-            show_default="now",
-        ),
-    ] = None
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the runs over time, as PNG.")] = None
     events: Annotated[bool, typer.Option("--events", help="Print what happens on standard error; for one run.")] = False
     jobs: Annotated[
@@ -128,7 +118,7 @@ def simulate(
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
     """
     from bamboo.jobs.errors import InvalidRequest
-    from bamboo.jobs.simulating import JobSimulation, budget_sentences, simulated
+    from bamboo.jobs.simulating import JobSimulation, money_told, simulated
     from bamboo.simulation.figures import SimulationError, spread
     from bamboo.terminal.simulation_table import over_time_document
 
@@ -154,7 +144,6 @@ def simulate(
         price=options.price,
         zone_price=options.zone_traffic_price,
         jobs=options.jobs,
-        begin=_begin(options.begin),
         say=(lambda line: print(line, file=sys.stderr)) if options.events else None,
         shown=not options.quiet,
     )
@@ -178,17 +167,8 @@ def simulate(
         for text in sorted({run.message for run in one.runs if run.outcome not in ("cut", "Complete")}):
             ended = sum(run.message == text for run in one.runs)
             print(f"{one.name}: {ended} of {len(one.runs)} ended: {text}", file=sys.stderr)
-        for text in budget_sentences(found.spec, wanted.begin, one.runs):
+        if text := money_told(found.spec, one.runs):
             print(f"{one.name}: {text}", file=sys.stderr)
-
-
-def _begin(text: str | None) -> datetime:
-    """Now, if nothing is said."""
-    if text is None:
-        return datetime.now(UTC)
-    if not DATE_TIME.fits(text):
-        usage(f"--begin {text[:40]!r}: expected {DATE_TIME.said}")
-    return datetime.fromisoformat(text)
 
 
 def _rates(ctx: typer.Context, options: SimulateOptions) -> tuple[float, ...]:

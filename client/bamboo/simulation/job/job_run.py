@@ -7,7 +7,6 @@ through `coordinator.step`, and commands are carried out by simulated workers.
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
@@ -36,11 +35,10 @@ from bamboo_core.coordinator.events import (
     RequestsWithdrawn,
     Send,
     Tick,
-    TimeTold,
     WorkerLost,
 )
 from bamboo_core.coordinator.workers.membership import surplus_requests
-from bamboo_core.job.budget_reach import HOUR, done_by, spent
+from bamboo_core.job.budget_reach import HOUR, spent
 from bamboo_core.job.spec import JobSpec, wanted_pipelines, whole_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.names import worker_name
@@ -55,7 +53,6 @@ from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo_core.traces.trace import Change, NodeChange, Trace
 
 ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks are rarer the longer nothing happens
-TIME_TOLD: Final = 600.0  # seconds from one time to the next
 GRACE_SECONDS: Final = 1.0  # in which a worker that was told to go has ended
 MOST_EVENTS: Final = 50_000_000
 FOREVER: Final = 1e12
@@ -73,9 +70,7 @@ class JobRun:
     seconds: float | None = None  # after which the run is cut; None: the trace's duration
     price: float | None = None  # USD an hour of a spot node, instead of what trace, job and profile say
     zone_price: float = ZONE_TRAFFIC_PRICE  # USD for each GB that crosses zones, and each way
-    # the time of day at which it begins, by which a date of the job is heeded, and then it ends when its budget's money
-    # is spent on nodes; None: neither counts
-    began: datetime | None = None
+    heeds_money: bool = False  # it ends when its budget's money is spent on nodes
 
 
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
@@ -83,12 +78,6 @@ def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: S
     this profile, with what it remembers. Raises SimulationError if the job cannot be simulated.
     """
     return _Simulation(_simplified(run), model or model_of(run), say).run()
-
-
-def usual_step(run: JobRun) -> float:
-    """Seconds of an undisturbed step on the whole grid that is asked for. Raises SimulationError if there is none."""
-    simple = _simplified(run)
-    return _Simulation(simple, model_of(run), None).usual
 
 
 def model_of(run: JobRun) -> StepModel:
@@ -140,11 +129,6 @@ class _Simulation:
             run.spec, run.manifest, secret="simulation", save_path=None, now=0.0, heartbeat_timeout=FOREVER
         )
 
-    @property
-    def usual(self) -> float:
-        """Seconds of an undisturbed step on the whole grid."""
-        return self._record.usual
-
     def _usual_step(self) -> float:
         """The seconds of a step on the whole grid that the job asks for, with nothing lost. Raises SimulationError if
         there is no such grid.
@@ -179,7 +163,6 @@ class _Simulation:
         for moment in sorted({price.at for price in trace.prices}):
             self._clock.at(moment, self._pay)
         self._tell_prices()
-        self._tell_time()
         self._coordinate(Tick())
         events = 0
         while self._finish is None and not self._over and self._clock.advance():
@@ -199,13 +182,6 @@ class _Simulation:
             message=message,
             steps=tuple(self._record.steps),
         )
-
-    def _tell_time(self) -> None:
-        """Now, and from time to time, so that the coordinator hears how many steps are done."""
-        if self._run.began is None or done_by(self._spec) is None:
-            return
-        self._coordinate(TimeTold(self._run.began + timedelta(seconds=self._clock.now)))
-        self._clock.after(TIME_TOLD, self._tell_time)
 
     def _cut(self) -> None:
         self._over = True
@@ -330,7 +306,7 @@ class _Simulation:
         """
         budget, per_hour = self._spec.budget, self._paid[1]
         self._spending.cancel()
-        if self._run.began is None or budget is None or budget.money is None or not per_hour:
+        if not self._run.heeds_money or budget is None or budget.money is None or not per_hour:
             return
         left = max(0.0, float(budget.money) - self._record.paid_usd) / per_hour * HOUR
         self._spending = self._clock.after(left, partial(self._spend, budget.money))

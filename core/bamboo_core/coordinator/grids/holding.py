@@ -6,17 +6,15 @@ A worker that adds less than it costs is given back, and no other is asked for i
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from itertools import accumulate
 from statistics import median
 from typing import Final
 
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.coordinator.grids import choosing, dates
+from bamboo_core.coordinator.grids import choosing
 from bamboo_core.coordinator.grids.record import Exposure, Holding
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.job.budget_reach import done_by, shown_date
-from bamboo_core.job.spec import JobSpec, fewest_workers, wanted_workers
+from bamboo_core.job.spec import fewest_workers, wanted_workers
 from bamboo_core.planning.plan import Peer, WorkerId
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates
@@ -25,8 +23,6 @@ from bamboo_core.text import count
 LOOK_SECONDS: Final = 1.0  # from one choice to the next
 AS_FAST: Final = 0.95  # of what all workers that the job may have would train: so fast is what is chosen, at least
 TOO_SLOW: Final = 0.88  # of that: more are asked for again below it, since estimates of grids are off by as much
-TOO_LATE: Final = 0.95  # of the speed that a date takes, which counts in place of both: the same
-THE_FASTEST: Final = 1 - 1e-6  # of what all would train: as fast, if a date takes more than that
 LEAST_CHANCE: Final = 1e-3  # of a number of missing workers that is looked at
 SPREAD: Final = 4.0  # standard deviations, within which numbers of missing workers are looked at
 LEAST_LOSSES: Final = 1e-6  # of a worker, until another one has come
@@ -42,25 +38,13 @@ UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they c
 
 def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> None:
     """The shell says what workers cost."""
-    told = turn.state.holding.priced(prices, more)
-    turn.put(told.affording(_affordable(turn.state.spec, told)))
+    turn.put(turn.state.holding.priced(prices, more))
 
 
 def edited(turn: Turn) -> None:
-    """The budget may have become another one, or all workers may be held from now on, whatever they are worth."""
-    held, spec = turn.state.holding, turn.state.spec
-    if not spec.elastic.gives_back:
-        held = held.of_all()
-    turn.put(held.affording(_affordable(spec, held)))
-
-
-def _affordable(spec: JobSpec, known: Holding) -> int | None:
-    if spec.budget is None or spec.budget.money_per_hour is None or not (known.prices or known.more):
-        return None
-    money, most = float(spec.budget.money_per_hour), wanted_workers(spec)
-    prices = sorted(known.prices.values())
-    more = _each(known.more or ((prices[-1], most),), max(0, most - len(prices)))
-    return sum(1 for cost in accumulate((*prices[:most], *more)) if cost <= money * (1 + 1e-9))
+    """All workers may be held from now on, whatever they are worth."""
+    if not turn.state.spec.elastic.gives_back:
+        turn.put(turn.state.holding.of_all())
 
 
 def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
@@ -133,12 +117,8 @@ def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
 def to_have(state: CoordinatorState) -> int:
     """As many as the job asks for, and one more while that is to take the place of a slow one."""
     wanted, target = wanted_workers(state.spec), state.holding.target
-    if state.spec.elastic.gives_back:
-        affordable = state.holding.affordable
-        if target is not None:
-            wanted = min(wanted, target + state.spec.standby.workers)
-        if affordable is not None:
-            wanted = min(wanted, max(fewest_to_begin(state) if target is None else target, affordable))
+    if state.spec.elastic.gives_back and target is not None:
+        wanted = min(wanted, target + state.spec.standby.workers)
     return wanted + (state.stragglers.asked_at is not None)
 
 
@@ -166,13 +146,7 @@ class Worth:
         self._sums = list(accumulate(there, initial=0.0))
         self._more = list(accumulate(_each(more, wanted_workers(spec)), initial=0.0))
         self.batch = spec.training.global_batch_size
-        self.needed = dates.needed_speed(state, now)
-        self.allowed, self.held = spec.elastic.most_workers(spec.topology), known.target
-        self.most = self.allowed
-        self.affordable = known.affordable
-        if known.affordable is not None:
-            self.most = max(1, min(self.most, known.affordable - spec.standby.workers))
-            self.most = next((n for n in range(self.most, self.allowed) if self._undisturbed(n)), self.allowed)
+        self.most, self.held = spec.elastic.most_workers(spec.topology), known.target
         # what a choice depends on; times in steps, so that they do not become others all the time
         spans = (choosing.outlook(state, now), state.balance.pause or 0.0)
         steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
@@ -186,7 +160,6 @@ class Worth:
             self.most,
             self.held,
             spec.standby.workers,
-            self.needed,
             steps,
         )
 
@@ -207,23 +180,13 @@ class Worth:
         here = min(held, len(self._sums) - 1)
         return self._sums[here] + self._more[held - here]
 
-    @property
-    def paid_for(self) -> str:
-        """Why there are not more."""
-        paid, standby = self.affordable or 0, self._state.spec.standby.workers
-        told = f"the budget for an hour pays for {paid}" + f", {standby} of them on standby" * (paid > standby > 0)
-        return told if paid >= self.most else f"{told}, and no smaller grid has room"
-
     def least(self) -> float:
         """Samples a second, at least, of what is chosen."""
-        top = self.speed(self.most)
-        return AS_FAST * top if self.needed is None else min(self.needed, THE_FASTEST * top)
+        return AS_FAST * self.speed(self.most)
 
     def suffices(self, held: int) -> bool:
         """Is what is held fast enough to stay, as estimates are off by as much?"""
-        if self.needed is None:
-            return self.speed(held) >= TOO_SLOW * self.speed(self.most)
-        return self.speed(held) >= TOO_LATE * self.least()
+        return self.speed(held) >= TOO_SLOW * self.speed(self.most)
 
     def value(self, held: int) -> float:
         price = self.price(held)
@@ -232,8 +195,7 @@ class Worth:
 
 def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
     """How many workers, without those on standby, train the most for their price, of all numbers that are about as
-    fast as the most, or with a date of those by which it is met, the fastest if it cannot be; the number that is held
-    as long as no other is better by enough. None if no grid fits.
+    fast as the most; the number that is held as long as no other is better by enough. None if no grid fits.
     """
     most, held, top = worth.most, worth.held, worth.speed(worth.most)
     if not top:
@@ -293,31 +255,20 @@ def aim(turn: Turn, rates: GridRates) -> None:
     elif known.aim is None or known.aim[0] != number:
         changed = known.aiming(number, turn.now)
     elif turn.now - known.aim[1] >= state.spec.elastic.stabilization_seconds:
-        changed = known.chosen(number, _told(worth, number, done_by(state.spec)))
+        changed = known.chosen(number, _told(worth, number))
         turn.do(Emit("WorkersChosen", changed.told))
     else:
         changed = known
     turn.put(changed)
 
 
-def _told(worth: Worth, number: int, date: datetime | None) -> str:
-    most = worth.allowed
-    by_then = "" if date is None or worth.needed is None else _whether_by(date, worth)
-    if number == most:
-        text = f"all of {count(most, 'worker')} are {'held' if by_then else 'worth their price'}"
-    else:
-        speed = worth.speed(number) / worth.speed(most)
-        price = worth.price(number) / max(1e-12, worth.price(most))
-        text = f"{number} of at most {count(most, 'worker')} are held: {speed:.2f} of the speed for {price:.2f} of the"
-        text += " price" + (f"; {worth.paid_for}" if number == worth.most else "")
-    return text + by_then
-
-
-def _whether_by(date: datetime, worth: Worth) -> str:
-    """Is it met?"""
-    if worth.needed is not None and worth.needed <= worth.speed(worth.most):
-        return f", as is enough to be done by {shown_date(date)}"
-    return f", the fastest, and still the job may not be done by {shown_date(date)}"
+def _told(worth: Worth, number: int) -> str:
+    if number == worth.most:
+        return f"all of {count(worth.most, 'worker')} are worth their price"
+    speed = worth.speed(number) / worth.speed(worth.most)
+    price = worth.price(number) / max(1e-12, worth.price(worth.most))
+    at_most = f"{number} of at most {count(worth.most, 'worker')}"
+    return f"{at_most} are held: {speed:.2f} of the speed for {price:.2f} of the price"
 
 
 def counted(state: CoordinatorState, workers: int) -> int:

@@ -26,8 +26,7 @@ class Holding:
 
     there: who stayed at the last look, in which zone and since when; zones: what became of those before them.
     target: how many workers are worth their price, without those on standby; None as long as that is not known, so that
-    the job has as many as it may. affordable: how many workers, with those on standby, the budget
-    for an hour pays for; None: there is none. aim: another number that is better, and since when. told: why that many
+    the job has as many as it may. aim: another number that is better, and since when. told: why that many
     are held.
     looked_at: when that was chosen last; best: by what, and the number that was found.
     """
@@ -37,7 +36,6 @@ class Holding:
     there: Mapping[WorkerId, tuple[str, float]] = field(default_factory=dict)
     zones: Mapping[str, Exposure] = field(default_factory=dict)
     target: int | None = None
-    affordable: int | None = None
     aim: tuple[int, float] | None = None
     looked_at: float = -math.inf
     best: tuple[object, int | None] | None = field(default=None, compare=False, repr=False)
@@ -46,10 +44,6 @@ class Holding:
     def priced(self, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> "Holding":
         """The shell says what workers cost."""
         return replace(self, prices=dict(prices), more=more)
-
-    def affording(self, number: int | None) -> "Holding":
-        """The budget for an hour pays for so many; None: there is none."""
-        return replace(self, affordable=number)
 
     def of_all(self) -> "Holding":
         """All workers are held from now on, whatever they are worth."""
