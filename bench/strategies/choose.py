@@ -14,7 +14,6 @@ from typing import Final, Protocol, TypeVar
 
 from bamboo.simulation.figures import SimulationError
 from bamboo_core.planning.splits.resplit import Grid
-from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo_core.traces.trace import Trace, make_trace, unpriced
 from strategies.costs import NOTHING, Costs
 from strategies.drive import StrategyResult, drive

@@ -19,7 +19,6 @@ from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRates
-from bamboo_core.prices.zone_traffic import GB, traffic_usd
 from bamboo_core.traces.trace import Trace
 from strategies import choose
 from strategies.choose import ON_DEMAND, SPOT, Aim, Workplace

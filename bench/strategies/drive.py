@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE, traffic_usd
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE, traffic_usd
 from strategies.policy import Policy, Reaction, View, crossing_bytes
 from strategies.timeline import HOUR, NodesChange, Timeline
 

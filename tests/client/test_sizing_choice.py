@@ -7,11 +7,11 @@ import msgspec
 
 from bamboo.sizing.calm import Calm, calm
 from bamboo.sizing.choice import Bounds, amount, choose, comparisons, in_words, odds, on_demand, reasons
+from bamboo.sizing.price_list import MachinePrice
 from bamboo.sizing.trials.trial import Assessment
 from bamboo.sizing.units import HOURS, USD
 from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo_core.job.spec import RedundancyMode
-from bamboo_core.prices.price_list import MachinePrice
 from job_simulation_kit import manifest
 from sizing_kit import assessed, layered, outcome, world
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from bamboo.simulation.job.zone_traffic import TrafficKind, ZoneTraffic, step_traffic
+from bamboo.simulation.job.zone_traffic import TrafficKind, ZoneTraffic, step_traffic, traffic_usd
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Assignment, Portion
-from bamboo_core.prices.zone_traffic import traffic_usd
 from job_simulation_kit import manifest, plan_of, profile, spec
 
 BOUNDARY, GRADIENTS = 64, 100  # bytes of a layer

@@ -12,8 +12,10 @@ from bamboo.jobs.profile_check import check_profiles
 from bamboo.local.job_source import JobSource
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, named_zones
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons
 from bamboo.sizing.edited_text import edited_text
+from bamboo.sizing.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo.sizing.rounds import Trials
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
@@ -31,8 +33,6 @@ from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.job.yaml_file import source_of
 from bamboo_core.planning.profile import ProfileError
-from bamboo_core.prices.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
-from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo_core.traces.trace import NodeTraceError, unpriced
 
 ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any

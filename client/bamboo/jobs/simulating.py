@@ -12,6 +12,7 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.simulation.job.job_zones import allowed_zones, made_up, named_zones
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
@@ -20,7 +21,6 @@ from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ProfileError, for_microbatch
 from bamboo_core.planning.steps.worker_memory import memory_warning
-from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo_core.traces.trace import NodeTraceError, make_trace, unpriced
 
 HOURS = 24.0  # of made-up preemptions, if nobody says how long

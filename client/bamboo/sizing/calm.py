@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from bamboo.simulation.job.job_zones import packed
-from bamboo.simulation.job.zone_traffic import step_traffic
+from bamboo.simulation.job.zone_traffic import step_traffic, traffic_usd
 from bamboo.sizing.pareto import Point
 from bamboo.sizing.trials.candidate import Candidate, job_of
 from bamboo.sizing.trials.world import World
@@ -20,7 +20,6 @@ from bamboo_core.planning.splits.uneven_split import Ranges
 from bamboo_core.planning.steps.fitting_split import fitting_split
 from bamboo_core.planning.steps.step_times import StepModel
 from bamboo_core.planning.steps.worker_memory import device_bytes
-from bamboo_core.prices.zone_traffic import traffic_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

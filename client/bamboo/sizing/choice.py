@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bamboo.simulation.job.zone_traffic import traffic_usd
 from bamboo.sizing.calm import Calm
 from bamboo.sizing.pareto import best_product
 from bamboo.sizing.trials.candidate import Candidate
@@ -12,7 +13,6 @@ from bamboo.sizing.trials.world import HOUR, World
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
 from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo_core.job.spec import RedundancyMode
-from bamboo_core.prices.zone_traffic import traffic_usd
 from bamboo_core.text import count
 
 HUNDRED = 100  # runs, from which on a share of them may be claimed

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from bamboo.simulation.job.zone_traffic import ZoneTraffic
-from bamboo_core.prices.zone_traffic import GB, ZONE_TRAFFIC_PRICE, traffic_usd
+from bamboo.simulation.job.zone_traffic import GB, ZONE_TRAFFIC_PRICE, ZoneTraffic, traffic_usd
 
 BINS = 200  # of a series
 HOUR = 3600.0

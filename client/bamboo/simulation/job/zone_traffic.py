@@ -11,13 +11,18 @@ from enum import StrEnum
 from functools import reduce
 from itertools import repeat
 from operator import add
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.gradient_groups import nodes_of, share_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import ranges
 from bamboo_core.planning.profile import ModelProfile
+
+GB: Final = 1e9
+# USD for a GB that crosses zones, billed to the one that sends it and again to the one that receives it: what EC2 takes
+# "in each direction". See docs/simulator.md for other clouds.
+ZONE_TRAFFIC_PRICE: Final = 0.01
 
 
 class TrafficKind(StrEnum):
@@ -187,3 +192,8 @@ def _reduction(
     for worker, (first, end) in ranges(layout, cell.pipeline, plan.at(cell).portions) if plan.at(cell).portions else ():
         parts = nodes_of(share_of(range(first, end), bounds), len(bounds) - 1)
         yield Transfer(TrafficKind.REDUCTION, worker, owner, gradients * len(parts))
+
+
+def traffic_usd(billed: float, price: float = ZONE_TRAFFIC_PRICE) -> float:
+    """The USD for so many bytes that cross zones. price: USD for each GB, and for each of both ways."""
+    return billed / GB * 2 * price

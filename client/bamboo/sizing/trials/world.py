@@ -10,6 +10,7 @@ import msgspec
 
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.job.job_zones import made_up
+from bamboo.sizing.price_list import MachinePrice
 from bamboo.sizing.trials.candidate import Candidate, job_of
 from bamboo.traces.generate import Generation
 from bamboo.traces.summary import summarize
@@ -18,7 +19,6 @@ from bamboo_core.job.placement_spec import Capacity, pool_price
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.profile import Prices as ProfilePrices
-from bamboo_core.prices.price_list import MachinePrice
 from bamboo_core.traces.trace import Trace, make_trace, price_series
 
 HOUR: Final = 3600.0

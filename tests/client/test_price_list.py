@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bamboo.profiles.files import read_devices
-from bamboo_core.prices.price_list import PriceError, of_devices, parse_prices, read_prices, shipped_prices
+from bamboo.sizing.price_list import PriceError, of_devices, parse_prices, read_prices, shipped_prices
 from sizing_kit import PRICES
 
 

@@ -6,15 +6,15 @@ from typing import Annotated, Final
 
 import msgspec
 
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo_core.job.fields import ManifestError
 from bamboo_core.job.yaml_file import load_document
-from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo_core.text import printable
 
 FORMAT: Final = "bamboo-prices"
 VERSION: Final = 1
 MOST_MACHINES: Final = 64
-FOLDER: Final = Path(__file__).parent / "lists"
+FOLDER: Final = Path(__file__).parent / "prices"
 
 Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]

@@ -1,1 +1,0 @@
-"""What machines cost: lists of prices, by machine and zone, and traffic between zones."""
