@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from _common import HERE, gaps, say
+from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.history.records import EventRecord, StepRecord
 from bamboo_core.planning.splits.resplit import Grid
-from bamboo_core.traces.trace import Change, NodeChange, Trace, make_trace
 
 LAYERS, MICROBATCHES = 10, 12
 FORWARD_MS, BACKWARD_MS = 8.0, 16.0  # of a layer

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bamboo.traces.files import read_trace
-from bamboo_core.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_trace
+from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_trace
 
 
 def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:

@@ -32,9 +32,9 @@ from _recordings import recordings
 from bamboo.profiles.files import read_profile
 from bamboo.simulation.job.zone_traffic import GB
 from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import Trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import ScheduleChoice
-from bamboo_core.traces.trace import Trace
 from strategies.choose import ON_DEMAND, SPOT, Aim
 from strategies.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
 from strategies.costs import Costs

@@ -31,6 +31,7 @@ from _grid_run import APART_SECONDS, bamboo_run, grid_job, nodes_of
 from bamboo.local.trainer_calls.task_profile import PROFILE, MachineOverrides, profile_of
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.control.channel_events import Received
 from bamboo_core.control.protocol import WorkerReady
 from bamboo_core.coordinator.events import AddWorkers, Command, Event, WorkerLost
@@ -38,7 +39,6 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.splits.resplit import Grid
-from bamboo_core.traces.trace import Change, NodeChange, Trace, make_trace
 
 AGENT = "bamboo_trainer.worker.launch.process:main"
 SLOWER = 4  # times the layers of `_common.manifest`, so that what a busy machine adds weighs less

@@ -7,7 +7,7 @@ hour's probability of an addition. The next hour's draws depend on who is there,
 import heapq
 import random
 
-from bamboo_core.traces.trace import Change, Trace
+from bamboo.traces.trace import Change, Trace
 
 HOUR_MS = 3_600_000
 Moment = tuple[int, bool, str]  # milliseconds, whether the node is added, its name

@@ -13,13 +13,14 @@ from typing import Any, Final
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobFigures
 from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.simulation.job.zone_traffic import GB, traffic_usd
+from bamboo.traces.trace import Trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRates
-from bamboo_core.traces.trace import Trace
 from strategies import choose
 from strategies.choose import ON_DEMAND, SPOT, Aim, Workplace
 from strategies.costs import Costs

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bamboo_core.traces.trace import Change, Trace, price_series
+from bamboo.traces.trace import Change, Trace, price_series
 
 HOUR = 3600.0
 

@@ -6,7 +6,7 @@ import pytest
 
 from _recordings import recordings
 from bamboo.traces.summary import nodes_over_time
-from bamboo_core.traces.trace import Change
+from bamboo.traces.trace import Change
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from bamboo.profiles.files import read_profile, shipped_names
 from bamboo.simulation.figures import SimulationError
 from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 from strategies.choose import ON_DEMAND, SPOT, Aim, Workplace, on_demand_speed, region_of, strategy_result, zone_choices
 from strategies.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
 from strategies.costs import Costs

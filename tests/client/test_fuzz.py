@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
 from bamboo.preemption.scheduling import parse
 from bamboo.traces.files import parse_trace as parse_node_trace
+from bamboo.traces.json_lines import to_json_lines
+from bamboo.traces.trace import removal_times
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import codec, guard, protocol, weights
 from bamboo_core.control.channel_events import Received, WorkerJoined
@@ -28,8 +30,6 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Assignment, Cell, CheckpointId, Layout, Peer, Plan, plan_problems
 from bamboo_core.planning.splits.stage_times import StageTimes
-from bamboo_core.traces.json_lines import to_json_lines
-from bamboo_core.traces.trace import removal_times
 from world import World
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)

@@ -5,8 +5,8 @@ import pytest
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.traces.generate import Generation
+from bamboo.traces.trace import make_trace
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.traces.trace import make_trace
 from job_simulation_kit import HOUR, job, manifest, nodes, run
 
 

@@ -8,9 +8,9 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, made_up, named_zones, packed, zone_allowed
 from bamboo.simulation.job.node_supply import NodeSupply
 from bamboo.traces.generate import Generation
+from bamboo.traces.trace import make_trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.traces.trace import make_trace
 from job_simulation_kit import manifest
 
 ZONE = "topology.kubernetes.io/zone"

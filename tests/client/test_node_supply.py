@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo_core.traces.trace import Change, NodeChange, PriceChange, make_trace
+from bamboo.traces.trace import Change, NodeChange, PriceChange, make_trace
 from job_simulation_kit import HOUR, job, nodes, run
 
 

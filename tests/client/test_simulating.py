@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.traces.trace import PriceChange, make_trace
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.traces.trace import PriceChange, make_trace
 from job_simulation_kit import HOUR, job, nodes
 
 pytest_plugins = ["job_simulation_fixtures"]

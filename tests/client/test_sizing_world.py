@@ -10,10 +10,10 @@ from bamboo.sizing.price_list import MachinePrice
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
 from bamboo.sizing.trials.world import Market, World, has_price, machine_of
 from bamboo.traces.generate import Generation
+from bamboo.traces.trace import Change, NodeChange, PriceChange, make_trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import wanted_workers
 from bamboo_core.planning.profile import Prices
-from bamboo_core.traces.trace import Change, NodeChange, PriceChange, make_trace
 from job_simulation_kit import HOUR, manifest, nodes
 from sizing_kit import layered, world
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.traces import files
+from bamboo.traces import files, json_lines
 from bamboo.traces.files import parse_trace, read_nodes, read_trace, read_traces
 from bamboo.traces.summary import nodes_over_time, summarize
-from bamboo_core.traces import json_lines
-from bamboo_core.traces.trace import NodeTraceError, PriceChange, Trace, make_trace, unpriced
+from bamboo.traces.trace import NodeTraceError, PriceChange, Trace, make_trace, unpriced
 from node_trace_kit import OWN, recording
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bamboo.traces.generate import Generation, Pattern, generate
 from bamboo.traces.summary import summarize
-from bamboo_core.traces.trace import (
+from bamboo.traces.trace import (
     Change,
     NodeTraceError,
 )

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 from bamboo.traces.window import window
-from bamboo_core.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 
 
 def small() -> Trace:

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.job.node_supply import NodeSupply
+from bamboo.traces.json_lines import to_json_lines
+from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import Capacity, NodePool, SpreadPolicy
 from bamboo_core.planning.profile import to_json
-from bamboo_core.traces.json_lines import to_json_lines
-from bamboo_core.traces.trace import Change, NodeChange, Trace, make_trace
 from job_simulation_kit import HOUR, job, manifest, run
 
 BOUNDARY = 10_000  # bytes

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from bamboo.simulation.job.job_run import JobRun
+from bamboo.traces.trace import make_trace
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.planning.profile import Machine
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
-from bamboo_core.traces.trace import make_trace
 from job_simulation_kit import HOUR, job, nodes, profile, run
 from slow_world import Slowed
 

@@ -9,6 +9,7 @@ import pytest
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import Trace, make_trace
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
@@ -24,7 +25,6 @@ from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_core.planning.steps.worker_memory import most_bytes
-from bamboo_core.traces.trace import Trace, make_trace
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 from slow_world import Slowed
 from world import back, restarted

@@ -9,6 +9,7 @@ import pytest
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
@@ -20,7 +21,6 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.workers.record import WorkerEnds
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.steps.grid_rates import GridRates
-from bamboo_core.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 
 

@@ -6,13 +6,13 @@ import msgspec
 
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer, Plan
 from bamboo_core.planning.profile import Layer, ModelProfile, Network
 from bamboo_core.planning.splits.devices import device_layers
-from bamboo_core.traces.trace import Change, NodeChange, Trace, make_trace
 from profile_kit import parsed
 
 HOUR = 3600.0

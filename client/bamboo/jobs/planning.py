@@ -27,13 +27,13 @@ from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.summary import summarize
+from bamboo.traces.trace import NodeTraceError, unpriced
 from bamboo_core.job.budget_reach import HOUR, past
 from bamboo_core.job.manifest import ManifestError
 from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.job.yaml_file import source_of
 from bamboo_core.planning.profile import ProfileError
-from bamboo_core.traces.trace import NodeTraceError, unpriced
 
 ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any
 

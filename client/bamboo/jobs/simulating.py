@@ -17,11 +17,11 @@ from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation
+from bamboo.traces.trace import NodeTraceError, make_trace, unpriced
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ProfileError, for_microbatch
 from bamboo_core.planning.steps.worker_memory import memory_warning
-from bamboo_core.traces.trace import NodeTraceError, make_trace, unpriced
 
 HOURS = 24.0  # of made-up preemptions, if nobody says how long
 ZONE = "zone-a"

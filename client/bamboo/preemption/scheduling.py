@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bamboo.traces.files import parse_trace
+from bamboo.traces.trace import Change, Trace, removal_times
 from bamboo_core.complaints import system_reason
 from bamboo_core.coordinator.events import Status, WorkerState
 from bamboo_core.job.spec import JobSpec, fewest_workers
 from bamboo_core.planning.plan import WorkerId
-from bamboo_core.traces.trace import Change, Trace, removal_times
 
 NOTICE_SECONDS = 30.0
 TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)

@@ -6,8 +6,8 @@ from typing import Any
 from rich.table import Table
 
 from bamboo.traces.summary import NodeTraceSummary, removals_by_hour
+from bamboo.traces.trace import Trace
 from bamboo_core.text import printable
-from bamboo_core.traces.trace import Trace
 
 MOST_ZONES = 8
 MOST_BARS = 48

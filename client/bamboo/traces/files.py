@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from bamboo.traces.json_lines import is_json_lines, parse_json_lines
+from bamboo.traces.lines import numbered_lines
+from bamboo.traces.trace import MOST_CHANGES, Change, NodeChange, NodeTraceError, Trace, checked, make_trace
 from bamboo_core.complaints import system_reason
-from bamboo_core.traces.json_lines import is_json_lines, parse_json_lines
-from bamboo_core.traces.lines import numbered_lines
-from bamboo_core.traces.trace import MOST_CHANGES, Change, NodeChange, NodeTraceError, Trace, checked, make_trace
 
 MOST_BYTES = 256 * 2**20  # of the text
 GZIP = b"\x1f\x8b"  # how a compressed file begins

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bamboo_core.traces.trace import Change, NodeChange, NodeTraceError, PriceChange, Trace, make_trace
+from bamboo.traces.trace import Change, NodeChange, NodeTraceError, PriceChange, Trace, make_trace
 
 HOUR = 3600.0
 PRICE_STEP = 300.0  # seconds between two prices that move

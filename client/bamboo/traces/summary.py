@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bamboo_core.traces.trace import Change, Trace, price_series, removal_times
+from bamboo.traces.trace import Change, Trace, price_series, removal_times
 
 HOUR = 3600.0
 

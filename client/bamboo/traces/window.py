@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-from bamboo_core.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
+from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 
 MOST_ROUNDS = 1000
 

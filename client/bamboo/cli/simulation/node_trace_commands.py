@@ -13,11 +13,11 @@ import typer
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import Written
 from bamboo.traces.generate import Generation, Pattern, generate
+from bamboo.traces.json_lines import to_json_lines
+from bamboo.traces.trace import NodeTraceError, Trace
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED
 from bamboo_core.option_groups import grouped
-from bamboo_core.traces.json_lines import to_json_lines
-from bamboo_core.traces.trace import NodeTraceError, Trace
 
 node_traces = typer.Typer(
     help="Look at recordings of spot nodes, convert and generate them.",

@@ -19,6 +19,7 @@ from bamboo.simulation.job.job_training import SimulatedTraining
 from bamboo.simulation.job.node_supply import NodeSupply, SimulatedNode
 from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo.traces.trace import Change, NodeChange, Trace
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
@@ -50,7 +51,6 @@ from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.steps.grid_rates import GridRates
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_core.planning.steps.step_times import StepModel
-from bamboo_core.traces.trace import Change, NodeChange, Trace
 
 ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks are rarer the longer nothing happens
 GRACE_SECONDS: Final = 1.0  # in which a worker that was told to go has ended

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from bamboo.simulation.figures import SimulationError
 from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import Trace, make_trace
 from bamboo_core.job.node_placement import asked_of_nodes
 from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
 from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
-from bamboo_core.traces.trace import Trace, make_trace
 
 MOST_ZONES: Final = 1000  # for numbers of seeds only
 SHOWN: Final = 12  # zones in a sentence

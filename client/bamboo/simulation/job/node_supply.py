@@ -12,10 +12,10 @@ from functools import cache, partial
 from statistics import median
 
 from bamboo.simulation.job.job_zones import named_zones, pool_allows, zone_allowed
+from bamboo.traces.trace import PriceChange, Trace, price_series
 from bamboo_core.job.placement_spec import Capacity, NodePool, SpreadPolicy, next_prices, pool_price
 from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
 from bamboo_core.planning.profile import Prices
-from bamboo_core.traces.trace import PriceChange, Trace, price_series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,12 @@ from bamboo.sizing.price_list import MachinePrice
 from bamboo.sizing.trials.candidate import Candidate, job_of
 from bamboo.traces.generate import Generation
 from bamboo.traces.summary import summarize
+from bamboo.traces.trace import Trace, make_trace, price_series
 from bamboo.traces.window import window
 from bamboo_core.job.placement_spec import Capacity, pool_price
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.profile import Prices as ProfilePrices
-from bamboo_core.traces.trace import Trace, make_trace, price_series
 
 HOUR: Final = 3600.0
 OTHER_SEED: Final = 1_000_000  # from a seed to the one that is taken in its place

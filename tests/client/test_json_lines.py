@@ -1,8 +1,8 @@
 """Our own form of traces keeps everything."""
 
 from bamboo.traces.files import parse_trace
-from bamboo_core.traces.json_lines import to_json_lines
-from bamboo_core.traces.trace import (
+from bamboo.traces.json_lines import to_json_lines
+from bamboo.traces.trace import (
     Change,
     NodeChange,
     price_series,

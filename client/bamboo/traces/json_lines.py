@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from bamboo_core.traces.lines import numbered_lines
-from bamboo_core.traces.trace import MOST_CHANGES, Change, NodeChange, NodeTraceError, PriceChange, Trace, make_trace
+from bamboo.traces.lines import numbered_lines
+from bamboo.traces.trace import MOST_CHANGES, Change, NodeChange, NodeTraceError, PriceChange, Trace, make_trace
 
 T = TypeVar("T")
 FORMAT = "bamboo-trace"

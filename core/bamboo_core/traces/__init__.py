@@ -1,1 +1,0 @@
-"""Nodes that come and go, and their prices, as values and in the form that is recorded."""
