@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -210,7 +210,7 @@ class PodController:
         return self._requests.wanted.spec
 
     @property
-    def _pools(self) -> tuple[NodePool, ...]:
+    def _pools(self) -> Sequence[NodePool]:
         """The pools in which the job's queue lets its next worker be, in the order in which they are asked."""
         return self._queue.pools(self._spec, self._staying())
 

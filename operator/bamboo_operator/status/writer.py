@@ -126,8 +126,8 @@ class StatusWriter:
         before, told = self._stored, written(new)
         self._stored, self._answered = either(before, told), False
         await self._api.write_status(*self._key, self._uid, merge_patch(told, before))
-        short, before = (one.condition("BudgetShort") for one in (new, self.written))
-        if short is not None and short.holds and not (before and before.holds and before.reason == short.reason):
+        short, earlier = (one.condition("BudgetShort") for one in (new, self.written))
+        if short is not None and short.holds and not (earlier and earlier.holds and earlier.reason == short.reason):
             self._warnings.append(Emit(short.reason, short.message, True))
         self.written, self._written_at, self._stored, self._answered = new, time.monotonic(), told, True
 
