@@ -166,7 +166,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             stages=4,
             pipelines=2,
             lookahead=2,
-            activations_on_device=5,
             schedule=s.ScheduleChoice.ZB_H1,
             flows_per_link=8,
             split=(3, 4, 4, 2),

@@ -133,11 +133,9 @@ class FlippingStage(Stage):
             return parts
         return (self.struck(place, parts[0], at), *parts[1:])
 
-    def _run(
-        self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool, on_host: bool = False
-    ) -> Forwarding:
+    def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
         self.at = (step, microbatch)
-        return super()._run(step, microbatch, self._struck_first(Place.INPUT, inputs, self.at), bucketwise, on_host)
+        return super()._run(step, microbatch, self._struck_first(Place.INPUT, inputs, self.at), bucketwise)
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
         return super().start(step, microbatch, self._struck_first(Place.INPUT, inputs, (step, microbatch)), on_host)

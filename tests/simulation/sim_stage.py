@@ -276,8 +276,8 @@ class StandIn:
         )
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
-    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
-        forwarding = self.start(step, microbatch, inputs, on_host)
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        forwarding = self.start(step, microbatch, inputs)
         while not forwarding.done:
             self.advance(forwarding)
         return self.complete(work, forwarding)

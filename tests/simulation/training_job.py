@@ -446,7 +446,6 @@ class Job:
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,
                 lookahead=self.spec.topology.lookahead,
-                on_device=self.spec.topology.activations_on_device,
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
                 policy=StepPolicy.of(training, self.task),
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,

@@ -167,8 +167,8 @@ class QueuedStage(Stage):
     def wait(self) -> None:
         self._queues.wait()
 
-    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
-        outputs = super().forward(work, step, microbatch, inputs, on_host=on_host)
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        outputs = super().forward(work, step, microbatch, inputs)
         self._spend(self._speed.forward)
         return outputs
 

@@ -120,21 +120,3 @@ def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypa
     replicas = of(task, monkeypatch, **{**alone, "redundancy": {"mode": "LazyForward"}})
     assert replicas["calm"]["memory"]["replica"] > 0
     assert sum(replicas["taken_over"]["memory"].values()) > sum(replicas["calm"]["memory"].values())
-
-
-def test_activations_that_wait_in_host_memory_are_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of four stages has seven microbatches in flight, the second one five. They keep the inputs of all."""
-    stage = lambda: nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 2))  # noqa: E731
-    task = small_task(layers=(stage,) * 4)
-    job: dict[str, Any] = {"training": {"steps": 3, "globalBatchSize": 128, "microBatchSize": 16}}
-    job["redundancy"] = {"mode": "None"}
-    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-    first, *_ = measure(task, parse_manifest(manifest(**job, topology={"stages": 4})))
-    found = [
-        of(task, monkeypatch, **job, topology={"stages": 4, "activationsOnDevice": most}, worker=worker)
-        for most, worker in ((None, gpu), (3, gpu), (3, {}))
-    ]
-    kept = [one["calm"]["memory"]["activations"] for one in found]
-    all_here = 7 * (first.inputs + first.kept)
-    assert kept == [all_here, 5 * first.inputs + 3 * first.kept, all_here], "the second logs more; a CPU has no other"
-    assert [one["waiting"] for one in found] == [0, 4 * first.kept, 0]

@@ -154,7 +154,7 @@ class Contexts(ContextCopies):
     """On a CPU, where they stay: what could leave is noted."""
 
     def __init__(self) -> None:
-        self._device, self._leaving, self._coming = torch.device("cpu"), [], []
+        self._device, self._leaving = torch.device("cpu"), []
         self.leaving = 0
 
     def leave(self, context: SavedContext) -> None:
@@ -172,7 +172,10 @@ def test_what_compiled_layers_save_may_wait_in_host_memory(tmp_path: Path) -> No
     stage.rehearse(5, 1, given)
     for on_host in (False, True):
         work = begin(stage, 1)
-        stage.forward(work, 5, 1, given, on_host=on_host)
+        forwarding = stage.start(5, 1, given, on_host)
+        while not forwarding.done:
+            stage.advance(forwarding)
+        stage.complete(work, forwarding)
         assert (contexts.leaving > 0) == on_host
         found += stage.backward(work, 5, 1, None, postpone=on_host)
         stage.weight_gradients(work, 5, 1)

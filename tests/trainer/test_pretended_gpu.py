@@ -80,7 +80,7 @@ def _job(model: str, devices: int) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": {"size": "tiny"}},
         "training": {"steps": 5, "globalBatchSize": 16, "microBatchSize": 4, "precision": "bf16"},
-        "topology": {"stages": 2, "schedule": "ZBH1", "activationsOnDevice": 3},
+        "topology": {"stages": 2, "schedule": "ZBH1"},
         "redundancy": {"placement": "Host"},
         "standby": {"workers": 1},
         "worker": {"devices": devices, "resources": {"limits": {"nvidia.com/gpu": devices}}},

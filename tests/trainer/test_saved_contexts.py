@@ -1,4 +1,4 @@
-"""What autograd has saved waits in host memory: on a GPU, or by test_pretended_gpu.py on pretended ones."""
+"""What autograd has saved of forwards in advance waits in host memory: on GPUs, or on pretended ones."""
 
 import gc
 import os
@@ -17,10 +17,7 @@ from torch import Tensor, nn
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.job.spec import PipelineSchedule
-from bamboo_core.planning.offloading import most_on_device, waits_on_host
 from bamboo_core.planning.plan import Cell
-from bamboo_core.planning.schedule import Backward, BackwardInput, BackwardWeight, Forward, StageOrder
 from bamboo_trainer.memory import saved_contexts
 from bamboo_trainer.memory.host_copies import host_copies
 from bamboo_trainer.memory.saved_contexts import ContextCopies, SavedContext
@@ -89,7 +86,7 @@ def plainly(count: int = 4) -> list[list[float]]:
 
 
 def moved(module: types.ModuleType) -> list[list[float]]:
-    """The same, with contexts in host memory: that of the first is asked for at once, others are brought before."""
+    """The same, with contexts in host memory: that of the first is asked for at once."""
     copies, chain, leaves = module.ContextCopies(GPU), Chain(), [inputs(number) for number in range(4)]
     made = []
     for leaf in leaves:
@@ -98,8 +95,7 @@ def moved(module: types.ModuleType) -> list[list[float]]:
         del busy
         if len(made) == 1:
             made[0][1].backward()
-    for (context, _), (_, loss) in zip([*made[2:], made[1]], made[1:], strict=True):
-        copies.bring(context)
+    for _, loss in made[1:]:
         loss.backward()
     return gradients(chain, *leaves)
 
@@ -107,9 +103,7 @@ def moved(module: types.ModuleType) -> list[list[float]]:
 ORDER = (  # what puts the copies in order
     "self._outward.wait_stream(torch.cuda.current_stream(self._device))",
     "batch.made.record(self._outward)",
-    "self._inward.wait_stream(torch.cuda.current_stream(self._device))",
-    "left.wait(self._device)",
-    "batch.made.record(self._inward)",
+    "storage.batch.wait(self._device)",
     "torch.cuda.current_stream(device).wait_event(self.made)",
 )
 
@@ -144,8 +138,13 @@ def test_each_event_and_wait_is_needed(line: str, monkeypatch: pytest.MonkeyPatc
 
 def test_every_event_and_wait_is_among_those_that_are_taken_out() -> None:
     source = Path(saved_contexts.__file__).read_text().splitlines()
-    marks = (".record(", "left.wait(", ".wait_event(", ".wait_stream(", ".record_stream(")
+    marks = (".record(", "storage.batch.wait(", ".wait_event(", ".wait_stream(", ".record_stream(")
     assert {line.split("  #")[0].strip() for line in source if any(mark in line for mark in marks)} == set(ORDER)
+
+
+def away(kept: Iterable[Any]) -> list[Tensor]:
+    """The copies in host memory of these storages."""
+    return [storage.copy for storage in kept if storage.copy is not None]
 
 
 Form = tuple[torch.dtype, tuple[int, ...], int, list[Any]]
@@ -181,16 +180,17 @@ def test_only_what_nothing_else_keeps_is_moved_once_with_its_strides() -> None:
         parts = (whole, whole.t()[3:], whole[:, ::2], whole, given, weight)
         expected = forms(parts)
         out = Noting.apply(saved, False, *parts)
+        kept = list(context.here.values())
         copies.leave(context)
-        assert context.away() == [], "somebody has all of them"
+        assert away(kept) == [], "somebody has all of them"
         del whole, parts
         copies.leave(context)
         copies.leave(context)
-    (storage,) = context.away()
-    assert storage.copy is not None
-    assert (storage.copy.numel(), len(storage.forms), storage.copy.is_pinned()) == (SIZE * SIZE, 4, True)
+    (copy,) = away(kept)
+    assert (copy.numel(), copy.is_pinned()) == (SIZE * SIZE, True)
+    assert max(len(storage.forms) for storage in kept) == 4
     out.backward(retain_graph=True)
-    assert context.away() == []
+    assert away(kept) == []
     out.backward()
     assert saved == [expected] * 2, "it comes back once, for both"
 
@@ -205,9 +205,10 @@ def test_what_is_saved_as_several_types_comes_back_as_each(odd: int) -> None:
         parts = (whole, even.view(torch.int64)[3:], even.view(torch.int16), even > 0.0)
         expected = forms(parts)
         out = Noting.apply(saved, False, *parts)
+        kept = list(context.here.values())
         del whole, even, parts
         copies.leave(context)
-    assert len(context.away()) == 2 - odd
+    assert len(away(kept)) == 2 - odd
     out.backward()
     assert saved == [expected]
 
@@ -248,9 +249,10 @@ def test_what_a_backward_writes_to_is_refused_to_the_next_as_without(waits: bool
     with copies.saving(context) if waits else nullcontext():
         out = inputs(0).exp()
         total = Noting.apply([], True, out) + out.sum()
+        kept = list(context.here.values())
         del out
         copies.leave(context)
-    assert len(context.away()) == waits
+    assert len(away(kept)) == waits
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
 
@@ -260,16 +262,13 @@ def test_what_was_left_or_dropped_holds_no_memory() -> None:
     copies, chain, leaf = ContextCopies(GPU), Chain(), inputs(0)
     let_go()
     before = torch.cuda.memory_allocated(GPU)
-    for brought in (False, True):
-        context, loss = forward(copies, chain, leaf)
-        held = torch.cuda.memory_allocated(GPU)
-        copies.settle()
-        assert torch.cuda.memory_allocated(GPU) - before < (held - before) / 3, "inputs of the layers, and the sum"
-        if brought:
-            copies.bring(context)
-        del loss
-        copies.settle(arrivals=True)
-        assert torch.cuda.memory_allocated(GPU) == before, "as after a step that is broken off"
+    _, loss = forward(copies, chain, leaf)
+    held = torch.cuda.memory_allocated(GPU)
+    copies.settle()
+    assert torch.cuda.memory_allocated(GPU) - before < (held - before) / 3, "inputs of the layers, and the sum"
+    del loss
+    copies.settle()
+    assert torch.cuda.memory_allocated(GPU) == before, "as after a step that is broken off"
 
 
 def stage_of(task: Task, precision: str) -> Stage:
@@ -287,100 +286,50 @@ def test_a_stage_comes_to_the_same_gradients(tmp_path: Path, precision: str, che
     for on_host, postpone in ((False, False), (True, False), (True, True)):
         work = begin(stage, 0, 1)
         for m in (0, 1):
-            stage.forward(work, 0, m, None, on_host=on_host)
-        assert work.contexts_here == (0 if on_host else 2)
-        stage.bring_back(work, 0)
-        assert work.contexts_here == (1 if on_host else 2)
+            forwarding = stage.start(0, m, None, on_host)
+            while not forwarding.done:
+                stage.settle()
+                stage.advance(forwarding)
+            stage.complete(work, forwarding)
         for m in (0, 1):
             stage.backward(work, 0, m, sent, postpone=postpone)
         stage.weight_gradients(work, 0, 1)
-        assert (work.on_host, work.contexts) == ({}, {})
+        assert work.contexts == {}
         found.append(work.gradients.nodes(0)[0][1].cpu())
     assert found[0].any()
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
 
-def document(stages: int, pipelines: int = 1, on_device: int | None = 3, **topology: Any) -> dict[str, Any]:
-    made = manifest(stages, pipelines, mode="EagerForward", standby=1, steps=STEPS)
+def document(stages: int, pipelines: int = 1, **topology: Any) -> dict[str, Any]:
+    made = manifest(stages, pipelines, standby=1, steps=STEPS)
     made["spec"]["training"].update(globalBatchSize=16 * pipelines, microBatchSize=2)
-    made["spec"]["topology"] |= {"lookahead": 1, "activationsOnDevice": on_device, **topology}
+    made["spec"]["topology"] |= {"lookahead": 1, **topology}
     return made
-
-
-@pytest.mark.skipif(not IS_PRETENDED, reason="torch's allocator keeps what is free")
-@pytest.mark.parametrize(("number", "schedule", "kept"), [(0, "1F1B", (7, 4, 3)), (1, "ZBH1", (7, 6, 5))])
-def test_the_memory_of_a_device_falls_as_the_schedule_says(
-    tmp_path: Path, number: int, schedule: str, kept: tuple[int, ...]
-) -> None:
-    """Of a stage of four: of as many microbatches less it keeps what autograd has saved."""
-    task, order = small_gpt(tmp_path, blocks=6), StageOrder(PipelineSchedule(schedule))
-    stages = [(0, 4), (4, 7), (7, 8)]
-    made = [build_stage(task, s, stages, CONFIG, GPU, None, host_copies(GPU, int)) for s in (0, number)]
-    outputs = made[0].rehearse(0, 0, None)
-    stage, given = made[-1], (None, outputs)[number]
-    sent, most, sums = stage.rehearse(0, 0, given), list[int](), list[Tensor]()
-    program = order.program(number, 4, range(12))
-    for on_device, count in zip((None, 4, 3), kept, strict=True):
-        assert most_on_device(program, on_device) == count
-        away, work = waits_on_host(program, on_device), begin(stage, *range(12))
-        torch.cuda.reset_peak_memory_stats(GPU)
-        before = torch.cuda.memory_allocated(GPU)
-        for one in program:
-            match one:
-                case Forward(m):
-                    stage.forward(work, 0, m, given, on_host=m in away)
-                case Backward(m):
-                    for later in (other for other, at in away.items() if at == m):
-                        stage.bring_back(work, later)
-                    stage.backward(work, 0, m, sent, postpone=isinstance(one, BackwardInput))
-                case BackwardWeight(m):
-                    stage.weight_gradients(work, 0, m)
-        most.append(torch.cuda.max_memory_allocated(GPU) - before)
-        sums.append(work.gradients.nodes(0)[0][1].cpu())
-    assert stage.context is not None
-    for count, peak, total in zip(kept, most, sums, strict=True):
-        assert most[0] - peak == pytest.approx((kept[0] - count) * stage.context.here, rel=0.1)
-        assert torch.equal(total, sums[0])
-
-
-def test_an_engine_moves_what_the_schedule_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8 microbatches the first two stages of four keep the next ones."""
-    came, bring = list[int](), ContextCopies.bring
-
-    def noted(copies: ContextCopies, context: SavedContext) -> None:
-        came.append(len(context.away()))
-        bring(copies, context)
-
-    monkeypatch.setattr(ContextCopies, "bring", noted)
-    Job(document(4), devices=("cuda:0", "cuda:1")).run()
-    assert len(came) == STEPS * 2 * 6
-    assert all(came)
 
 
 Grid = tuple[int, int, int, str]  # stages, pipelines, devices of a worker, schedule
 GRIDS: list[Grid] = [(4, 1, 1, "1F1B"), (4, 1, 1, "ZBH1"), (2, 2, 1, "1F1B"), (2, 1, 2, "ZBH1")]
 
 
-@pytest.mark.parametrize(("grid", "placement"), [(GRIDS[1], "Host"), (GRIDS[3], "Device")])
-def test_a_loss_changes_no_bit(grid: Grid, placement: str) -> None:
-    _survives(grid, placement, "EagerForward", every=16)
+@pytest.mark.parametrize("grid", [GRIDS[1], GRIDS[3]])
+def test_a_loss_changes_no_bit(grid: Grid) -> None:
+    _survives(grid, "EagerForward", every=16)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["LazyForward", "EagerForward", "EagerBackward"])
-@pytest.mark.parametrize("placement", ["Device", "Host"])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_a_loss_at_any_instruction_changes_no_bit(grid: Grid, placement: str, mode: str) -> None:
-    _survives(grid, placement, mode, every=1)
+def test_a_loss_at_any_instruction_changes_no_bit(grid: Grid, mode: str) -> None:
+    _survives(grid, mode, every=1)
 
 
-def _survives(grid: Grid, placement: str, mode: str, every: int) -> None:
+def _survives(grid: Grid, mode: str, every: int) -> None:
     stages, pipelines, per_worker, schedule = grid
-    job = document(stages, pipelines, schedule=schedule)
-    job["spec"]["redundancy"] |= {"placement": placement, "mode": mode}
-    plain = document(stages, pipelines, None, schedule=schedule)
+    job, plain = (document(stages, pipelines, schedule=schedule) for _ in range(2))
+    job["spec"]["redundancy"] = {"placement": "Host", "mode": mode}
+    plain["spec"]["redundancy"] = {"mode": "LazyForward"}
     devices = tuple(f"cuda:{number}" for number in range(min(4, torch.cuda.device_count())))
     usual = Job(plain, devices=devices, per_worker=per_worker).run()
     calm = Job(job, devices=devices, per_worker=per_worker).run()

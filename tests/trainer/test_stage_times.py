@@ -130,10 +130,10 @@ class Timed(Stage):
 
     spend: Callable[[int, float], None]
 
-    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         for layer in self.values.layers:
             self.spend(layer, 1.0)
-        return super().forward(work, step, microbatch, inputs, on_host=on_host)
+        return super().forward(work, step, microbatch, inputs)
 
     def advance(self, forwarding: Forwarding) -> None:
         self.spend(forwarding.layer, 1.0)

@@ -17,7 +17,7 @@ from bamboo_trainer.initial.first_task import begin_with
 from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.measurements import try_measurements
-from bamboo_trainer.memory.estimate import MemoryByKind, measure, waiting_on_host, worker_memory
+from bamboo_trainer.memory.estimate import MemoryByKind, measure, worker_memory
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.generation import generation_schedule
@@ -89,7 +89,6 @@ def _check(spec: JobSpec) -> dict[str, Any]:
         "stages": [[first, end - 1, sum(size.parameters for size in sizes[first:end])] for first, end in stages],
         "calm": _told(*worker_memory(sizes, stages, spec, taken_over=False, parts=parts)),
         "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True, parts=parts)),
-        "waiting": waiting_on_host(sizes, parts or stages, spec),
         "devices": spec.worker.devices,
         "chosen": spec.topology.chooses_stages,
         "neighbours": min(max(1, spec.redundancy.kept), len(stages) - 1),

@@ -39,7 +39,6 @@ from bamboo_core.storage.url import shown_url
 
 MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
 MOST_WORKERS, MOST_STAGES, MOST_PIPELINES, MOST_STANDBYS = 10_000, 1024, 1024, 1024
-LEAST_ON_DEVICE = 3  # microbatches: used by a backward, on the way back for the next one, and on the way out
 AUTO = "Auto"  # instead of a number of stages: the coordinator chooses
 DEFAULT_MANAGER = "bamboo.dev/operator"
 
@@ -162,10 +161,6 @@ class TopologySpec:
     lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
     """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
     memory for more activations. Cannot change.
-    """
-    activations_on_device: Annotated[int | None, Integer(LEAST_ON_DEVICE, 1024), Mark.WHILE_SUSPENDED] = None
-    """The most microbatches whose activations a stage keeps on its GPU until their backwards; the others' wait in host
-    memory. By default all. Can change only while the job is suspended.
     """
     schedule: ScheduleChoice = ScheduleChoice.AUTO
     """The order of forwards and backwards, with the same bits. ZBH1: weight gradients are computed later, which leaves

@@ -26,7 +26,7 @@ class Ports:
     much of that there is. copies: of what is sent, in host memory; who makes them later has `Copied` handled when one
     is there.
     clock: seconds; work_clock: without those in which the engine's thread waited for a processor.
-    lookahead: see `StageOrder`. on_device: see `waits_on_host`. on_host: what is kept for others only waits in host
+    lookahead: see `StageOrder`. on_host: what is kept for others only waits in host
     memory.
     policy: for steps that are not finite. evaluations: of which states. generations: which states write texts. history:
     is told of commits. spots: which microbatches are computed
@@ -44,7 +44,6 @@ class Ports:
     clock: Callable[[], float]
     work_clock: Callable[[], float]
     lookahead: int
-    on_device: int | None = None
     on_host: bool = False
     policy: StepPolicy = APPLIES_ALL
     evaluations: EvaluationSchedule | None = None

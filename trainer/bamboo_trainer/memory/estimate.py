@@ -20,7 +20,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
-from bamboo_core.planning.offloading import kept_on_device
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.devices import EAGER, device_roles
 from bamboo_trainer.memory.recomputation import checkpointed_layers
@@ -271,12 +270,13 @@ def _account(
     def total(of: Callable[[LayerSize], int], *which: int) -> int:
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
 
-    def contexts(s: int, *, in_advance: bool = False) -> int:
+    def contexts(s: int) -> int:
         order = StageOrder.of(spec.topology)
         order = order.taken_over() if s in roles.taken_over else order
-        flying = order.in_flight(s, depth, microbatches)
-        here = flying if in_advance else kept_on_device(spec, order, s, depth, microbatches)
-        return flying * sizes[stages[s][0]].inputs + here * _kept(sizes, stages[s])
+        first, end = stages[s]
+        between = sum(size.outputs for size in sizes[first : end - 1])
+        of_one = sizes[first].inputs + between + sum(size.kept for size in sizes[first:end])
+        return order.in_flight(s, depth, microbatches) * of_one
 
     def logged(s: int) -> int:
         first, end = stages[s]
@@ -291,27 +291,9 @@ def _account(
         gradients=gradient_bytes(spec, *(total(lambda size: size.gradients, *part) for part in (owned, kept))),
         log=sum(map(logged, owned)),
         activations=sum(map(contexts, owned)),
-        redundant=sum(contexts(s, in_advance=True) + total(lambda size: size.gradients, s) for s in eager),
+        redundant=sum(contexts(s) + total(lambda size: size.gradients, s) for s in eager),
         copies=_copies(sizes, stages, spec, (owned, kept)),
     )
-
-
-def _kept(sizes: Sequence[LayerSize], layers: tuple[int, int]) -> int:
-    """The bytes that a stage of these layers keeps of a microbatch for its backward, beside its inputs."""
-    first, end = layers
-    between = sum(size.outputs for size in sizes[first : end - 1])
-    return between + sum(size.kept for size in sizes[first:end])
-
-
-def waiting_on_host(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec) -> int:
-    """The bytes of activations that wait in host memory for the device of the stage that has most of them there."""
-    order, depth = StageOrder.of(spec.topology), len(stages)
-    microbatches = most_microbatches(spec.training, spec.topology.pipelines)
-    away = [
-        order.in_flight(s, depth, microbatches) - kept_on_device(spec, order, s, depth, microbatches)
-        for s in range(depth)
-    ]
-    return max(count * _kept(sizes, layers) for count, layers in zip(away, stages, strict=True))
 
 
 def _copies(

@@ -1,20 +1,19 @@
-"""What autograd has saved of a forward, moved to host memory until its backward, and back.
+"""What autograd has saved of a forward that is computed in advance, moved to host memory until its backward.
 
 It is moved by storages, each once, however many saved tensors lie in it, and only if nothing else keeps it: parameters
 and their casts, inputs and outputs stay, as moving them would free nothing. So nobody can write to what has been moved,
 and the tensors that come back have the same bits, strides and places in their storages.
 
-The copies have two streams of their own, one each way. A stream that computes waits for a copy before memory that the
+The copies to host memory have a stream of their own. A stream that computes waits for a copy before memory that the
 copy uses is given back, and `record_stream` is not used: it would keep memory until the device is seen to be done with
-it, and as the host runs ahead a device would come to keep all that it should not.
+it, and as the host runs ahead a device would come to keep all that it should not. Only after a loss is there a
+backward; what it needs is copied back when it asks, and the host waits for that.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from typing import Final, NamedTuple, Self
-from weakref import ReferenceType, WeakValueDictionary, finalize, ref
+from weakref import WeakValueDictionary, finalize
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,8 @@ LEAST_BYTES: Final = 1024  # of a storage that is moved
 
 @dataclass(slots=True, eq=False)
 class _ContextBatch:
-    """Copies that were started together. made: behind them. held: memory of the device that they use, until what is
-    computed there waits for them.
+    """Copies to host memory that were started together. made: behind them. held: memory of the device that they use,
+    until what is computed there waits for them.
     """
 
     made: torch.cuda.Event
@@ -69,7 +68,7 @@ class _KeptTensor(NamedTuple):
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _SavedStorage:
     """tensors: those that autograd has saved of it, while they are on the device. copy: all of it, while it is in host
-    memory. batch: with which it was moved last, until that is waited for.
+    memory. batch: with which it was moved there.
     """
 
     forms: list[_PlaceInStorage] = field(default_factory=list)
@@ -111,17 +110,6 @@ class SavedContext:
 
     def __init__(self) -> None:
         self.here: WeakValueDictionary[int, _SavedStorage] = WeakValueDictionary()  # by number of the device's storage
-        self.moved: list[ReferenceType[_SavedStorage]] = []
-
-    def away(self) -> list[_SavedStorage]:
-        """What is in host memory, in the order in which it came there."""
-        moved = [storage() for storage in self.moved]
-        return [storage for storage in moved if storage is not None and storage.copy is not None]
-
-    @property
-    def is_away(self) -> bool:
-        """Is some of it in host memory?"""
-        return bool(self.away())
 
 
 class ContextCopies:
@@ -129,10 +117,9 @@ class ContextCopies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._outward, self._inward = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._outward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._leaving: list[_ContextBatch] = []
-        self._coming: list[_ContextBatch] = []
-        finalize(self, _settle, device, self._leaving, self._coming).atexit = False
+        finalize(self, _settle, device, self._leaving).atexit = False
 
     def saving(self, context: SavedContext) -> saved_tensors_hooks:
         """Inside, what autograd saves is part of the context."""
@@ -161,10 +148,10 @@ class ContextCopies:
     def _here(self, saved: _SavedPlace) -> _KeptTensor:
         storage, place = saved
         if storage.copy is not None and storage.batch is not None:
-            self._bring(storage.batch, [storage])
-        if storage.batch is not None:
             storage.batch.wait(self._device)
-            storage.batch = None
+            whole = storage.copy.to(self._device)
+            storage.tensors = [_KeptTensor.of(form.within(whole)) for form in storage.forms]
+            storage.copy = storage.batch = None
         return storage.tensors[place]
 
     def leave(self, context: SavedContext) -> None:
@@ -177,7 +164,6 @@ class ContextCopies:
         with torch.cuda.stream(self._outward):
             for number, storage in leaving:
                 del context.here[number]
-                context.moved.append(ref(storage))
                 whole = storage.whole()
                 storage.copy = torch.empty_like(whole, device="cpu", pin_memory=True).copy_(whole, non_blocking=True)
                 storage.tensors, storage.batch = [], batch
@@ -185,37 +171,12 @@ class ContextCopies:
             batch.made.record(self._outward)
         self._leaving.append(batch)
 
-    def settle(self, *, arrivals: bool = False) -> None:
-        """Let what is computed from now on wait for what is on its way out, so that its memory on the device is free.
-        arrivals: and for what is on its way back, as some of it may have been dropped.
-        """
-        _settle(self._device, self._leaving, *([self._coming] if arrivals else []))
-
-    def bring(self, context: SavedContext) -> None:
-        """Start to bring back what is in host memory, what was saved last first."""
-        for left, storages in groupby(reversed(context.away()), key=lambda storage: storage.batch):
-            assert left is not None
-            self._bring(left, storages)
-
-    def _bring(self, left: _ContextBatch, storages: Iterable[_SavedStorage]) -> None:
-        """Start to bring back these, which have left together."""
-        self._coming[:] = [batch for batch in self._coming if batch.held]
-        left.wait(self._device)  # it has had the time of a backward
-        pairs = [(s, s.copy, torch.empty_like(s.copy, device=self._device)) for s in storages if s.copy is not None]
-        self._inward.wait_stream(torch.cuda.current_stream(self._device))  # which may still use that memory
-        batch = _ContextBatch(torch.cuda.Event(), [])  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._inward):
-            for storage, copy, whole in pairs:
-                whole.copy_(copy, non_blocking=True)
-                storage.tensors = [_KeptTensor.of(form.within(whole)) for form in storage.forms]
-                storage.copy, storage.batch = None, batch
-                batch.held.append(whole)
-            batch.made.record(self._inward)
-        self._coming.append(batch)
+    def settle(self) -> None:
+        """Let what is computed from now on wait for what is on its way out: its memory on the device is free then."""
+        _settle(self._device, self._leaving)
 
 
-def _settle(device: torch.device, *moving: list[_ContextBatch]) -> None:
-    for batches in moving:
-        for batch in batches:
-            batch.wait(device)
-        batches.clear()
+def _settle(device: torch.device, leaving: list[_ContextBatch]) -> None:
+    for batch in leaving:
+        batch.wait(device)
+    leaving.clear()

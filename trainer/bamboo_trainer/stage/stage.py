@@ -82,20 +82,19 @@ class Stage:
         """
         self._forwards.expect(self.values.version, microbatches)
         if self._copies.contexts is not None:
-            self._copies.contexts.settle(arrivals=True)
+            self._copies.contexts.settle()
         final = self.values.final
         total = GradientSum(final.gradient_size, self.values.device, bounds, microbatches, final.dtype, final.buckets)
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
-    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
-        """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data. on_host: as of
-        `start`, but for a first forward, which is looked at.
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data.
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
         if not self.has_run and self.values.version == self.values.phase.first:
             self.look(step, microbatch, inputs)
-        return self._forward(work, step, microbatch, inputs, on_host=on_host)
+        return self._forward(work, step, microbatch, inputs)
 
     def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         """Before the first forward of all, and of each phase: is what the task does deterministic? Raises
@@ -106,10 +105,10 @@ class Stage:
         given, place = None if inputs is None else split_needs(inputs)[0], (self.values.index, step, microbatch)
         self._first_look.before(self._reader, place, given, self.values.device, self._forwards.call)
 
-    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None, *, on_host: bool = False) -> Parts:
+    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         place = (step, microbatch, inputs, microbatch == work.bucketwise)
         if self.has_run:
-            return self.complete(work, self._run(*place, on_host=on_host))
+            return self.complete(work, self._run(*place))
         found = self._first_look.during(partial(self._run, *place))
         self._has_run.add(self.phase)
         return self.complete(work, found)
@@ -124,10 +123,8 @@ class Stage:
         """Was a forward run in that phase?"""
         return self.phase in self._has_run
 
-    def _run(
-        self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool, on_host: bool = False
-    ) -> Forwarding:
-        forwarding = self._forwards.start(step, microbatch, inputs, on_host)
+    def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
+        forwarding = self._forwards.start(step, microbatch, inputs)
         forwarding.cuts = [] if bucketwise else None
         self._forwards.run(forwarding, self.values.end)
         return forwarding
@@ -210,12 +207,6 @@ class Stage:
         """Let what is computed next wait for what is on its way to host memory, whose memory is free then."""
         if self._copies.contexts is not None:
             self._copies.contexts.settle()
-
-    def bring_back(self, work: Work, microbatch: int) -> None:
-        """Have what that microbatch's backward needs be on the way back from host memory, if it is there."""
-        context = work.on_host.get(microbatch)
-        if context is not None and self._copies.contexts is not None:
-            self._copies.contexts.bring(context)
 
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from bamboo_core.history.records import Continuation
-from bamboo_trainer.memory.saved_contexts import SavedContext
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
 from bamboo_trainer.stage.gradients.buckets import BackwardPart, Cut, Ends
@@ -52,7 +51,6 @@ class Work:
 
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
-    on_host: dict[int, SavedContext] = field(default_factory=dict)  # of microbatches whose backwards need what is there
     bucketwise: int | None = None  # the last microbatch, if its backward is to be run bucket by bucket
     cuts: dict[int, list[Cut]] = field(default_factory=dict)  # microbatch -> where its backward is parted
     parts: Iterator[BackwardPart] | None = None  # of the backward that is run so, those that are left
@@ -75,9 +73,6 @@ class Work:
         """
         m, added = forwarding.microbatch, forwarding.capture.losses
         self.contexts[m] = (forwarding.leaves, forwarding.parts)
-        self.on_host.pop(m, None)
-        if forwarding.context is not None:
-            self.on_host[m] = forwarding.context
         if forwarding.cuts:
             self.cuts[m] = forwarding.cuts
         if added:
@@ -93,11 +88,6 @@ class Work:
         self.metrics[m] = forwarding.metrics
         if forwarding.weight is not None:
             self.weights[m] = forwarding.weight
-
-    @property
-    def contexts_here(self) -> int:
-        """How many microbatches' contexts are where the stage computes."""
-        return len(self.contexts) - sum(context.is_away for context in self.on_host.values())
 
     def figures(self) -> Parts:
         """What is not read yet: scalars where the stage computes."""
@@ -121,7 +111,6 @@ class Work:
         gradients: as `Stage.backward` takes them. microbatches: of the step, whose mean a loss is. Raises ValueError.
         """
         leaves, outputs = self.contexts.pop(microbatch)
-        self.on_host.pop(microbatch, None)
         added = self.added.pop(microbatch, [])
         if gradients is None:
             return leaves, self._ends(microbatch, outputs, added, microbatches, scale)

@@ -325,7 +325,6 @@ class WorkerAgent:
             clock=time.monotonic,
             work_clock=WorkClock(),
             lookahead=spec.topology.lookahead,
-            on_device=spec.topology.activations_on_device,
             on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
             policy=StepPolicy.of(spec.training, task),
             keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,

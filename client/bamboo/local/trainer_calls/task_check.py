@@ -88,9 +88,8 @@ def _memory(answer: dict[str, Any]) -> str:
     later = f", up to {size(sum(taken['memory'].values()))} while it runs {stages} too" if neighbours else ""
     worker = "a worker on standby" if calm["stage"] is None else f"the worker of stage {calm['stage']}"
     worker = f"a device of {worker}" if answer["devices"] > 1 else worker
-    waiting = f"; beside it up to {size(answer['waiting'])} of activations in host memory" if answer["waiting"] else ""
     about = size(sum(calm["memory"].values()))
-    return f"memory: about {about} for {worker} ({most}){later}; torch itself comes on top{waiting}"
+    return f"memory: about {about} for {worker} ({most}){later}; torch itself comes on top"
 
 
 def _millions(parameters: int) -> str:

@@ -16,7 +16,6 @@ from typing import Final, Self
 from bamboo_core.job.spec import JobSpec, ReplicaPlacement
 from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import layer_ranges
-from bamboo_core.planning.offloading import kept_on_device
 from bamboo_core.planning.profile import ModelFigures
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.uneven_split import Ranges
@@ -76,7 +75,7 @@ class _Loads:
         flying = [layer.activations + layer.boundary for layer in figures.layers]
         depth, microbatches = spec.topology.stages, most_microbatches(spec.training, spec.topology.pipelines)
         order = StageOrder.of(spec.topology)
-        counts = [kept_on_device(spec, order, stage, depth, microbatches) for stage in range(depth)]
+        counts = [order.in_flight(stage, depth, microbatches) for stage in range(depth)]
         summed = [list(accumulate(each, initial=0.0)) for each in (figures.costs, fixed, flying)]
         return cls(costs=summed[0], fixed=summed[1], flying=summed[2], counts=counts)
 

@@ -6,13 +6,12 @@ steps cost as much as the first one.
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, starmap
 from typing import Final
 
 from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.gradient_groups import final_share, nodes_of
-from bamboo_core.planning.offloading import BUS, limit
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import ranges
 from bamboo_core.planning.profile import Layer, ModelFigures
@@ -90,22 +89,8 @@ class StepModel:
     def stages(self, ranges: tuple[tuple[int, int], ...]) -> Stages:
         if ranges not in self._stages:
             parts = [self.figures.layers[first:end] for first, end in ranges]
-            found = _summed(parts, self.figures.instruction, final_share(self._spec.training))
-            self._stages[ranges] = replace(found, backward=self._backwards(parts, found))
+            self._stages[ranges] = _summed(parts, self.figures.instruction, final_share(self._spec.training))
         return self._stages[ranges]
-
-    def _backwards(self, parts: Sequence[Sequence[Layer]], found: Stages) -> tuple[float, ...]:
-        """The seconds of each stage's backward: where activations wait in host memory, a forward and a backward take at
-        least as long as they are on their way there, and on their way back.
-        """
-        most, step = limit(self._spec), 1 + self._spec.topology.lookahead
-        if most is None:
-            return found.backward
-        moved = [sum(layer.activations for layer in one) + sum(layer.boundary for layer in one[:-1]) for one in parts]
-        return tuple(
-            max(backward, size / BUS - forward) if 1 + (len(parts) - 1 - s) * step > most else backward
-            for s, (forward, backward, size) in enumerate(zip(found.forward, found.backward, moved, strict=True))
-        )
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
         """The seconds from the begin of one step to that of the next, again and again, with nobody lost."""

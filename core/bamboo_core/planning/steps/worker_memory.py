@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
-from bamboo_core.planning.offloading import kept_on_device
 from bamboo_core.planning.profile import ModelFigures, ModelProfile
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.devices import EAGER, device_layers, device_roles
@@ -52,19 +51,17 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
         parts = (figures.layers[slice(*ranges[s])] for s in stages)
         return sum(getattr(layer, name) for layers in parts for layer in layers for name in names)
 
-    def in_flight(s: int, *, in_advance: bool = False) -> int:
+    def in_flight(s: int) -> int:
         order = StageOrder.of(spec.topology)
         order = order.taken_over() if s in roles.taken_over else order
-        flying = order.in_flight(s, depth, microbatches)
-        here = flying if in_advance else kept_on_device(spec, order, s, depth, microbatches)
-        first, last = figures.layers[ranges[s][0] - 1].boundary if s else 0, figures.layers[ranges[s][1] - 1].boundary
-        return flying * (first + last) + here * (each([s], "activations", "boundary") - last)
+        inputs = figures.layers[ranges[s][0] - 1].boundary if s else 0
+        return order.in_flight(s, depth, microbatches) * (inputs + each([s], "activations", "boundary"))
 
     replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
     gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
     ahead = spec.redundancy.mode in EAGER
     eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
-    redundant = sum(in_flight(s, in_advance=True) for s in eager) + each(eager, "gradients")
+    redundant = sum(map(in_flight, eager)) + each(eager, "gradients")
     state = each(owned, "parameters", "optimizer") + replica
     return state + gradients + sum(map(in_flight, owned)) + redundant
 

@@ -7,7 +7,6 @@ from typing import Self
 
 from torch import Tensor
 
-from bamboo_core.planning.offloading import waits_on_host
 from bamboo_core.planning.plan import Cell, Layout, Portion, WorkerId
 from bamboo_core.planning.portions import Range, ranges
 from bamboo_core.planning.schedule import (
@@ -115,8 +114,7 @@ class CellStep:
     have it write texts, before the step itself.
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
-    share its microbatches. is_portion: it is but one of those, and its owner may be another worker. on_host: as
-    `waits_on_host` gives it.
+    share its microbatches. is_portion: it is but one of those, and its owner may be another worker.
     """
 
     cell: Cell
@@ -140,7 +138,6 @@ class CellStep:
     evaluations: int = 0
     portions: tuple[Portion, ...] = ()
     is_portion: bool = False
-    on_host: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of_portion(cls, cell: Cell, layout: Layout, portion: Range, stage: Stage) -> Self:
@@ -156,18 +153,16 @@ class CellStep:
         layout: Layout | None,
         tied_to: Sequence[int],
         lookahead: int,
-        on_device: int | None,
         evaluating: Evaluating,
     ) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it.
 
-        tied_to: the other stages that share parameters with this one. lookahead: see `StageOrder`. on_device: see
-        `waits_on_host`.
+        tied_to: the other stages that share parameters with this one. lookahead: see `StageOrder`.
         """
         self.step, self.layout, self.done = stage.values.version, layout, 0
         self.final = self.figures = self.ahead = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
-        self.program, self.evaluations, self.on_host = [], 0, {}
+        self.program, self.evaluations = [], 0
         resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
@@ -177,7 +172,6 @@ class CellStep:
             training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
             step = last_program() if evaluating.only else training
             self.program, self.evaluations = [*before, *step], len(before)
-            self.on_host = waits_on_host(step, on_device)
         self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]
         self.work = None
         if layout and active:
@@ -306,10 +300,6 @@ class CellStep:
     def take(self, address: Address) -> Frame:
         self.consumed.add(address)
         return self.inbox.pop(address)
-
-    def come_back(self, microbatch: int) -> list[int]:
-        """The microbatches whose activations are to come back from host memory when the backward of that one begins."""
-        return [m for m, before in self.on_host.items() if before == microbatch]
 
     @property
     def next(self) -> Instruction | None:

@@ -92,7 +92,7 @@ class Instructions:
         stage, work = self._parts(cell_step)
         s, m = cell_step.cell.stage, instruction.microbatch
         stage.expect(self._coming(cell_step))
-        forwarding = stage.start(cell_step.step, m, cell_step.take_input(), m in cell_step.on_host)
+        forwarding = stage.start(cell_step.step, m, cell_step.take_input())
         while not forwarding.done:
             with self._devices.measuring(stage, timer.now, partial(timer.ran_layer, s, forwarding.layer)):
                 stage.advance(forwarding)
@@ -118,7 +118,7 @@ class Instructions:
         elif self._spots.wants(cell_step, m):
             outputs = self._spots.forward(cell_step, stage, m, cell_step.take_input())
         else:
-            outputs = stage.forward(work, cell_step.step, m, cell_step.take_input(), on_host=m in cell_step.on_host)
+            outputs = stage.forward(work, cell_step.step, m, cell_step.take_input())
         self._send_on(cell_step, m, outputs)
 
     def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:
@@ -156,8 +156,6 @@ class Instructions:
     def _backward(self, cell_step: CellStep, instruction: Backward) -> None:
         stage, work = self._parts(cell_step)
         (d, s), m = cell_step.cell, instruction.microbatch
-        for later in cell_step.come_back(m):
-            stage.bring_back(work, later)
         if cell_step.ahead and cell_step.is_ahead(instruction):
             cell_step.drop_inputs()
             inputs = cell_step.ahead.gradients.pop(m)
