@@ -77,7 +77,7 @@ Rights that a person needs, in the job's namespace:
 | `events`, `logs` | also list on `pods` and `events`; get on `pods/log` |
 | `submit`, `suspend`, `resume` | also patch (`submit`: and create) on `bamboojobs.bamboo.dev` |
 | `delete` | also delete on `bamboojobs.bamboo.dev` |
-| `preempt` | also delete on `pods`; with `--node` get and patch on `nodes` |
+| `preempt` | also delete on `pods` |
 | `page` | get on the job; in the operator's namespace get and create on `pods/portforward` and create on `serviceaccounts/token`; list on `pods` in all namespaces, or with `--operator-namespace` in that one |
 | `doctor` | get on the job; what may not be looked at is named: the operator's pods, EndpointSlices and Lease, nodes, quotas, the CRD, and create on `subjectaccessreviews` |
 
@@ -87,11 +87,9 @@ Rights that a person needs, in the job's namespace:
 | --- | --- | --- |
 | `--notice` (default) | The pod is deleted with its grace period | A notice; the worker leaves between two steps |
 | `--kill` | The pod is deleted with a grace period of 0 | A loss; other workers take the stages over at once |
-| `--node` | The node gets the taint that its cloud writes before it takes a node back | A notice to all workers on the node |
-| `--node --kill` | All of the job's pods on the node are deleted with a grace period of 0 | Several losses at once |
 
-The taint is removed at the end, also after Ctrl-C; its value is `bamboo-drill`. A drill asks for confirmation, or needs `--yes`, if
-the job is not fully protected, neighbouring stages would be lost at once, or workers of other jobs are on the node.
+A drill asks for confirmation, or needs `--yes`, if the job is not fully protected. For a whole node write its cloud's mark on it:
+`kubectl taint node NODE aws-node-termination-handler/spot-itn=drill:NoSchedule`, and remove it afterwards.
 
 ## Editing a job
 

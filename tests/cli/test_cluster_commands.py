@@ -49,7 +49,6 @@ PENDING = job(conditions=[condition("Running", False)], plan=None)
         (OVER, ["preempt", "story", "--random"], 1, "is not training (Failed: stage 1 is lost)"),
         (PENDING, ["preempt", "story", "--random"], 1, "story is not training"),
         (job(), ["preempt", "story"], 2, "expected one of --worker, --stage and --random"),
-        (job(), ["preempt", "story", "--random", "--node", "--no-wait"], 2, "--node --no-wait"),
         (job(), ["submit", "FILE"], 1, "job story exists in namespace team (Running); --apply merges"),
         (job(), ["submit", "FILE", "--force"], 2, "--force: expected together with --apply"),
         (job(), ["submit", "FILE", "--dry-run", "-w"], 2, "leave out one of --dry-run and --watch"),

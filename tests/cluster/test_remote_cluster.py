@@ -99,12 +99,6 @@ def _whole(status: Json) -> bool:
     )
 
 
-def _drills(cluster: Cluster) -> list[str]:
-    """Nodes with a drill's taint."""
-    nodes = cluster.api.get("/api/v1/nodes")["items"]
-    return [n["metadata"]["name"] for n in nodes if DRILL in str(n["spec"].get("taints"))]
-
-
 @pytest.mark.slow
 def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, operator: Operator, shell: Shell) -> None:
     document = small("story", standby=1)
@@ -148,11 +142,6 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     assert "without notice: its pod is deleted by force" in told
     assert re.search(r"took over stage \d of pipeline 0", told), told
     assert job.wait(_whole)["preemptions"] > before
-    told = shell.type("preempt", "story", "--stage", "0", "--node", "--yes")
-    assert "gets notice (taint aws-node-termination-handler/spot-itn)" in told
-    assert "is free again" in told
-    assert _drills(installed) == []
-    job.wait(_whole)
 
     # the end
     lost = shell.type("suspend", "story", code=2)
@@ -225,27 +214,6 @@ def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) 
         if re.search(pattern, line):
             return line
     raise AssertionError(f"no line like {pattern}: {seen[-20:]}")
-
-
-@pytest.mark.slow
-def test_a_nodes_taint_goes_with_the_drill_that_put_it_there(
-    installed: Cluster, namespace: str, operator: Operator, shell: Shell
-) -> None:
-    """Though Ctrl-C comes in the middle."""
-    shell.type("submit", "-q", shell.file(small("drilled", standby=1)))
-    Submitted(installed, namespace, "drilled").wait(_whole)
-    drill = shell.start("preempt", "drilled", "--stage", "1", "--node", "--yes")
-    try:
-        _until(drill, "gets notice")
-        assert _drills(installed) != []
-        drill.send_signal(signal.SIGINT)
-        rest, complaints = drill.communicate(timeout=30)
-        assert (drill.returncode, complaints) == (130, "")
-        assert "is free again" in rest
-    finally:
-        drill.kill()
-        drill.wait()
-    assert _drills(installed) == []
 
 
 def _account(cluster: Cluster, namespace: str, name: str, rules: list[Json], path: Path) -> Path:

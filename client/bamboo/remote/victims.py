@@ -1,25 +1,12 @@
-"""Who is taken away in a drill, and how the drill went. Pure."""
+"""The choice of the worker that a drill takes away, and what became of its stages. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.objects import RemoteWorker
 from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.view.job_view import JobView
-
-Json = Mapping[str, Any]
-
-# What each cloud writes on a node that it takes back, for nodes with such a label; the operator knows them all.
-TAINTS = (
-    ("cloud.google.com/gke-nodepool", "cloud.google.com/impending-node-termination"),
-    ("cloud.google.com/gke-spot", "cloud.google.com/impending-node-termination"),
-    ("kubernetes.azure.com/scalesetpriority", "cloudprovider.azure.microsoft.com/draining"),
-    ("kubernetes.azure.com/cluster", "cloudprovider.azure.microsoft.com/draining"),
-)
-USUAL_TAINT = "aws-node-termination-handler/spot-itn"
-DRILL = "bamboo-drill"  # the taint's value: who put it there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,63 +77,24 @@ def _alive(worker: RemoteWorker) -> RemoteWorker:
     return worker
 
 
-def objections(job: JobView, lost: Sequence[RemoteWorker], *, kill: bool) -> str | None:
-    """Why the drill could cost more than a pause; None if nothing speaks against it."""
+def objections(job: JobView, *, kill: bool) -> str | None:
+    """Return why the drill could cost more than a pause; None if nothing speaks against it."""
     protection = job.status.condition("Protected")
     if protection is not None and not job.protected:
         return f"{job.name} is not fully protected ({protection.message}); it could fail"
     if kill and job.spec.redundancy.mode == "None":
         return f"{job.name} has spec.redundancy.mode None: without a notice it will fail"
-    taken = {cell for worker in lost for cell in worker.cells}
-    if kill and len(job.plan) == 1 and _too_many(taken, len(lost), len(job.plan[0]), job.spec.redundancy.replicas):
-        return "neighbouring stages of the only pipeline would be lost at once: without a notice the job will fail"
     return None
-
-
-def _too_many(taken: set[tuple[int, int]], workers: int, stages: int, replicas: int) -> bool:
-    """Could a stage of one pipeline be lost with all its replicas?"""
-    together = any((0, (s + 1) % stages) in taken - {(0, s)} for _, s in taken)
-    return together and (replicas == 1 or workers > replicas)
-
-
-# Nodes
-
-
-def taint_key(node: Json) -> str:
-    """What the node's own cloud would write on it."""
-    labels = (node.get("metadata") or {}).get("labels") or {}
-    return next((taint for label, taint in TAINTS if label in labels), USUAL_TAINT)
-
-
-def with_taint(node: Json, key: str) -> list[dict[str, Any]]:
-    """The node's taints and the drill's. A taint of that key that is no drill's means that the node goes anyway."""
-    taints: list[dict[str, Any]] = list((node.get("spec") or {}).get("taints") or ())
-    if any(taint.get("key") == key for taint in taints):
-        name = node["metadata"]["name"]
-        raise RemoteError(f"node {name} has the taint {key} already; kubectl taint node {name} {key}- removes it")
-    return [*taints, {"key": key, "value": DRILL, "effect": "NoSchedule"}]
-
-
-def without_taint(node: Json, key: str) -> list[dict[str, Any]] | None:
-    """The node's taints without the drill's; None if it is not there (any more)."""
-    taints: list[dict[str, Any]] = list((node.get("spec") or {}).get("taints") or ())
-    left = [taint for taint in taints if (taint.get("key"), taint.get("value")) != (key, DRILL)]
-    return None if left == taints else left
 
 
 # What came of it
 
 
-def out_of_plan(job: JobView, lost: Sequence[RemoteWorker]) -> bool:
-    """Does nobody of them run a stage any more?"""
-    return not any(job.cells(worker.name) for worker in lost)
-
-
-def taken_over(job: JobView, before: JobView, lost: Sequence[RemoteWorker]) -> bool:
-    """Do others run all their stages, and is the pause known?"""
-    return out_of_plan(job, lost) and job.status.takeovers > before.status.takeovers
+def taken_over(job: JobView, before: JobView, lost: RemoteWorker) -> bool:
+    """Return whether others run all its stages, and the pause is known."""
+    return not job.cells(lost.name) and job.status.takeovers > before.status.takeovers
 
 
 def whole(job: JobView) -> bool:
-    """Does every stage have a worker of its own and a second copy?"""
+    """Return whether every stage has a worker of its own and a second copy."""
     return not job.status.holds("Degraded")

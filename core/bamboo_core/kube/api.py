@@ -135,20 +135,6 @@ class KubeApi:
         """That very pod. grace_seconds: the pod's own if None; at 0 its object is gone at once."""
         await self.call("DELETE", pod_path(namespace, name), delete_options(uid, grace_seconds))
 
-    async def node(self, name: str) -> Object:
-        return await self.call("GET", node_path(name))
-
-    async def workers_on(self, node: str) -> list[Object]:
-        """Pods of all jobs' workers on that node."""
-        query = {"labelSelector": LABEL_JOB_NAME, "fieldSelector": f"spec.nodeName={node}"}
-        return await self.listed("/api/v1/pods", query)
-
-    async def set_taints(self, node: Object, taints: list[Object]) -> Object:
-        """Unless the node has been changed since it was read, which is an ApiError of status 409."""
-        version = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        body = {"metadata": version, "spec": {"taints": taints}}
-        return await self.call("PATCH", node_path(node["metadata"]["name"]), body, kind=MERGE)
-
     async def token(self, namespace: str, account: str, audience: str, seconds: int) -> Object:
         """The status of a TokenRequest."""
         body = {

@@ -213,17 +213,11 @@ def preempt(
     ] = None,
     anyone: Annotated[bool, typer.Option("--random", help="Any worker that trains.")] = False,
     notice: Annotated[bool, typer.Option("--notice/--kill", help="With the pod's grace period, or without.")] = True,
-    node: Annotated[
-        bool, typer.Option("--node", help="The worker's whole node, with all of the job's workers.")
-    ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job is protected again.")] = True,
     timeout: options.Timeout = WAIT,
     yes: options.Yes = False,
 ) -> None:
-    """Take a worker away, as a drill, and report what happened.
-
-    --node taints the node as its cloud would; with --kill it deletes the pods of the job's workers there by force.
-    """
+    """Take a worker away, as a drill, and report what happened."""
     from bamboo.remote import drill
     from bamboo.remote.victims import VictimChoice
     from bamboo_core.kube.errors import UsageError
@@ -233,12 +227,7 @@ def preempt(
         choice = VictimChoice(worker=worker, stage=stage, pipeline=pipeline, random=anyone)
     except UsageError as error:
         usage(str(error))
-    if node and notice and not wait:
-        usage("--node --no-wait: the node's taint has to be removed after the drill; leave out --no-wait")
-    run(
-        cluster,
-        lambda s: drill.drill(s, target, choice, kill=not notice, node=node, wait=wait, timeout=timeout, yes=yes),
-    )
+    run(cluster, lambda s: drill.drill(s, target, choice, kill=not notice, wait=wait, timeout=timeout, yes=yes))
 
 
 @app.command()
