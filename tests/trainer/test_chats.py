@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.planning.plan import Cell
@@ -12,11 +13,21 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.models.parts.sequences import IGNORED
 from bamboo_trainer.tasks.task_errors import TaskError
-from chats_kit import MARKED, PLAIN, saved_model, words
 from manifest_kit import bamboojob, training
 from training_job import Fault, Job
+from transformers_kit import FAMILIES, transformers
 
+tokenizers = pytest.importorskip("tokenizers")
 ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
+WORDS = ["<pad>", "<user>", "<assistant>", "<end>", *(f"w{n}" for n in range(40))]
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<{{ m.role }}> {% if m.role == 'assistant' %}{% generation %}{{ m.content }} <end>"
+    "{% endgeneration %} {% else %}{{ m.content }} <end> {% endif %}{% endfor %}"
+)
 FORGETS = "{% for m in messages %}<{{ m.role }}> {% if loop.last %}{{ m.content }}{% else %}w0{% endif %} {% endfor %}"
 CHATS = [
     [("user", "w1 w2"), ("assistant", "w3 w4"), ("user", "w5"), ("assistant", "w6")],
@@ -26,6 +37,18 @@ CHATS = [
 ]
 
 
+def model(folder: Path, template: str | None = PLAIN) -> Path:
+    known = {word: n for n, word in enumerate(WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    torch.manual_seed(1)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**FAMILIES["gpt2"])).save_pretrained(folder)
+    return folder
+
+
 def file(folder: Path, chats: list[list[tuple[str, str]]] = CHATS) -> str:
     lines = [json.dumps({"messages": [{"role": role, "content": text} for role, text in chat]}) for chat in chats]
     (folder / "chats.jsonl").write_text("\n".join(lines))
@@ -33,8 +56,12 @@ def file(folder: Path, chats: list[list[tuple[str, str]]] = CHATS) -> str:
 
 
 def config(folder: Path, template: str | None = PLAIN, **data: Any) -> dict[str, Any]:
-    where = {"model": str(saved_model(folder / "model", template)), "learningRate": 1e-3}
+    where = {"model": str(model(folder / "model", template)), "learningRate": 1e-3}
     return {**where, "data": {"kind": "chats", "path": file(folder), "length": 16, **data}}
+
+
+def words(tokens: torch.Tensor) -> str:
+    return " ".join(WORDS[token] for token in tokens)
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])

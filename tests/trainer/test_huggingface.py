@@ -178,7 +178,7 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         ),
         (
             config_of("gpt2", objective="both"),
-            "objective must be one of causal, masked, sequence, token, choice, preference, seq2seq, got 'both'",
+            "objective must be one of causal, masked, sequence, token, choice, seq2seq, got 'both'",
         ),
         (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
         (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bamboo_trainer.models.parts.peft_files import PeftAdapter
-from bamboo_trainer.models.parts.reference_model import has_reference
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.no_values import values_wanted
@@ -138,10 +137,6 @@ class Fitting:
 def with_adapters(task: Task, adapters: Adapters) -> Task:
     """The task with these adapters, and all else frozen. Raises ValueError if one is where no nn.Linear is."""
     linears = [_Linears.of(factory) for factory in task.layers]
-    if any(one.beside_reference for one in linears):
-        raise ValueError(
-            "lora: the task has a reference beside it, before which adapters come: say lora in task.config"
-        )
     names = tuple(dict.fromkeys(name for one in linears for name in one.names))
     adapters.check(names if all(one.known for one in linears) else None)
     again = [_again(index, linears) for index in range(len(linears))]
@@ -228,25 +223,18 @@ def _renamed(task: Task, adapted: Sequence[Collection[str]]) -> tuple[tuple[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Linears:
-    """The names of a layer's linear layers. known: can it be made without values? split: is it of a split module?
-    beside_reference: does it also compute what the model was at first?
-    """
+    """The names of a layer's linear layers. known: can it be made without values? split: is it of a split module?"""
 
     names: tuple[str, ...] = ()
     known: bool = True
     split: bool = False
-    beside_reference: bool = False
 
     @classmethod
     def of(cls, factory: Callable[[], nn.Module]) -> "_Linears":
         layer = _without_values(factory)
         if layer is None:
             return cls(known=False)
-        return cls(
-            names=tuple(name for name, _ in _linears(layer)),
-            split=isinstance(layer, SplitLayer),
-            beside_reference=has_reference(layer),
-        )
+        return cls(names=tuple(name for name, _ in _linears(layer)), split=isinstance(layer, SplitLayer))
 
 
 def _again(index: int, linears: Sequence[_Linears]) -> set[str]:

@@ -24,7 +24,6 @@ from bamboo_trainer.initial.matching import (
     with_merged_adapters,
 )
 from bamboo_trainer.initial.opening import open_weights
-from bamboo_trainer.models.parts.reference_model import begin_reference
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
@@ -169,7 +168,6 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
             if into.shape != value.shape:
                 raise TaskError(f"{FIELD}: {take.offers[0].name} has changed while it was read")
             into.copy_(value)
-    begin_reference(layer)
     return layer
 
 

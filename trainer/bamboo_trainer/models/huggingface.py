@@ -31,15 +31,6 @@ from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.parts.labels import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
 from bamboo_trainer.models.parts.peft_files import MODULE, PeftAdapter
-from bamboo_trainer.models.parts.preferences import (
-    Dpo,
-    Preference,
-    Preferences,
-    answer_log_probabilities,
-    open_preferences,
-    preferring,
-    without_dropout,
-)
 from bamboo_trainer.models.parts.seq2seq import NAMES, Seq2Seq, SourcesAndTargets, lists_of_blocks, open_pairs_of
 from bamboo_trainer.models.parts.sequences import Objective as TokenObjective
 from bamboo_trainer.models.parts.sequences import Sequences, open_sequences, with_length
@@ -52,7 +43,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 
 logger = logging.getLogger(__name__)
 
-Objective = TokenObjective | Head | Preference | Seq2Seq
+Objective = TokenObjective | Head | Seq2Seq
 ATTENTIONS: Final = ("sdpa", "eager")
 AUTO: Final[dict[Objective, tuple[str, str]]] = {  # what makes the model, and of which configs there is one
     "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
@@ -60,7 +51,6 @@ AUTO: Final[dict[Objective, tuple[str, str]]] = {  # what makes the model, and o
     "sequence": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
     "token": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
     "choice": ("AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING"),
-    "preference": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
     "seq2seq": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
 }
 _PUBLISHED_FOR: Final[dict[str, Objective]] = {  # what the name of an architecture says of its objective
@@ -103,8 +93,6 @@ class HuggingFaceSettings:
     weight_decay: float = 0.0
     checkpoint: bool = False
     lora: Mapping[str, Any] | None = None  # as `adapters_of` reads it
-    beta: float | None = None  # how much it costs to depart from the reference, for preferences; None: 0.1
-    label_smoothing: float | None = None  # the share of preferences that are taken to be the wrong way round; None: 0
     router_aux_loss_coef: float | None = None  # of the loss that balances experts; None: as the model's config says
 
 
@@ -148,8 +136,6 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "weightDecay": ("weight_decay", float),
     "checkpoint": ("checkpoint", bool),
     "lora": ("lora", Mapping),
-    "beta": ("beta", float),
-    "labelSmoothing": ("label_smoothing", float),
     "routerAuxLossCoef": ("router_aux_loss_coef", float),
 }
 
@@ -184,21 +170,17 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
     def make() -> nn.Module:
         model = make_model(model_config, objective, settings.attention)
-        if objective == "preference":
-            without_dropout(model)
         check_positions(model, model_config, lengths)
         return model
 
-    prefers = objective == "preference"
-    call: Call = _answers if prefers else partial(_logits, dataset.names)
+    call: Call = partial(_logits, dataset.names)
     blocks = settings.blocks
     if objective == "seq2seq":
         call = partial(_translated, dataset.masked)
         with torch.device("meta"):
             blocks = blocks or list(lists_of_blocks(make()))
     read = weights.read if weights else None
-    coefficient = 0.0 if prefers else settings.router_aux_loss_coef
-    balance = partial(balanced_experts, coefficient=coefficient, masked=dataset.masked)
+    balance = partial(balanced_experts, coefficient=settings.router_aux_loss_coef, masked=dataset.masked)
     split = SplitModule(make, blocks, example_of(dataset), call, read, balance)
     if weights and (anew := weights.check(split.forms, partial(_is_head, objective, model_config))):
         logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
@@ -214,12 +196,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
         checkpoint=settings.checkpoint,
     )
-    # adapters first: with them the reference is the model that they are beside
-    task = with_lora_of(task, settings.lora, trained_beside(settings, objective, model_config, split.forms))
-    if not prefers:
-        return task
-    dpo = Dpo(beta=0.1 if settings.beta is None else settings.beta, smoothing=settings.label_smoothing or 0.0)
-    return preferring(task, dpo, data, settings.evaluation)
+    return with_lora_of(task, settings.lora, trained_beside(settings, objective, model_config, split.forms))
 
 
 def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collection[str]) -> Task:
@@ -285,7 +262,6 @@ def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
         settings.router_aux_loss_coef is None or settings.router_aux_loss_coef >= 0,
         f"routerAuxLossCoef must be at least 0, got {settings.router_aux_loss_coef}",
     )
-    check_preferences(settings)
     expect(settings.weight_decay >= 0, f"weightDecay must be at least 0, got {settings.weight_decay}")
     if settings.model is None:
         expect(settings.revision is None, "revision: expected only with an id on the Hub as model")
@@ -310,19 +286,6 @@ def published_config(settings: HuggingFaceSettings) -> Any:
     expect(isinstance(kind, str), "architecture must have a model_type, such as gpt2, llama, qwen3 or bert")
     found = _made("architecture", lambda: library.AutoConfig.for_model(kind, **given))
     return _with_labels(found, settings.labels)
-
-
-def check_preferences(settings: HuggingFaceSettings) -> None:
-    """Raises ValueError if what is only for preferences cannot be, or what is not for them is there."""
-    beta, smoothing = settings.beta, settings.label_smoothing
-    for key, value in (("beta", beta), ("labelSmoothing", smoothing)):
-        expect(value is None or settings.objective == "preference", f"{key}: expected only with objective preference")
-    expect(beta is None or beta > 0, f"beta must be positive, got {beta}")
-    expect(
-        smoothing is None or 0 <= smoothing < 0.5, f"labelSmoothing must be at least 0 and below 0.5, got {smoothing}"
-    )
-    balanced = settings.objective == "preference" and settings.router_aux_loss_coef
-    expect(not balanced, "routerAuxLossCoef: not with objective preference, whose reference would be balanced, too")
 
 
 def check_labels(settings: HuggingFaceSettings) -> None:
@@ -364,12 +327,10 @@ def check_objective(config: Any, objective: Objective) -> None:
 
 def _opened(
     data: Mapping[str, Any], objective: Objective, config: Any, model: str | None, where: str = "data"
-) -> Sequences | Labelled | Preferences | SourcesAndTargets:
+) -> Sequences | Labelled | SourcesAndTargets:
     words = vocabulary_of(config)
     if objective == "seq2seq":
         return open_pairs_of(data, config, words, where)
-    if objective == "preference":
-        return open_preferences(data, words, where, {chats.PAIRS: partial(chats.open_pairs, model)})
     if objective == "causal" or objective == "masked":
         token = mask_token(config) if objective == "masked" else 0
         packs = objective == "causal" and config.model_type in PACKS
@@ -517,11 +478,6 @@ def _translated(padded: bool, model: nn.Module, inputs: Sequence[Tensor]) -> Ten
         output = model(**dict(zip(NAMES, inputs, strict=True)), use_cache=False, return_dict=True)
     logits: Tensor = output.logits
     return logits
-
-
-def _answers(model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    with _masks_made(True):
-        return answer_log_probabilities(model, inputs)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models.parts.sequences import IGNORED, whole_number
 
 KIND: Final = "chats"
-PAIRS: Final = "preferences"
 ANSWERS: Final = "assistant"  # the role whose messages are learned
 _MARKS_ANSWERS: Final = "generation"  # the block by which a template says what an answer is
 _KEYS: Final = ("path", "length", "tokenizer", "packed")
@@ -43,77 +42,21 @@ def open_chats(model: str | None, config: Mapping[str, Any], where: str) -> Tens
     """
     if unknown := [key for key in config if key not in _KEYS]:
         raise ValueError(f"{where}: unknown key {unknown[0]!r}, expected some of kind, {', '.join(_KEYS)}")
-    packed = config.get("packed", False)
+    path, folder, packed = config.get("path"), config.get("tokenizer", model), config.get("packed", False)
+    if not isinstance(path, str):
+        raise ValueError(f"{where}.path: expected a file of conversations, got {path!r}")
+    if not isinstance(folder, str):
+        raise ValueError(f"{where}.tokenizer: expected the tokenizer's folder, got {folder!r}")
     if not isinstance(packed, bool):
         raise ValueError(f"{where}.packed must be true or false, got {packed!r}")
-    path, length, template = _source(config, model, where)
+    length = whole_number(config.get("length"), f"{where}.length")
+    template = ChatTemplate(folder, where)
     chats = [template.chat(messages, place) for place, messages in _conversations(Path(path), where)]
     rows = [(chat.ids[:-1][:length], chat.targets[:length]) for chat in chats]
     rows = [row for row in rows if any(target != IGNORED for target in row[1])]
     if not rows:
         raise ValueError(f"{where}: {path} has no answer ({ANSWERS}) within {length} tokens")
     return _packed(rows, length, template.padding) if packed else _padded(rows, length, template.padding)
-
-
-def open_pairs(model: str | None, config: Mapping[str, Any], where: str) -> TensorDataset:
-    """Inputs: int64 [samples, 2, length] of the conversation with the answer that was liked better and of that with the
-    other one, and a mask of the tokens that count. Targets: the token behind each, if it is of such an answer. Pairs of
-    which one has no answer within the length are left out.
-
-    config: {"path": of a file with a JSON object {"prompt", "chosen", "rejected"} in each line, "length", "tokenizer":
-    as of `open_chats`}. Each of the three is a list of messages, or a text, of the user or of who answers. Without a
-    prompt it is the messages with which both conversations begin. Raises ValueError.
-    """
-    known = tuple(key for key in _KEYS if key != "packed")
-    if unknown := [key for key in config if key not in known]:
-        raise ValueError(f"{where}: unknown key {unknown[0]!r}, expected some of kind, {', '.join(known)}")
-    path, length, template = _source(config, model, where)
-    samples = []
-    for place, value in _objects(Path(path), where):
-        prompt, *answers = _pair(value, f"{where}: {place}")
-        chats = [template.chat([*prompt, *answer], place, len(prompt)) for answer in answers]
-        rows = [(chat.ids[:-1][:length], chat.targets[:length]) for chat in chats]
-        if all(any(target != IGNORED for target in wanted) for _, wanted in rows):
-            samples += rows
-    if not samples:
-        raise ValueError(f"{where}: {path} has no pair of answers ({ANSWERS}) within {length} tokens")
-    inputs, targets = _padded(samples, length, template.padding).batch(range(len(samples)))
-    return TensorDataset(*(tuple(part.view(-1, 2, length) for part in parts) for parts in (inputs, targets)))
-
-
-def _source(config: Mapping[str, Any], model: str | None, where: str) -> tuple[str, int, "ChatTemplate"]:
-    """The file of conversations, their length, and the template that writes them."""
-    path, folder = config.get("path"), config.get("tokenizer", model)
-    if not isinstance(path, str):
-        raise ValueError(f"{where}.path: expected a file of conversations, got {path!r}")
-    if not isinstance(folder, str):
-        raise ValueError(f"{where}.tokenizer: expected the tokenizer's folder, got {folder!r}")
-    return path, whole_number(config.get("length"), f"{where}.length"), ChatTemplate(folder, where)
-
-
-def _pair(value: Any, place: str) -> tuple[list[Any], list[Any], list[Any]]:
-    """The messages of the prompt, and those of either answer. Raises ValueError."""
-    given = value if isinstance(value, dict) else {}
-    prompt, chosen, rejected = (
-        _messages(given.get(key), role)
-        for key, role in (("prompt", "user"), ("chosen", ANSWERS), ("rejected", ANSWERS))
-    )
-    if not chosen or not rejected or (prompt is None and "prompt" in given):
-        raise ValueError(f'{place}: expected {{"prompt": ..., "chosen": ..., "rejected": ...}} of texts or messages')
-    if prompt is None:
-        common = 0
-        while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
-            common += 1
-        prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
-    return prompt, chosen, rejected
-
-
-def _messages(value: Any, role: str) -> list[Any] | None:
-    """A text as a message of that role, or messages; None if it is neither."""
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    good = isinstance(value, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
-    return value if good else None
 
 
 class ChatTemplate:
@@ -138,12 +81,10 @@ class ChatTemplate:
         found = self._tokenizer.pad_token_id
         return 0 if found is None else int(found)
 
-    def chat(self, messages: Sequence[Any], place: str, asked: int = 0) -> Chat:
-        """place: where the conversation is, for messages. asked: of so many messages at its beginning nothing is
-        learned. Raises ValueError.
-        """
+    def chat(self, messages: Sequence[Any], place: str) -> Chat:
+        """place: where the conversation is, for messages. Raises ValueError."""
         try:
-            return self._marked(messages, asked) if self._marks_answers else self._compared(messages, place, asked)
+            return self._marked(messages) if self._marks_answers else self._compared(messages, place)
         except Exception as error:  # a template raises what it likes
             if isinstance(error, _Unstable):
                 raise
@@ -154,18 +95,16 @@ class ChatTemplate:
         words = self._tokenizer.chat_template.replace("{%-", "{%").split("{%")[1:]
         return any(word.split()[:1] == [_MARKS_ANSWERS] for word in words)
 
-    def _marked(self, messages: Sequence[Any], asked: int) -> Chat:
+    def _marked(self, messages: Sequence[Any]) -> Chat:
         found = self._tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-        begins = len(self._tokens(messages[:asked])) if asked else 0
-        marks = [bool(mark) and place >= begins for place, mark in enumerate(found["assistant_masks"])]
-        return Chat(found["input_ids"], marks)
+        return Chat(found["input_ids"], [bool(mark) for mark in found["assistant_masks"]])
 
-    def _compared(self, messages: Sequence[Any], place: str, unlearned: int) -> Chat:
+    def _compared(self, messages: Sequence[Any], place: str) -> Chat:
         """An answer is what comes behind the words that ask for it."""
         ids = self._tokens(messages)
         answers = [False] * len(ids)
         for number, message in enumerate(messages):
-            if message["role"] != ANSWERS or number < unlearned:
+            if message["role"] != ANSWERS:
                 continue
             asked, answered = self._tokens(messages[:number], asks=True), self._tokens(messages[: number + 1])
             if ids[: len(answered)] != answered or answered[: len(asked)] != asked:
@@ -186,15 +125,6 @@ class _Unstable(ValueError):
 
 
 def _conversations(path: Path, where: str) -> Iterator[tuple[str, list[Any]]]:
-    for place, value in _objects(path, where):
-        messages = _messages(value.get("messages"), "") if isinstance(value, dict) else None
-        if not messages or isinstance(value["messages"], str):
-            raise ValueError(f'{where}: {place}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}}')
-        yield place, messages
-
-
-def _objects(path: Path, where: str) -> Iterator[tuple[str, Any]]:
-    """What is in each line, None if that is no JSON, and where that is."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -203,10 +133,15 @@ def _objects(path: Path, where: str) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except ValueError:
-            value = None
-        yield f"{path} line {number}", value
+            messages = json.loads(line)["messages"]
+            good = isinstance(messages, list) and all({"role", "content"} <= message.keys() for message in messages)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            good = False
+        if not good or not messages:
+            raise ValueError(
+                f'{where}: {path} line {number}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}}'
+            )
+        yield f"{path} line {number}", messages
 
 
 _Row = tuple[Sequence[int], Sequence[int]]  # tokens and targets
