@@ -172,13 +172,11 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         ),
         ({"architecture": {"n_layer": 2}}, "architecture must have a model_type, such as gpt2"),
         ({"architecture": "no-such"}, "architecture: "),
-        (
-            {"architecture": "vit"},
-            "vit is no causal, masked or seq2seq model of transformers; from_module splits others",
-        ),
+        ({"architecture": "t5"}, "t5 is no causal or masked language model of transformers; from_module splits others"),
+        ({"architecture": "bart"}, "bart is no causal or masked language model of transformers; from_module splits"),
         (
             config_of("gpt2", objective="both"),
-            "objective must be one of causal, masked, sequence, token, choice, seq2seq, got 'both'",
+            "objective must be one of causal, masked, sequence, token, choice, got 'both'",
         ),
         (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
         (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),

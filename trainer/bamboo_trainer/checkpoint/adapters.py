@@ -17,7 +17,7 @@ from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
 from bamboo_trainer.lora import ADAPTER
 from bamboo_trainer.models.parts.peft_files import CONFIG, peft_name
 
-_TASK_TYPES: Final = {"causal": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "sequence": "SEQ_CLS", "token": "TOKEN_CLS"}
+_TASK_TYPES: Final = {"causal": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TOKEN_CLS"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ class ModelToExport:
         source = Path(self.settings.model) if self.settings.model else None
         if source:
             _copy_companions(source, folder)
-        if self.objective in ("causal", "seq2seq"):
+        if self.objective == "causal":
             _write_generation(source, self.config, folder)
 
     def trained(self, entries: Sequence[StateEntry]) -> set[str]:

@@ -4,7 +4,8 @@ What passes from layer to layer is a tuple: what was read so far, a mask of its 
 then, while writing, what is written, and what the attention has found for each word.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -12,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bamboo_trainer.data import pure_seed
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.settings import MadeUpPairs
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
 FILL: Final = 0  # a word that does not count
@@ -148,3 +149,31 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
 def _first_values(lstm: nn.LSTM) -> None:
     for parameter in lstm.parameters():
         nn.init.uniform_(parameter, -0.1, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUpPairs:
+    """Sample i is a sentence and, as its translation, the same backwards with other words; 0 fills, 1 begins.
+
+    Inputs: int64 [samples, length] of the source and of the target before each word; targets: the words, of which 0
+    does not count.
+    """
+
+    samples: int
+    length: int
+    words: int
+    first: int = 0  # the number that the first one is made from
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        source = torch.zeros(len(indices), self.length, dtype=torch.int64)
+        target = torch.zeros_like(source)
+        for row, index in enumerate(indices):
+            generator = torch.Generator().manual_seed(pure_seed("pair", self.first + index))
+            length = int(torch.randint(self.length // 2 + 1, self.length + 1, (), generator=generator))
+            source[row, :length] = torch.randint(2, self.words, (length,), generator=generator)
+            target[row, :length] = (source[row, :length].flip(0) - 2 + 7) % (self.words - 2) + 2
+        before = torch.cat([torch.ones_like(target[:, :1]), target[:, :-1]], dim=1)
+        return (source, before), (target,)

@@ -1,5 +1,4 @@
-"""Any language model of transformers, causal, masked, an encoder with a decoder, or with a head for labels:
-`bamboo_trainer.models.huggingface:build`.
+"""Causal and masked language models of transformers, and their heads: `bamboo_trainer.models.huggingface:build`.
 
 The model's blocks become layers. Their values are read from the folder's safetensors when a worker makes them, so no
 process holds the whole model; `bamboo export --format huggingface` writes what was trained in the same layout.
@@ -31,19 +30,17 @@ from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.parts.labels import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
 from bamboo_trainer.models.parts.peft_files import MODULE, PeftAdapter
-from bamboo_trainer.models.parts.seq2seq import NAMES, Seq2Seq, SourcesAndTargets, lists_of_blocks, open_pairs_of
 from bamboo_trainer.models.parts.sequences import Objective as TokenObjective
 from bamboo_trainer.models.parts.sequences import Sequences, open_sequences, with_length
 from bamboo_trainer.models.parts.settings import decaying, evaluation
 from bamboo_trainer.models.typed_config import typed_values
-from bamboo_trainer.split.layers import Call
 from bamboo_trainer.split.module import SplitModule
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
 
 logger = logging.getLogger(__name__)
 
-Objective = TokenObjective | Head | Seq2Seq
+Objective = TokenObjective | Head
 ATTENTIONS: Final = ("sdpa", "eager")
 AUTO: Final[dict[Objective, tuple[str, str]]] = {  # what makes the model, and of which configs there is one
     "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
@@ -51,7 +48,6 @@ AUTO: Final[dict[Objective, tuple[str, str]]] = {  # what makes the model, and o
     "sequence": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
     "token": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
     "choice": ("AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING"),
-    "seq2seq": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
 }
 _PUBLISHED_FOR: Final[dict[str, Objective]] = {  # what the name of an architecture says of its objective
     "ForSequenceClassification": "sequence",
@@ -173,15 +169,9 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         check_positions(model, model_config, lengths)
         return model
 
-    call: Call = partial(_logits, dataset.names)
-    blocks = settings.blocks
-    if objective == "seq2seq":
-        call = partial(_translated, dataset.masked)
-        with torch.device("meta"):
-            blocks = blocks or list(lists_of_blocks(make()))
-    read = weights.read if weights else None
+    call, read = partial(_logits, dataset.names), weights.read if weights else None
     balance = partial(balanced_experts, coefficient=settings.router_aux_loss_coef, masked=dataset.masked)
-    split = SplitModule(make, blocks, example_of(dataset), call, read, balance)
+    split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
     if weights and (anew := weights.check(split.forms, partial(_is_head, objective, model_config))):
         logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
     task = task_of(
@@ -327,10 +317,8 @@ def check_objective(config: Any, objective: Objective) -> None:
 
 def _opened(
     data: Mapping[str, Any], objective: Objective, config: Any, model: str | None, where: str = "data"
-) -> Sequences | Labelled | SourcesAndTargets:
+) -> Sequences | Labelled:
     words = vocabulary_of(config)
-    if objective == "seq2seq":
-        return open_pairs_of(data, config, words, where)
     if objective == "causal" or objective == "masked":
         token = mask_token(config) if objective == "masked" else 0
         packs = objective == "causal" and config.model_type in PACKS
@@ -347,21 +335,19 @@ def _is_head(objective: Objective, config: Any, name: str) -> bool:
 
 
 def objective_of(config: Any) -> Objective:
-    """What the published architecture says; else seq2seq for an encoder with a decoder, causal for a model that can
-    only be that, masked for one that is for it and no decoder.
+    """Return the objective that the published architecture names; else causal for a model that can only be that, masked
+    for one that can be that and is no decoder. Raises ValueError for other models, such as encoders with a decoder.
     """
     library = transformers()
     for architecture in getattr(config, "architectures", None) or ():
         for ending, said in _PUBLISHED_FOR.items():
             if architecture.endswith(ending):
                 return said
-    if getattr(config, "is_encoder_decoder", False) and type(config) in library.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
-        return "seq2seq"
     causal = type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING
     masked = type(config) in library.MODEL_FOR_MASKED_LM_MAPPING
     expect(
-        causal or masked,
-        f"{config.model_type} is no causal, masked or seq2seq model of transformers; from_module splits others",
+        (causal or masked) and not config.is_encoder_decoder,
+        f"{config.model_type} is no causal or masked language model of transformers; from_module splits others",
     )
     named = " ".join(getattr(config, "architectures", None) or ())
     if masked and ("MaskedLM" in named or "PreTraining" in named):
@@ -457,7 +443,7 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
         raise ValueError(f"{key}: {error}") from error
 
 
-def _logits(names: Sequence[str], model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
     """The logits of a language model. names: of the inputs. Documents of a sequence are told apart by positions that
     begin again, which transformers looks at where there is no mask.
     """
@@ -468,14 +454,6 @@ def _logits(names: Sequence[str], model: nn.Module, inputs: Sequence[Tensor]) ->
     more = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}
     with _masks_made(masked):
         output = model(**named, use_cache=False, return_dict=True, **more)
-    logits: Tensor = output.logits
-    return logits
-
-
-def _translated(padded: bool, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    """The logits of a decoder. padded: do the data have a mask of the source's tokens?"""
-    with _masks_made(padded):
-        output = model(**dict(zip(NAMES, inputs, strict=True)), use_cache=False, return_dict=True)
     logits: Tensor = output.logits
     return logits
 

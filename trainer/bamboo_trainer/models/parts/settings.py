@@ -177,31 +177,3 @@ class MadeUpImages:
             image[label % 3] += 1 + label // 3 / max(1, self.classes // 3)
             images.append(image)
         return (torch.stack(images),), (labels,)
-
-
-@dataclass(frozen=True, slots=True)
-class MadeUpPairs:
-    """Sample i is a sentence and, as its translation, the same backwards with other words; 0 fills, 1 begins.
-
-    Inputs: int64 [samples, length] of the source and of the target before each word; targets: the words, of which 0
-    does not count.
-    """
-
-    samples: int
-    length: int
-    words: int
-    first: int = 0  # the number that the first one is made from
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        source = torch.zeros(len(indices), self.length, dtype=torch.int64)
-        target = torch.zeros_like(source)
-        for row, index in enumerate(indices):
-            generator = torch.Generator().manual_seed(pure_seed("pair", self.first + index))
-            length = int(torch.randint(self.length // 2 + 1, self.length + 1, (), generator=generator))
-            source[row, :length] = torch.randint(2, self.words, (length,), generator=generator)
-            target[row, :length] = (source[row, :length].flip(0) - 2 + 7) % (self.words - 2) + 2
-        before = torch.cat([torch.ones_like(target[:, :1]), target[:, :-1]], dim=1)
-        return (source, before), (target,)
