@@ -11,7 +11,7 @@ PAGE = Path(__file__).parent / "python-api.md"
 MODELS = ("gpt", "mlp", "huggingface", "gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
-        *("Parts", "Build", "TrainingFacts", "Task", "Phase", "Evaluation", "TextGeneration"),
+        *("Parts", "Build", "TrainingFacts", "Task", "Phase", "Evaluation"),
         *("Dataset", "Order"),
         *("Weighted", "add_loss", "phase", "track_buffers", "contribute"),
     ),

@@ -1,11 +1,10 @@
 """`bamboo history`: what is printed."""
 
-from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo_core.history.files import HistoryFile, HistoryFiles
-from bamboo_core.history.records import Continuation, to_lines
+from bamboo_core.history.records import to_lines
 from history_kit import evaluated, shown, step
 
 pytest_plugins = ["history_fixtures"]
@@ -28,17 +27,6 @@ def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_see
     assert "  steps 1 to 9 are missing: " in lines[0]
     assert "  step 10, loss " in lines[1]
     assert lines[2].endswith("  after step 10, evaluation loss 0.5")
-
-
-def test_a_text_is_one_line_with_its_spaces(kept):
-    """Also of a state that was not evaluated; nothing in it moves the cursor."""
-    texts = (Continuation(prompt="if a:", text="\n    b\x1b[2J"), Continuation(prompt="x", text=""))
-    record = replace(evaluated(10), texts=texts)
-    HistoryFiles(str(kept / "history" / "other")).write(HistoryFile(1, 1, 0), [step(10), record])
-    lines = shown(kept / "history" / "other").splitlines()
-    assert lines[2].endswith('  after step 10, "if a:\\n    b\\u001b[2J"')
-    assert lines[3].endswith('  after step 10, "x"')
-    assert len(lines) == 4
 
 
 def test_the_output_of_a_run_tells_its_history_wherever_its_checkpoints_are(kept, tmp_path):

@@ -151,7 +151,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             evaluation=t.EvaluationSpec(
                 every_steps=20, batches=5, metric="right", goal=t.Goal.MAX, patience=3, min_delta=0.5
             ),
-            generation=t.GenerationSpec(every_steps=40),
             loggers=(
                 t.LoggerSpec(name="own", type=t.LoggerType.CUSTOM, entrypoint="a.b:log", config={"folder": "/x"}),
             ),

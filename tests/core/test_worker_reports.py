@@ -2,8 +2,6 @@
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
-from bamboo_core.history.records import Continuation
-from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell
 from world import World
 
@@ -39,27 +37,6 @@ def test_a_loss_that_is_not_finite_ends_the_job() -> None:
     world.tell(Received("w0", message))
     assert world.finish is not None
     assert world.finish.reason == "LossNotFinite"
-
-
-def test_texts_are_told_once_and_with_their_spaces() -> None:
-    """A new root repeats what the one before it may not have told, also older texts; the newest ones stay."""
-    world = World(2, 1, 0)
-    world.settle()
-    first = (Continuation(prompt="if a:", text="\n    b"), Continuation(prompt="x", text="y" * 2000))
-    newest = (Continuation(prompt="if a:", text="c"),)
-    told = [protocol.Evaluated(step=step, metrics={}, texts=texts) for step, texts in ((2, first), (4, newest))]
-    world.tell(Received("w0", told[0]))
-    assert world.state.progress.texts is None, "the job does not ask for any"
-    world.document["spec"]["training"]["generation"] = {"everySteps": 2}
-    world.spec = parse_manifest(world.document)
-    world.restart()
-    world.settle()
-    for message in (*told, *told):
-        world.tell(Received("w0", message))
-    assert world.state.progress.texts == (4, newest)
-    assert world.state.progress.evaluations == {}
-    said = [emit.message for emit in world.told if emit.reason == "Generated"]
-    assert said == ['after step 2: "if a:" goes on "\\n    b"; and 1 other', 'after step 4: "if a:" goes on "c"']
 
 
 def test_what_loggers_lack_and_a_profiler_wrote_is_told_although_the_job_is_over() -> None:

@@ -15,7 +15,6 @@ from msgspec import structs
 
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Status, Takeover, WorkerState
-from bamboo_core.history.records import Continuation
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.page import document as d
 from bamboo_core.page.builder import document, ended
@@ -86,7 +85,6 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
         traffic=(("tiny-w0", Traffic(sync=7 << 20, layers=1)),),
         evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})),
         best_evaluation=2,
-        texts=(4, (Continuation(prompt=HOSTILE, text="    goes on\n" * 40),)),
     )
     now = steady_clock()()
     pools = (d.PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
@@ -180,8 +178,6 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
             "2 (1 min 1 s)",
             "writing step 6",
             "after step 4; best 1.5",
-            "How the state after step 4 goes on with the prompts.",
-            f"{HOSTILE}    goes on\n    goes on",
             "after step 2",
         ):
             assert part in text, (part, text)

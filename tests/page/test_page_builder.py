@@ -7,7 +7,6 @@ import pytest
 
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, Status, WorkerState
-from bamboo_core.history.records import Continuation
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.page import document as d
 from bamboo_core.page.builder import Labels, document, ended, grid, state
@@ -177,12 +176,6 @@ def test_the_newest_evaluation_and_the_best_are_in_the_document() -> None:
     }
     assert received(built(spec, said()))["evaluation"] is None
     assert received(built(job(), told))["evaluation"] is None
-
-
-def test_the_newest_texts_are_in_the_document() -> None:
-    told = said(texts=(4, (Continuation(prompt="def ", text="f():"),)))
-    assert received(built(job(), told))["texts"] == {"step": 4, "texts": [{"prompt": "def ", "text": "f():"}]}
-    assert received(built(job(), said()))["texts"] is None
 
 
 def test_an_early_stop_is_in_the_document_beside_the_steps_that_were_wanted() -> None:

@@ -15,10 +15,8 @@ from functools import reduce
 from itertools import pairwise, product
 from typing import Any
 
-from bamboo_core.history.records import Continuation
 from bamboo_core.planning.gradient_groups import group_bounds
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
-from bamboo_trainer.tasks.generation import GenerationSchedule
 
 FACTOR = 31
 PRIME = 16_777_213  # below 2**24
@@ -39,7 +37,6 @@ class Arithmetic:
     reproducible: bool = True  # else each pipeline's are a group, and their number stays
     skipped: frozenset[int] = frozenset()  # steps whose loss is not finite
     evaluated: tuple[int, int] = (0, 0)  # (every so many steps, batches); (0, 0): never
-    generated: tuple[int, int, int] = (0, 0, 0)  # (every so many steps, prompts, tokens); (0, 0, 0): never
     left_out: int = 0  # steps that an early stop saves; `steps` are those before it
     by_decision: bool = False  # a decision of the task stops it, and no evaluation
     phases: tuple[str, ...] = ()  # whose the steps are, in turns
@@ -73,8 +70,6 @@ class Arithmetic:
             training |= {"nonFinite": "Skip"}
         if self.evaluations:
             training |= {"evaluation": {"everySteps": self.evaluated[0]}}
-        if self.generations:
-            training |= {"generation": {"everySteps": self.generated[0]}}
         return {**training, **({"gradientGroups": self.groups} if self.reproducible else {"reproducible": False})}
 
     @property
@@ -84,17 +79,6 @@ class Arithmetic:
 
     def evaluate(self, state: int, layer: int, batch: int, given: int) -> int:
         return hash((state, 9, layer, batch, given))
-
-    @property
-    def generations(self) -> GenerationSchedule | None:
-        every, prompts, tokens = self.generated
-        if not every:
-            return None
-        return GenerationSchedule(every_steps=every, batches=prompts, tokens=tokens, steps=self.wanted_steps)
-
-    def generate(self, state: int, layer: int, place: tuple[int, int], given: int) -> int:
-        """place: the prompt, and how many tokens it has."""
-        return hash((state, 11, layer, *place, given))
 
     def initial(self, layer: int) -> int:
         return hash((self.seed, 1, layer))
@@ -197,21 +181,6 @@ class Oracle:
             values.append(measured(value, batch))
         total, weight = (math.fsum(part) for part in zip(*values, strict=True)) if values else (0.0, 0.0)
         return {"loss": total / weight} if values else None
-
-    def texts(self, version: int) -> tuple[Continuation, ...]:
-        """What a state writes; nothing if it is not to."""
-        schedule = self.arithmetic.generations
-        prompts, tokens = schedule.round_of(version) if schedule else (0, 0)
-        found = [self.tokens(version, prompt, tokens) for prompt in range(prompts)]
-        return tuple(Continuation(prompt=str(prompt), text=str(text)) for prompt, text in enumerate(found))
-
-    def tokens(self, version: int, prompt: int, has: int) -> int:
-        """The tokens of a prompt when it has got so many of a state."""
-        value = 0
-        for token in range(has):
-            for layer in range(self.arithmetic.layers):
-                value = self.arithmetic.generate(self.states[version][layer], layer, (prompt, token), value)
-        return value
 
     @property
     def digests(self) -> list[str]:

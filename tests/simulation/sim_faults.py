@@ -150,7 +150,6 @@ class Scenario:
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
             f"groups {a.bounds}, {a.steps} steps, skipped {sorted(a.skipped)}, evaluated {a.evaluated}, "
-            f"generated {a.generated}, "
             f" {self.schedule}, lookahead {self.lookahead}, standby {self.standby} with {self.standby_stages}, "
             f"ties {a.ties}, {self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
@@ -465,7 +464,6 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
         reproducible=grow or rng.random() < 0.8 or resplit,
         skipped=_skipped(random.Random(f"{seed} skipped"), steps),
         evaluated=_evaluated(random.Random(f"{seed} evaluated")),
-        generated=_generated(random.Random(f"{seed} generated")),
     )
 
 
@@ -480,13 +478,6 @@ def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
 def _evaluated(chance: random.Random) -> tuple[int, int]:
     """The evaluation of two jobs in five: every so many steps, on how many batches. (0, 0) of the others."""
     return (chance.choice((1, 2, 3, 50)), chance.randint(1, 5)) if chance.random() < 0.4 else (0, 0)
-
-
-def _generated(chance: random.Random) -> tuple[int, int, int]:
-    """The texts of one job in three: every so many steps, of how many prompts, and tokens. (0, 0, 0) of the others."""
-    if chance.random() > 1 / 3:
-        return (0, 0, 0)
-    return (chance.choice((1, 2, 3, 50)), chance.randint(1, 4), chance.randint(1, 5))
 
 
 WEIGHTS = {
@@ -506,7 +497,6 @@ WEIGHTS = {
 ROLES = {"owner": 6, "replica": 3, "any": 3, "root": 3, "newest": 2, "heir": 3}
 NAMES = (
     "Evaluate",
-    "Generate",
     "Forward",
     "Backward",
     "ScatterGradients",

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.evaluations import Course
-from bamboo_core.history.records import Continuation
 from bamboo_trainer.decisions import Committed
 from bamboo_trainer.frames.payloads import Contributed, Contribution, Decided
 from bamboo_trainer.stage.contributions import Recorded
@@ -353,23 +352,6 @@ class StandIn:
             return (torch.tensor([value]),)
         work.evaluated[batch] = {"loss": measured(value, batch)}
         return ()
-
-    def generate(self, work: Work, batch: int, token: int, inputs: Parts | None) -> tuple[int, Parts]:
-        """The tokens of a batch are a number made of all its tokens so far."""
-        known = work.continued.get(batch)
-        so_far = inputs[0] if inputs else torch.tensor([0]) if known is None else known
-        self.values.require("tokens", int(so_far), self._oracle.tokens(self.values.version, batch, token))
-        if token == self._a.generated[2]:
-            if self.values.last:
-                work.texts[batch] = Continuation(prompt=str(batch), text=str(int(so_far)))
-            return token, (so_far,)
-        value = int(inputs[1]) if inputs and len(inputs) > 1 else int(so_far)
-        for layer in self.values.mine:
-            value = self._a.generate(self.values.states[layer], layer, (batch, token), value)
-        if not self.values.last:
-            return token, (so_far, torch.tensor([value]))
-        work.continued[batch] = torch.tensor([value])
-        return token + 1, (work.continued[batch],)
 
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False

@@ -37,7 +37,6 @@ from sim_store import SimStore, SimWeights
 
 SECONDS = {
     "Evaluate": 1e-3,
-    "Generate": 1e-3,
     "Forward": 1e-3,
     "Backward": 2e-3,
     "BackwardInput": 1e-3,
@@ -372,7 +371,6 @@ class Node:
                 ),
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
-                generations=around.oracle.arithmetic.generations,
                 spots=SpotSchedule(early=range(1, 200)),
                 copies=SimCopies(self) if around.copy_seconds else AtOnce(),
             ),

@@ -53,7 +53,6 @@ from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.generation import generation_schedule
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
@@ -450,7 +449,6 @@ class Job:
                 policy=StepPolicy.of(training, self.task),
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
                 evaluations=evaluation_schedule(self.task, training),
-                generations=generation_schedule(self.task, training),
                 spots=SpotSchedule() if config.deterministic else None,
             ),
             self.spec.worker.devices,

@@ -34,7 +34,6 @@ spec:
              boundaryPrecision: fp32, gradientPrecision: fp32, lossScale: {initialPower: 10, growthInterval: 500},
              maxGradientNorm: 1, nonFinite: Skip, maxConsecutiveSkips: 4,
              evaluation: {everySteps: 20, batches: 5, metric: right, goal: Max, patience: 3, minDelta: 0.5},
-             generation: {everySteps: 40},
              loggers: [{name: own, type: Custom, entrypoint: "a.b:log", config: {folder: "/x"}}],
              profiler: {firstStep: 20, lastStep: 25, stage: 1, pipeline: 0, worker: w3, to: "s3://bucket/p"},
              ema: {decay: 0.99}, deterministic: true, compile: true, reproducible: true, gradientGroups: 16}

@@ -10,12 +10,11 @@ from bamboo_core.planning.schedule import (
     Backward,
     Evaluate,
     Forward,
-    Generate,
     ReportReady,
     SyncReplicas,
 )
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, Shadow, TakeoverProgress
-from bamboo_trainer.frames.frame import GENERATED, Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, begin, small_task
@@ -31,17 +30,9 @@ def stage() -> Stage:
     return build_stage(small_task(), 1, SPLIT, CONFIG)
 
 
-def started(
-    stage: Stage,
-    layout: Layout | None = LAYOUT,
-    batches: int = 0,
-    *,
-    prompts: int = 0,
-    tokens: int = 0,
-    only: bool = False,
-) -> CellStep:
+def started(stage: Stage, layout: Layout | None = LAYOUT, batches: int = 0, *, only: bool = False) -> CellStep:
     one = CellStep(CELL)
-    one.start(stage, 2, layout, False, 0, None, Evaluating(batches, prompts, tokens, only=only))
+    one.start(stage, 2, layout, False, 0, None, Evaluating(batches, only))
     return one
 
 
@@ -74,31 +65,6 @@ def test_an_evaluation_comes_before_the_step_and_is_left_out_once_the_step_is_co
     one.skip_evaluation()
     assert one.program[one.done :] == ALL
     assert started(stage, batches=1, only=True).program == [Evaluate(0), ReportReady()]
-
-
-def test_who_takes_a_stage_over_goes_on_with_the_tokens_that_a_batch_of_prompts_has(stage: Stage) -> None:
-    """Whether the frame was there before the step, or comes later; one of fewer tokens takes nothing away."""
-    early, late = CellStep(CELL), started(stage, batches=1, prompts=2, tokens=2)
-    early.accept(tokens(1, 2), None)
-    early.start(stage, 2, LAYOUT, False, 0, None, Evaluating(1, 2, 2))
-    all_of = [Generate(m, token) for token in range(3) for m in range(2)]
-    assert late.program == [Evaluate(0), *all_of, *ALL]
-    late.accept(tokens(1, 2), stage)
-    late.accept(tokens(1, 1), stage)
-    for one in (early, late):
-        left = [Generate(0, 0), Generate(0, 1), Generate(0, 2), Generate(1, 2)]
-        assert (one.program, one.place) == ([Evaluate(0), *left, *ALL], -5)
-        assert [[a.part for a in needed] for needed in one.inputs[1:5]] == [[2], [3], [4], [4]]
-    late.done = 4
-    late.accept(tokens(0, 2), stage)
-    assert late.next == Generate(1, 2), "what is done is not left out"
-    late.skip_evaluation()
-    assert (late.program[late.done :], late.place) == (ALL, 0)
-
-
-def tokens(batch: int, has: int) -> Frame:
-    address = Address(FrameKind.ACTIVATION, *CELL, 0, batch, GENERATED + has)
-    return Frame(address=address, epoch=1, origin=0, tensors=(torch.ones(1), torch.ones(1)))
 
 
 def test_the_first_copy_of_a_frame_counts_and_none_after_it_was_taken(stage: Stage) -> None:

@@ -89,29 +89,6 @@ def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tm
     check(tmp_path / "out", records)
 
 
-@pytest.mark.slow
-def test_texts_are_once_in_the_history_although_workers_are_killed_while_they_are_written(tmp_path: Path) -> None:
-    """On two grids the same ones. After every second step, so most of the time is spent on them."""
-    task = gpt_task(dModel=16, context=40)
-    task["config"]["generation"] = {"prompts": ["def ", "im"], "tokens": 30, "temperature": 0.5}
-    written = []
-    for pipelines, stages in ((1, 1), (2, 2)):
-        folder = tmp_path / f"{pipelines}x{stages}"
-        folder.mkdir()
-        losses = ("--preempt", "at:2:0", "--preempt", "at:6:1") if stages > 1 else ()
-        training_ = training(8, 8, 2, generation={"everySteps": 2}, loggers=[OWN])
-        grid = {"stages": stages, "pipelines": pipelines}
-        records = run(folder, *losses, task=task, topology=grid, training=training_)
-        texts = [(one.step, one.texts) for one in records if isinstance(one, EvaluationRecord)]
-        assert [step for step, _ in texts] == [2, 4, 6, 8]
-        assert all([one.prompt for one in each] == ["def ", "im"] and each[0].text for _, each in texts)
-        told = [one.message for one in records if isinstance(one, EventRecord) and one.reason == "Generated"]
-        assert len(set(told)) == len(told) == 4
-        check(folder / "out", records)
-        written.append(texts)
-    assert written[0] == written[1]
-
-
 SLOW_LOGGER = """\
 import time
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_trainer.frames.frame import EVALUATED, GENERATED, Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.routing.message_log import MessageLog
 from stage_kit import storages
 
@@ -27,15 +27,3 @@ def test_the_log_holds_the_newest_frames_of_two_steps(what: list[tuple[int, int,
         log.add(Frame(address=address, epoch=1, tensors=tuple(TENSORS[i][:1] for i in parts)))
     expected = storages([TENSORS[i] for held in kept.values() for i in held])
     assert storages([tensor for frame in log.frames() for tensor in frame.tensors]) == expected
-
-
-def test_of_a_batch_of_prompts_only_what_has_the_most_tokens_is_kept() -> None:
-    """So the log does not grow with the number of tokens; other frames of that number stay."""
-    log = MessageLog()
-    address = Address(FrameKind.ACTIVATION, 0, 1, 4, 7)
-    parts = [0, EVALUATED, *range(GENERATED, GENERATED + 4)]
-    others = [address._replace(microbatch=8, part=GENERATED), address._replace(step=5, part=GENERATED)]
-    for one in (*(address._replace(part=part) for part in parts), *others):
-        log.add(Frame(address=one, epoch=1))
-    kept = [address._replace(part=part) for part in (0, EVALUATED, GENERATED + 3)]
-    assert [frame.address for frame in log.frames()] == [*kept, *others]

@@ -4,11 +4,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from bamboo_core.history.records import Continuation
 from bamboo_trainer.loggers import wandb
-from logger_kit import PATIENCE, evaluated, step, until
+from logger_kit import PATIENCE, step, until
 
 pytest_plugins = ["logger_fixtures"]
 
@@ -19,8 +17,7 @@ def test_a_run_of_weights_and_biases_without_a_network(store, monkeypatch, tmp_p
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     threads = store.threads(partial(wandb("project")))
-    texts = (Continuation(prompt="def ", text="<f>():"),)
-    store.add(threads, step(0), step(1), replace(evaluated(1), texts=texts))
+    store.add(threads, step(0), step(1))
     until(lambda: (Path(store.url) / "logger-l0.json").exists())
     threads.close(PATIENCE)
     assert list(tmp_path.rglob("run-*.wandb"))

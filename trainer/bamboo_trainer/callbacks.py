@@ -27,9 +27,7 @@ class Callback:
         """A step is committed, and in the history: its loss, metrics, gradient norm, rate and others."""
 
     def on_evaluation(self, evaluation: EvaluationRecord) -> None:
-        """The state after `evaluation.step` steps was evaluated, or has continued the task's prompts (`texts`); told
-        with the step that follows it.
-        """
+        """The state after `evaluation.step` steps was evaluated; told with the step that follows it."""
 
     def on_checkpoint(self, step: int) -> None:
         """The state after so many steps is durable."""

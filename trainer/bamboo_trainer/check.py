@@ -20,7 +20,6 @@ from bamboo_trainer.measurements import try_measurements
 from bamboo_trainer.memory.estimate import MemoryByKind, measure, worker_memory
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.generation import generation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
 
 
@@ -72,7 +71,6 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     task, spec = settled_task(spec)
     initial = _first_values(spec, task)
     evaluation_schedule(task, spec.training)
-    generation_schedule(task, spec.training)
     loggers_of(task, spec.training)
     costs = profile(task, spec)
     if spec.topology.chooses_stages:

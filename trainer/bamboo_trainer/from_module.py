@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bamboo_trainer.split.layers import Call
 from bamboo_trainer.split.module import Read, SplitModule
 from bamboo_trainer.split.structures import Form, put_together
-from bamboo_trainer.task import Dataset, Evaluation, Parts, Task, TextGeneration, first_output
+from bamboo_trainer.task import Dataset, Evaluation, Parts, Task
 from bamboo_trainer.tasks.user_code import check_dataset
 
 EXAMPLE = 2  # samples, whose shapes the model is looked at with
@@ -39,8 +39,7 @@ def from_module(
     read: first values from elsewhere, for one layer at a time: names and forms -> those that there are.
     checkpoint: blocks keep only their inputs for the backward.
     task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, those of
-      `evaluation`, and losses and metrics of `phases` are called with what the loss is called with, `logits` of
-      `generation` with what the model returns.
+      `evaluation`, and losses and metrics of `phases` are called with what the loss is called with.
 
     Raises ValueError if the model cannot be split, in a sentence that says why.
     """
@@ -72,9 +71,6 @@ def task_of(
     if isinstance(task.get("evaluation"), Evaluation):
         measured: Evaluation = task["evaluation"]
         task["evaluation"] = replace(measured, metrics=_metrics(measured.metrics, form))
-    if isinstance(task.get("generation"), TextGeneration):
-        said: TextGeneration = task["generation"]
-        task["generation"] = replace(said, logits=partial(_as_model_returned, said.logits, form))
     return Task(
         layers=split.layers,
         loss=partial(_as_returned, loss, form),
@@ -113,11 +109,6 @@ def _metrics(metrics: Any, form: Form) -> Any:
 def _as_returned(function: Callable[[Any, Any], Any], form: Form, outputs: Parts, targets: Parts) -> Any:
     """What a loss or a metric says of what the model returned, and of the target."""
     return function(put_together(form, outputs), targets[0] if len(targets) == 1 else targets)
-
-
-def _as_model_returned(logits: Callable[[Any], Tensor], form: Form, outputs: Parts) -> Tensor:
-    """The logits in what the model returned, of which those of nothing else are the first part."""
-    return logits(outputs if logits is first_output else put_together(form, outputs))
 
 
 def _constant(rate: float, _step: int) -> float:

@@ -1,4 +1,4 @@
-"""Metrics, evaluation and generation, tried once before a job runs: what would end it at its first one is told at once.
+"""Metrics and evaluation, tried once before a job runs: what would end it at its first evaluation is told at once.
 
 Layers are run forward on tensors that have a form and no data, in a child process as `costs` does; metrics are then
 given zeros of that form. If anything raises so, the layers are run with data, and what raises then is told.
@@ -19,7 +19,6 @@ from bamboo_trainer.memory.estimate import rounded
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.evaluation import evaluated_samples, evaluation_schedule, measured
-from bamboo_trainer.tasks.generation import first_tokens, generation_schedule, given_to_model, logits_of
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
 from bamboo_trainer.tasks.mixed_precision import autocast, passed_on
 from bamboo_trainer.tasks.phases import TaskInPhase, phases_of
@@ -32,22 +31,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """phase: in which it is run; of no name in an evaluation. evaluated: it is one of an evaluation, not of a step.
-    tokens: of prompts that are continued; None: it is none of those.
-    """
+    """phase: in which it is run; of no name in an evaluation. evaluated: it is one of an evaluation, not of a step."""
 
     phase: TaskInPhase
     inputs: Parts
     targets: Parts
     samples: int
     evaluated: bool
-    tokens: Tensor | None = None
 
 
 def try_measurements(task: Task, spec: JobSpec) -> None:
-    """Calls each metric of a step and of the evaluations that the job asks for, and looks for the logits of the texts.
-    Raises TaskError for one that fails.
-    """
+    """Calls each metric of a step and of the evaluations that the job asks for. Raises TaskError for one that fails."""
     batches = list(_batches(task, spec))
     if not batches:
         return
@@ -61,9 +55,7 @@ def try_measurements(task: Task, spec: JobSpec) -> None:
 
 
 def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:
-    """A microbatch if steps have metrics, of an evaluation the first batch and the last, which may be smaller, and the
-    first prompts.
-    """
+    """A microbatch if steps have metrics, and of an evaluation the first batch and the last, which may be smaller."""
     size, schedule = spec.training.micro_batch_size, evaluation_schedule(task, spec.training)
     for phase in (phase for phase in phases_of(task) if phase.task.metrics):
         length = dataset_length(task)
@@ -76,12 +68,6 @@ def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:
             inputs, targets = load_batch(task, samples, task.evaluation.dataset)
             alone = TaskInPhase(task)
             yield _Batch(phase=alone, inputs=inputs, targets=targets, samples=len(samples), evaluated=True)
-    if generation_schedule(task, spec.training) is not None:
-        assert task.generation is not None
-        tokens = first_tokens(task.generation, 0, size)
-        given = given_to_model(task.generation, tokens)
-        alone = TaskInPhase(task)
-        yield _Batch(phase=alone, inputs=given, targets=(), samples=len(tokens), evaluated=True, tokens=tokens)
 
 
 def _without_data(task: Task, spec: JobSpec, batches: Sequence[_Batch]) -> Iterator[int]:
@@ -127,10 +113,6 @@ def _with_values(parts: Parts, within: AbstractContextManager[object]) -> Parts:
 
 
 def _measure(task: Task, batch: _Batch, outputs: Parts) -> None:
-    if batch.tokens is not None:
-        assert task.generation is not None
-        logits_of(task.generation, outputs, batch.tokens)
-        return
     if not batch.evaluated:
         task_metrics(task, outputs, batch.targets)
         return

@@ -84,42 +84,6 @@ class Evaluation:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
-def _as_they_are(tokens: torch.Tensor) -> Parts:
-    return (tokens,)
-
-
-def first_output(outputs: Parts) -> torch.Tensor:
-    """Where the logits of a language model are, unless it says otherwise."""
-    return outputs[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextGeneration:
-    """What `training.generation` has a language model continue.
-
-    Sequences are as long as the longest prompt and `tokens`; what is behind a prompt so far must not change what the
-    model says of it, as in a causal model.
-
-    prompts: token ids of each, at most 16 prompts.
-    tokens: how many are added to each, at most 512.
-    decode: the text of token ids.
-    temperature: 0 takes the most likely token, of several the one with the lowest id; else tokens are drawn.
-    end: the token id with which a text ends, if there is one.
-    padding: the token id behind what there is so far.
-    inputs: of the first layer, from int64 [prompts, length]; by default those.
-    logits: [prompts, length, vocabulary], of the outputs of the last layer; by default the first of them.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    tokens: int
-    decode: Callable[[Sequence[int]], str]
-    temperature: float = 0.0
-    end: int | None = None
-    padding: int = 0
-    inputs: Callable[[torch.Tensor], Parts] = _as_they_are
-    logits: Callable[[Any], torch.Tensor] = first_output
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """Steps that train some of the parameters, with a loss and an optimizer of their own: see `Task.phases`.
@@ -165,7 +129,6 @@ class Task:
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
     costs: what each layer costs, in any unit, if that is known better than it can be counted.
     evaluation: what is measured of the model from time to time (`training.evaluation`).
-    generation: what is continued by the model from time to time (`training.generation`).
     tokens_per_sample: for `training.until` in tokens.
     callbacks: by name, what makes each (`bamboo_trainer.callbacks`), such as its class.
     loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
@@ -189,7 +152,6 @@ class Task:
     decisions: Mapping[str, Decide] = field(default_factory=dict)
     phases: Sequence[Phase] = ()
     callbacks: Mapping[str, MakeCallback] = field(default_factory=dict)
-    generation: TextGeneration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,10 +62,9 @@ class StepsHeard:
         told.
         """
         if not any((one.attempt, one.step) == (self._attempt, said.step) for one in self._evaluations):
-            record = EvaluationRecord(
-                attempt=self._attempt, step=said.step, time=time, metrics=said.metrics, texts=said.texts
+            self._evaluations.append(
+                EvaluationRecord(attempt=self._attempt, step=said.step, time=time, metrics=said.metrics)
             )
-            self._evaluations.append(record)
 
     def beyond(self, kept: Sequence[Record]) -> list[Record]:
         """What is not in there, behind the last step that is; what is missing between them is told."""

@@ -12,7 +12,7 @@ def line(record: Record) -> str:
         case StepRecord():
             return _step(record)
         case EvaluationRecord():
-            return "\n".join(_evaluated(record))
+            return printable(f"{_clock(record.time)}  after step {record.step}, {_evaluated(record)}")
         case EventRecord():
             return printable(f"{_clock(record.time)}  {record.reason}: {record.message}")
     return f"{_clock(record.time)}  steps {record.first} to {record.last} are missing: {record.message}"
@@ -34,14 +34,9 @@ def _step(record: StepRecord) -> str:
     return printable(f"{_clock(record.time)}  {', '.join(parts)}")
 
 
-def _evaluated(record: EvaluationRecord) -> list[str]:
-    """A line with the metrics, if there are any, and one for each text."""
-    when = f"{_clock(record.time)}  after step {record.step}"
-    attempt = f", attempt {record.attempt}" if record.attempt > 1 else ""
+def _evaluated(record: EvaluationRecord) -> str:
     said = ", ".join(f"evaluation {name} {_number(value)}" for name, value in sorted(record.metrics.items()))
-    lines = [f"{when}, {said}{attempt}"] if said else []
-    lines += [f"{when}, {json.dumps(f'{one.prompt}{one.text}', ensure_ascii=False)}{attempt}" for one in record.texts]
-    return [printable(one) for one in lines]
+    return f"{said}, attempt {record.attempt}" if record.attempt > 1 else said
 
 
 def first_json_line() -> str:

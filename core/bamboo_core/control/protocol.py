@@ -18,7 +18,6 @@ from bamboo_core.control.plan_change import SendPlan as SendPlan
 from bamboo_core.control.plan_change import WholePlanWanted as WholePlanWanted
 from bamboo_core.control.platform import Platform
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo_core.history.records import Texts
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.names import PROTOCOL_VERSION
 from bamboo_core.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
@@ -215,13 +214,12 @@ class StepCommitted(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """The root's owner says what the state after so many steps measured in an evaluation, and which texts it has
-    written; a metric of None was not finite.
+    """The root's owner says what the state after so many steps measured in an evaluation; a metric of None was not
+    finite.
     """
 
     step: Count
     metrics: Metrics
-    texts: Texts = ()
     early_stop: EarlyStop | None = None  # it is the last one
 
 

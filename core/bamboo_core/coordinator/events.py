@@ -11,7 +11,6 @@ from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJo
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.control.protocol import Message
 from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts
-from bamboo_core.history.records import Texts
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import WorkerId
 
@@ -299,7 +298,6 @@ class Status:
         default=(), metadata=PROGRESS
     )  # the newest: after which step, by metric
     best_evaluation: int | None = field(default=None, metadata=PROGRESS)  # after which step
-    texts: tuple[int, Texts] | None = field(default=None, metadata=PROGRESS)  # the newest: after which step
     crowded: tuple[tuple[str, int], ...] = ()
     skipped_steps: int = field(
         default=0, metadata=PROGRESS

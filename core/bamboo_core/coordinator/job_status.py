@@ -72,7 +72,6 @@ def status(state: CoordinatorState, now: float) -> Status:
         best_evaluation=best(wanted, state.progress.evaluations)
         if (wanted := state.spec.training.evaluation)
         else None,
-        texts=state.progress.texts,
         trained_without=state.progress.lost_microbatches * state.spec.training.micro_batch_size,
     )
 

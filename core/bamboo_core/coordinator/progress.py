@@ -7,7 +7,6 @@ from typing import Final
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.replacing import replace
-from bamboo_core.history.records import Texts
 
 KEPT_LOSSES: Final = 2000
 KEPT_DURATIONS: Final = 200  # steps
@@ -34,8 +33,7 @@ class Progress:
     counting: whether it is known from which step on this coordinator counts; trained: the steps committed for the first
     time since then. generation: the newest layout that a step was committed with; -1: none yet.
 
-    losses, evaluations: of the newest steps and states. texts: those that a state has written last, and after which
-    step. skips: the newest steps that left the model as it was, in
+    losses, evaluations: of the newest steps and states. skips: the newest steps that left the model as it was, in
     order; skipped_steps: all since the coordinator counts, a step that is repeated only once. lost_by_step: the
     microbatches of steps that lack some; lost_microbatches: all, counted in the same way. gradient_norm, learning_rate,
     metrics: of the newest step. step_seconds: of the newest steps, oldest first.
@@ -53,7 +51,6 @@ class Progress:
     first_loss: float | None = None
     losses: Mapping[int, float] = field(default_factory=dict)
     evaluations: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
-    texts: tuple[int, Texts] | None = None
     skips: tuple[int, ...] = ()
     skipped_steps: int = 0
     gradient_norm: float | None = None
@@ -127,10 +124,6 @@ class Progress:
         """The state after that step was."""
         known = dict(sorted({**self.evaluations, step: found}.items())[-KEPT_LOSSES:])
         return replace(self, evaluations=known, last_at=now)
-
-    def wrote(self, step: int, texts: Texts, now: float) -> "Progress":
-        """The state after that step has."""
-        return replace(self, texts=(step, texts), last_at=now)
 
     def heard_at(self, now: float) -> "Progress":
         """The workers are back, which may have committed steps meanwhile."""

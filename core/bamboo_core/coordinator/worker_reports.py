@@ -1,6 +1,5 @@
 """What workers report, message by message."""
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +14,11 @@ from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.state import Turn
 from bamboo_core.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo_core.coordinator.workers.platforms import refuse_other_data
-from bamboo_core.history.records import Texts
 from bamboo_core.planning.grid import layer_ranges
 from bamboo_core.planning.plan import ROOT, WorkerId
-from bamboo_core.text import count, metrics, one_line, printable, shortened
+from bamboo_core.text import count, metrics, one_line
 
 REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
-TOLD_PROMPT, TOLD_TEXT = 40, 160  # characters of an event
 
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
@@ -146,30 +143,12 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
         return
     if message.early_stop is not None and state.plan is not None:
         _stop_early(turn, step, message.early_stop)
-    _wrote(turn, step, message.texts)
     if spec is None or not message.metrics or step in state.progress.evaluations:
         return
-    turn.put(turn.state.progress.evaluated(step, message.metrics, turn.now))
+    turn.put(state.progress.evaluated(step, message.metrics, turn.now))
     best = evaluations.best(spec, turn.state.progress.evaluations)
     turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}{' (the best so far)' * (best == step)}"))
     checkpoints.evaluated(turn)
-
-
-def _wrote(turn: Turn, step: int, texts: Texts) -> None:
-    """The state after that step has continued the task's prompts."""
-    known, wanted = turn.state.progress.texts, turn.state.spec.training.generation
-    if wanted is None or not texts or (known is not None and known[0] >= step):
-        return
-    turn.put(turn.state.progress.wrote(step, texts, turn.now))
-    first, others = texts[0], len(texts) - 1
-    more = f"; and {count(others, 'other')}" if others else ""
-    prompt, text = _quoted(first.prompt, TOLD_PROMPT), _quoted(first.text, TOLD_TEXT)
-    turn.do(Emit("Generated", f"after step {step}: {prompt} goes on {text}{more}"))
-
-
-def _quoted(text: str, most: int) -> str:
-    """The text in one line, with its spaces."""
-    return printable(json.dumps(shortened(text, most), ensure_ascii=False))
 
 
 def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:

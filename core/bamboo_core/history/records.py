@@ -10,19 +10,7 @@ import msgspec
 
 VERSION: Final = 2
 MOST_METRICS = 200
-MOST_PROMPTS: Final = 16
-MOST_PROMPT, MOST_TEXT = 500, 2000  # characters
 Metrics = Annotated[dict[str, float | None], msgspec.Meta(max_length=MOST_METRICS)]
-
-
-class Continuation(msgspec.Struct, frozen=True):
-    """What a model has made of a prompt. Of what is longer than may be, the middle is left out."""
-
-    prompt: Annotated[str, msgspec.Meta(max_length=MOST_PROMPT)]
-    text: Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]  # without the prompt
-
-
-Texts = Annotated[tuple[Continuation, ...], msgspec.Meta(max_length=MOST_PROMPTS)]
 
 
 class HistoryError(ValueError):
@@ -53,15 +41,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
 
 
 class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):
-    """What an evaluation of the state after that step came to, and which texts it has written; 0: of the state that the
-    job began with.
-    """
+    """What an evaluation of the state after that step came to; 0: of the state that the job began with."""
 
     attempt: int
     step: int
     time: float
-    metrics: Metrics  # empty if there are only texts
-    texts: Texts = ()  # of each of the task's prompts, if the state was to continue them
+    metrics: Metrics
 
 
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True, tag="event", tag_field="kind"):

@@ -99,14 +99,6 @@ class EvaluationSpec:
     """By how much at least the metric must be better to count as better."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSpec:
-    """How often the model continues the task's prompts while it trains."""
-
-    every_steps: Annotated[int, Integer()]
-    """Steps from one round of texts to the next. The last state writes some, too."""
-
-
 class LoggerType(StrEnum):
     """Who writes the job's history to another system."""
 
@@ -203,8 +195,6 @@ class TrainingSpec:
     """More skipped steps in a row end the job, also with precision fp16."""
     evaluation: Annotated[EvaluationSpec | None, Mark.NO_NUMBERS] = None
     """Measures the model on other data from time to time."""
-    generation: Annotated[GenerationSpec | None, Mark.NO_NUMBERS] = None
-    """Has a language model continue the task's prompts from time to time."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
     """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
     profiler: Annotated[ProfilerSpec | None, Mark.NO_NUMBERS] = None

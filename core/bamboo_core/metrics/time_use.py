@@ -21,7 +21,6 @@ class TimeUse(StrEnum):
 TIME_USE_OF_SPAN = {
     "Forward": TimeUse.FORWARD,
     "Evaluate": TimeUse.FORWARD,
-    "Generate": TimeUse.FORWARD,
     "Backward": TimeUse.BACKWARD,
     "BackwardInput": TimeUse.BACKWARD,
     "BackwardWeight": TimeUse.BACKWARD,

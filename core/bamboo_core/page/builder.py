@@ -122,7 +122,6 @@ def _from_coordinator(
         ),
         traffic=tuple(account(worker, sent, names) for worker, sent in live.traffic),
         evaluation=evaluation(live, view.spec),
-        texts=d.PageTexts(step=live.texts[0], texts=live.texts[1]) if live.texts else None,
         checkpoint=checkpoint(live.checkpoint, now) if live.checkpoint else None,
         **history_fields(record, names),
     )

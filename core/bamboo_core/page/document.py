@@ -5,8 +5,6 @@ What is not known is null; the sentences in `unknown` say why.
 
 import msgspec
 
-from bamboo_core.history.records import Texts
-
 VERSION = 3  # of the document; a page that was loaded before an upgrade asks to be loaded anew
 Struct = msgspec.Struct
 Point = tuple[int, float, float | None, float | None, float | None]
@@ -61,13 +59,6 @@ class PageEvaluation(Struct, frozen=True, kw_only=True, rename="camel"):
     # best_step, best_metrics: of that one, if any has a number for it
     best_step: int | None = None
     best_metrics: dict[str, float | None] | None = None
-
-
-class PageTexts(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the state after that step has made of the task's prompts."""
-
-    step: int
-    texts: Texts
 
 
 class PageCell(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -230,7 +221,6 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     memory: tuple[MemoryRow, ...] = ()
     traffic: tuple[Account, ...] = ()  # what each worker sends in a step
     evaluation: PageEvaluation | None = None  # of a job that has made one
-    texts: PageTexts | None = None  # the newest, of a job whose coordinator has heard of some
     checkpoint: PageCheckpoint | None = None  # of a job that keeps some
     cost: PageCost | None = None
     conditions: tuple[PageCondition, ...] = ()

@@ -57,16 +57,6 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
-class Generate:
-    """A forward for the next token of that batch of prompts. token: how many each of them has got already; when it has
-    all, it goes through the stages once more without one, so that whoever has just taken one over knows.
-    """
-
-    microbatch: int
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
 class SendPartialSum:
     """Give a cell's owner what a portion of its microbatches came to."""
 
@@ -124,7 +114,6 @@ class ReportReady:
 Computed = Forward | Backward | BackwardWeight | BackwardRest
 Instruction = (
     Evaluate
-    | Generate
     | Computed
     | SendPartialSum
     | AddPartialSums
@@ -248,22 +237,6 @@ def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
     """A cell's part in an evaluation of so many batches: of a state that it has just come to, before the step."""
     d, pipelines = cell.pipeline, layout.pipelines
     return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]
-
-
-def generation(cell: Cell, layout: Layout, batches: int, tokens: int) -> list[Instruction]:
-    """A cell's part in a round of texts by a state that it has just come to: so many tokens for so many batches of
-    prompts. While a token of one batch is on its way through the stages, so are those of the pipeline's other batches.
-    """
-    d, pipelines = cell.pipeline, layout.pipelines
-    mine = range(batches * d // pipelines, batches * (d + 1) // pipelines)
-    return [Generate(m, token) for token in range(tokens + 1) for m in mine]
-
-
-def last_program() -> list[Instruction]:
-    """The program of a cell after the last step, in which it only says what its evaluation of the final state
-    came to, and which texts that has written.
-    """
-    return [ReportReady()]
 
 
 def portion_program(portion: Range) -> list[Instruction]:

@@ -78,7 +78,6 @@ class CommitLog:
             scale=result.scale,
             metrics=result.metrics,
             evaluation=result.evaluation,
-            texts=result.texts,
             microbatches=result.microbatches,
             generation=generation,
             epoch=epoch,

@@ -124,7 +124,6 @@ class Committer:
             generation=commit.generation,
             epoch=commit.epoch,
             evaluation=commit.evaluation,
-            texts=commit.texts,
             early_stop=stop,
         )
 
@@ -172,11 +171,10 @@ class Committer:
                 self.pauses, self._wanted = self._wanted.pause, None
             if mark.hold:
                 self.ends_before = step + 1
-        if _says_of_state(commit):
+        if commit.evaluation or commit.early_stop:
             found = {name: _told(value) for name, value in commit.evaluation.items()}
-            told = Evaluated(step=step, metrics=found, texts=commit.texts, early_stop=commit.early_stop)
-            older = {one: msgspec.structs.replace(said, texts=()) for one, said in self._evaluated.items()}
-            self._evaluated = dict([*older.items(), (step, told)][-KEPT:])
+            told = Evaluated(step=step, metrics=found, early_stop=commit.early_stop)
+            self._evaluated = dict([*self._evaluated.items(), (step, told)][-KEPT:])
         self.log.record(step, commit)
         self.log.forget(self._states.oldest(otherwise=step))
         return True
@@ -262,7 +260,7 @@ class Committer:
             self._outbox.send(worker, frame)
 
     def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
-        if _says_of_state(commit):
+        if commit.evaluation or commit.early_stop:
             self._coordinator.tell(self._evaluated[step])
         if commit.microbatches:
             self._tell_step(step, commit, seconds)
@@ -295,11 +293,6 @@ class Committer:
         """None if the plan that has it is still on its way."""
         generation = self.generation(step)
         return next((layout for layout in self._plan.current.layouts if layout.generation == generation), None)
-
-
-def _says_of_state(commit: Commit) -> bool:
-    """Does the commit say more than what the step came to: of the state before it?"""
-    return bool(commit.evaluation or commit.texts or commit.early_stop)
 
 
 def _told(number: float) -> float | None:

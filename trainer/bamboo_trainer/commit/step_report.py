@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bamboo_core.control.protocol import MOST_METRICS
-from bamboo_core.history.records import Continuation
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, exact_terms, quotient
 from bamboo_trainer.frames.payloads import Ready
@@ -31,7 +30,6 @@ def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready
         added={name: exact_terms(values) for name, values in added.items()},
         metrics=exact_sums(work.metrics.values()),
         evaluation=exact_sums(work.evaluated.values()),
-        texts=dict(work.texts),
     )
 
 
@@ -48,7 +46,6 @@ class StepResult:
     microbatches: int
     metrics: dict[str, float]
     evaluation: dict[str, float]
-    texts: tuple[Continuation, ...] = ()  # in the order of the prompts
 
 
 def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
@@ -64,7 +61,6 @@ def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
     for name, terms in (pair for report in reports for pair in report.added.items()):
         added.setdefault(name, []).extend(terms)
     squares = [term for report in reports if report.cell.pipeline == 0 for term in report.squared_norm]
-    texts = {prompt: text for report in reports for prompt, text in report.texts.items()}
     scale = quotient([loss_unit], weights) if weights else 1.0
     metrics = {name: quotient(terms, whole) for name, terms in added.items()}
     metrics |= _quotients([report.metrics for report in reports])
@@ -75,7 +71,6 @@ def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
         microbatches=len(losses),
         metrics={name: metrics[name] for name in sorted(metrics)[:MOST_METRICS]},
         evaluation=_quotients([report.evaluation for report in reports]),
-        texts=tuple(texts[prompt] for prompt in sorted(texts)),
     )
 
 

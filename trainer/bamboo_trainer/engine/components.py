@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
-from bamboo_core.planning.schedule import Computed, Evaluate, Generate, ReportReady
+from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
@@ -317,7 +317,7 @@ class Components:
         return self._decide() or self._copy_piece()
 
     def _execute(self, cell_step: CellStep) -> None:
-        if not isinstance(cell_step.next, Evaluate | Generate | Computed):
+        if not isinstance(cell_step.next, Evaluate | Computed):
             self._look_again()
         self.executor.execute(cell_step)
 

@@ -14,7 +14,6 @@ from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.stage.stage_states import StageBuilder
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
-from bamboo_trainer.tasks.generation import GenerationSchedule
 from bamboo_trainer.transport.base import Transport
 
 
@@ -28,9 +27,8 @@ class Ports:
     clock: seconds; work_clock: without those in which the engine's thread waited for a processor.
     lookahead: see `StageOrder`. on_host: what is kept for others only waits in host
     memory.
-    policy: for steps that are not finite. evaluations: of which states. generations: which states write texts. history:
-    is told of commits. spots: which microbatches are computed
-    again; None: none. devices: of the worker, on which its stages are run in as many parts.
+    policy: for steps that are not finite. evaluations: of which states. history: is told of commits. spots: which
+    microbatches are computed again; None: none. devices: of the worker, on which its stages are run in as many parts.
     """
 
     worker: WorkerId
@@ -47,7 +45,6 @@ class Ports:
     on_host: bool = False
     policy: StepPolicy = APPLIES_ALL
     evaluations: EvaluationSchedule | None = None
-    generations: GenerationSchedule | None = None
     keep_copies: bool = False
     host_memory: Callable[[], HostMemory | None] = lambda: None
     history: History = field(default_factory=NoHistory)

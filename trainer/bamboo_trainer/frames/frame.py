@@ -15,10 +15,7 @@ class FrameKind(IntEnum):
     tensors.
     """
 
-    # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch, GENERATED + n
-    # of a batch of prompts that have got n tokens: then the tokens come before the outputs, and go on from the last
-    # stage to the first
-    ACTIVATION = 1
+    ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
     CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline; payload: to its buffers
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
@@ -41,7 +38,7 @@ class FrameKind(IntEnum):
     SPOT_CHECK = 21  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
 
 
-EVALUATED, GENERATED = 1, 2  # the part of an activation
+EVALUATED = 1  # the part of an activation
 
 BOUNDARY = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})  # what crosses the boundaries of stages
 BULK = frozenset(

@@ -13,7 +13,7 @@ import torch
 
 from bamboo_core.control.evaluations import EarlyStop
 from bamboo_core.control.protocol import MOST_METRICS
-from bamboo_core.history.records import MOST_PROMPTS, Continuation, EvaluationRecord, StepRecord, Texts
+from bamboo_core.history.records import EvaluationRecord, StepRecord
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.frames.frame import BOUNDARY, Again, Frame, FrameKind
@@ -44,8 +44,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # metrics, evaluation: by name, the terms of a sum and of its weight
     metrics: Sums = {}
     evaluation: Sums = {}
-    # by prompt, of a last stage
-    texts: Annotated[dict[int, Continuation], msgspec.Meta(max_length=MOST_PROMPTS)] = {}
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -131,7 +129,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # by metric, of the state before this step, if it was evaluated; after the last step a commit says nothing else, and
     # is of no microbatches
     evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
-    texts: Texts = ()  # that the state before this step has written, with the evaluation or without one
     # with that evaluation the job ends, with the state before this step, which is not trained; a commit says nothing
     # else then, either
     early_stop: EarlyStop | None = None

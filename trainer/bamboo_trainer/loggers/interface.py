@@ -48,10 +48,5 @@ def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
     return _known(found | record.metrics)
 
 
-def texts(record: EvaluationRecord) -> dict[str, str]:
-    """The texts that a state has written, each with its prompt, by name."""
-    return {f"generation/{number}": f"{one.prompt}{one.text}" for number, one in enumerate(record.texts)}
-
-
 def _known(found: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
-from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars, texts
+from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 TAG: Final = "bamboo.run"
 AT_ONCE: Final = 1000  # numbers, which a server takes in one request
@@ -40,9 +40,6 @@ class _MlFlow(Logger):
         ]
         for start in range(0, len(metrics), AT_ONCE):
             self._client.log_batch(self._run, metrics[start : start + AT_ONCE])
-        for record in [one for one in records if isinstance(one, EvaluationRecord)]:
-            for name, text in texts(record).items():
-                self._client.log_text(self._run, text, f"{name}/step-{record.step}.txt")
 
     def close(self) -> None:
         """The run stays open: another worker may go on with it."""

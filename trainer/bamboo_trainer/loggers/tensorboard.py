@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
-from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars, texts
+from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 
 def tensorboard(folder: str = "") -> MakeLogger:
@@ -14,11 +14,6 @@ def tensorboard(folder: str = "") -> MakeLogger:
     history.
     """
     return partial(_TensorBoard, folder)
-
-
-def _as_it_is(text: str) -> str:
-    """The text as Markdown that shows it as it is."""
-    return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
 class _TensorBoard(Logger):
@@ -44,8 +39,6 @@ class _TensorBoard(Logger):
             elif isinstance(record, EvaluationRecord):
                 self._begin_anew(record.step, record.step + 1)  # the step itself stays
                 self._write_scalars(record)
-                for name, text in texts(record).items():
-                    self._writer.add_text(name, _as_it_is(text), record.step, record.time)
             elif isinstance(record, EventRecord) and self._writer is not None:
                 self._writer.add_text("events", f"{record.reason}: {record.message}", self._step, record.time)
         if self._writer is not None:

@@ -4,11 +4,10 @@ import importlib
 import os
 from collections.abc import Sequence
 from functools import partial
-from html import escape
 from typing import Any
 
 from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
-from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars, texts
+from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 
 def wandb(project: str, **settings: Any) -> MakeLogger:
@@ -26,16 +25,13 @@ class _WeightsAndBiases(Logger):
             module: Any = importlib.import_module("wandb")
         except ImportError:
             raise ValueError("wandb is not installed: pip install 'bamboo-trainer[wandb]'") from None
-        self._html: Any = module.Html
         place = {"dir": facts.folder} if facts.folder and not os.environ.get("WANDB_DIR") else {}
         self._run: Any = module.init(**{"name": facts.job, "id": facts.run, "resume": "allow", **place, **settings})
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
             if isinstance(record, StepRecord | EvaluationRecord):
-                written = texts(record) if isinstance(record, EvaluationRecord) else {}
-                pages = {name: self._html(f"<pre>{escape(text)}</pre>") for name, text in written.items()}
-                self._run.log({**scalars(record), **pages, "attempt": record.attempt}, step=record.step)
+                self._run.log({**scalars(record), "attempt": record.attempt}, step=record.step)
             elif isinstance(record, EventRecord) and record.warning:
                 self._run.summary["last_warning"] = f"{record.reason}: {record.message}"
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from bamboo_core.complaints import system_reason
 from bamboo_trainer.data import TextDataset, stdlib_text
-from bamboo_trainer.models.parts.generating import BYTES, open_generation
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.task import Parts, Task
 
@@ -37,7 +36,6 @@ class GptConfig:
     tie_embeddings: bool = False
     checkpoint: bool = False  # the blocks keep only their inputs, and are computed again in the backward
     text: str = "stdlib"  # or a file's path
-    generation: Mapping[str, Any] | None = None  # as `models.parts.generating` reads it
 
     def __post_init__(self) -> None:
         for key in ("d_model", "heads", "blocks", "context"):
@@ -64,7 +62,6 @@ _KEYS: dict[str, tuple[str, type]] = {
     "tieEmbeddings": ("tie_embeddings", bool),
     "checkpoint": ("checkpoint", bool),
     "text": ("text", str),
-    "generation": ("generation", Mapping),
 }
 
 
@@ -144,7 +141,6 @@ def build(config: Mapping[str, Any]) -> Task:
         tied=(("0.token.weight", f"{parsed.blocks + 1}.head.weight"),) if parsed.tie_embeddings else (),
         checkpointed=range(1, parsed.blocks + 1) if parsed.checkpoint else (),
         sample=partial(_sample, parsed),
-        generation=open_generation(parsed.generation, BYTES, VOCABULARY, parsed.context),
     )
 
 

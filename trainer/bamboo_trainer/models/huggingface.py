@@ -24,7 +24,6 @@ from bamboo_trainer.data import by_source, source_names
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.lora import with_lora, with_peft
 from bamboo_trainer.models.parts import chats
-from bamboo_trainer.models.parts.generating import open_generation
 from bamboo_trainer.models.parts.hub_models import model_folder, stay_offline
 from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
@@ -78,7 +77,6 @@ class HuggingFaceSettings:
     # data, evaluation: as `models.sequences` reads them
     data: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
-    generation: Mapping[str, Any] | None = None  # as `models.parts.generating` reads it
     objective: Objective | None = None  # None: what the model is for
     labels: int | Sequence[str] | None = None  # their number or names, for a head; None: as the model's config says
     attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
@@ -121,7 +119,6 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "architecture": ("architecture", (str, Mapping)),
     "data": ("data", Mapping),
     "evaluation": ("evaluation", Mapping),
-    "generation": ("generation", Mapping),
     "objective": ("objective", str),
     "labels": ("labels", (int, list)),
     "attention": ("attention", str),
@@ -145,12 +142,9 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     data = settings.data or {}
     dataset = _opened(data, objective, model_config, settings.model)
 
-    lengths = {"data": dataset.length}
-
     def held_out(given: Mapping[str, Any]) -> Dataset:
         opened = _opened(with_length(given, data.get("length")), objective, model_config, settings.model, "evaluation")
         expect(opened.names == dataset.names, "evaluation: expected a mask of those that count just if data has one")
-        lengths["evaluation"] = opened.length
         return opened
 
     weights = None
@@ -158,11 +152,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         weights = PublishedWeights(Path(settings.model))
     loss = partial(_of_labels, label_loss)
     measured = evaluation(settings.evaluation, held_out, partial(_of_labels, label_accuracy), loss)
-    expect(settings.generation is None or objective == "causal", "generation: expected only with objective causal")
-    words = vocabulary_of(model_config)
-    continued = open_generation(settings.generation, settings.model, words, names=dataset.names)
-    if continued is not None:
-        lengths["generation"] = max(map(len, continued.prompts)) + continued.tokens
+    lengths = {"data": dataset} if measured is None else {"data": dataset, "evaluation": measured.dataset}
 
     def make() -> nn.Module:
         model = make_model(model_config, objective, settings.attention)
@@ -180,7 +170,6 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         dataset=dataset,
         evaluation=measured,
         metrics=by_source(loss, source_names(data)),
-        generation=continued,
         tokens_per_sample=dataset.tokens_per_sample,
         optimizer=partial(optimizer, settings),
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
@@ -362,14 +351,14 @@ def make_model(config: Any, objective: Objective, attention: str | None = None) 
     return model
 
 
-def check_positions(model: nn.Module, config: Any, lengths: Mapping[str, int]) -> None:
-    """TaskError for sequences that are longer than the model's table of positions. lengths: by the config's key."""
+def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) -> None:
+    """TaskError for sequences that are longer than the model's table of positions. datasets: by the config's key."""
     most = positions_of(model, config)
-    for key, length in lengths.items():
-        if most is not None and length > most:
+    for key, dataset in datasets.items():
+        if most is not None and dataset.length > most:
             raise TaskError(
                 f"task.config: {key}: expected sequences of at most {most} tokens, for more the model "
-                f"({config.model_type}) has no positions, got {length}"
+                f"({config.model_type}) has no positions, got {dataset.length}"
             )
 
 

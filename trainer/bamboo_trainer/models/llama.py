@@ -133,7 +133,7 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
-    c = settings.read(config, SIZES, "3.2-1b", writes=True)
+    c = settings.read(config, SIZES, "3.2-1b")
     settings.whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
     if c["width"] % (2 * c["heads"]):
         raise ValueError(f"width must be a multiple of 2 heads = {2 * c['heads']}, got {c['width']}")

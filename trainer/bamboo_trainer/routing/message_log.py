@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.frames.frame import GENERATED, Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import Address, Frame
 
 
 class MessageLog:
@@ -13,12 +13,8 @@ class MessageLog:
         self._frames: dict[Cell, dict[Address, Frame]] = {}
 
     def add(self, frame: Frame) -> None:
-        """The newest copy counts, and comes last. Of prompts that get a token after the other so does what has the
-        most: it has all the others, too.
-        """
+        """The newest copy counts, and comes last."""
         frames = self._frames.setdefault(frame.address.cell, {})
-        if frame.address.kind is FrameKind.ACTIVATION and frame.address.part > GENERATED:
-            frames.pop(frame.address._replace(part=frame.address.part - 1), None)
         frames.pop(frame.address, None)
         frames[frame.address] = frame
 

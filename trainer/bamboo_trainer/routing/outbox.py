@@ -3,14 +3,14 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from torch import Tensor
 
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_trainer.frames.frame import GENERATED, Address, Again, Frame, FrameKind
+from bamboo_trainer.frames.frame import BOUNDARY, Address, Again, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Contributed, PartialSum
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies, Parts
 from bamboo_trainer.routing.message_log import MessageLog
@@ -19,6 +19,7 @@ from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.wire import Lane, lane_of
 
 Received = tuple[WorkerId, Frame]  # sender and frame
+_DIRECT: Final = BOUNDARY | {FrameKind.TIED}  # what stages give each other in a step, from device to device
 
 
 class _Leaving(NamedTuple):
@@ -71,7 +72,7 @@ class Outbox:
 
         A gradient goes to the cell's shadow, too, if that runs backwards in advance.
         """
-        if not _passes_directly(address) or self._plan.owner(address.cell) != self._plan.worker:
+        if address.kind not in _DIRECT or self._plan.owner(address.cell) != self._plan.worker:
             self._leave_after(address, tensors, payload, None)
             return
         here = self._copies.hand_over(tensors)
@@ -148,13 +149,6 @@ class Outbox:
         for frame in self.log.to(cell):
             payload = _said_again(frame.payload)
             self.send(worker or self._plan.owner(cell), replace(frame, epoch=epoch, payload=payload))
-
-
-def _passes_directly(address: Address) -> bool:
-    """Is it what one stage gives another in a step, which brings it to its own device?"""
-    if address.kind is FrameKind.ACTIVATION:
-        return address.part < GENERATED
-    return address.kind in (FrameKind.GRADIENT, FrameKind.TIED)
 
 
 def _said_again(payload: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -35,8 +34,11 @@ class Evaluator:
         if inputs is None or self._last:
             read, targets, samples = self._read(batch, reader)
             inputs = read if inputs is None else inputs
-        place = ("evaluation", self._config.seed, version, batch)
-        parts = quiet_forward(self._layers, inputs, place, self._device, self._config.precision)
+        parts = tuple(p.to(self._device) for p in inputs)
+        with torch.no_grad(), evaluating(self._layers.values()), _uncached(self._device, self._config.precision):
+            for index, layer in self._layers.items():
+                seed_forward(self._device, pure_seed("evaluation", self._config.seed, version, batch, index))
+                parts = run_layer(layer, index, parts)
         if not self._last:
             return parts, {}
         with torch.no_grad():
@@ -51,20 +53,6 @@ class Evaluator:
         with reader.quiet():
             inputs, targets = load_batch(self._task, samples, self._task.evaluation.dataset)
         return inputs, targets, len(samples)
-
-
-def quiet_forward(
-    layers: Mapping[int, nn.Module], inputs: Parts, place: tuple[Any, ...], device: torch.device, precision: str
-) -> Parts:
-    """What the layers make of these inputs in eval mode, without a graph. place: what random numbers follow from, with
-    the number of the layer that draws them.
-    """
-    parts = tuple(p.to(device) for p in inputs)
-    with torch.no_grad(), evaluating(layers.values()), _uncached(device, precision):
-        for index, layer in layers.items():
-            seed_forward(device, pure_seed(*place, index))
-            parts = run_layer(layer, index, parts)
-    return parts
 
 
 def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":

@@ -19,7 +19,6 @@ from bamboo_trainer.stage.as_built import AsBuilt
 from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
 from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner, split_needs, with_needs
-from bamboo_trainer.stage.generation import Generator
 from bamboo_trainer.stage.gradients.backwards import BackwardRunner
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.values import StageValues
@@ -73,7 +72,6 @@ class Stage:
         self._first_look = FirstLook(first or (lambda: task), config, layers, parameters, values.shared, values.last)
         self._evaluator = Evaluator(task, config, layers, device, values.last)
         self._has_run: set[str] = set()  # phases
-        self._generator = Generator(task, config, layers, device, values.last)
         self.as_built = None if config.compile else AsBuilt(layers)
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
@@ -240,17 +238,6 @@ class Stage:
         outputs, found = self._evaluator.run(self.values.version, batch, inputs, self._reader)
         if self.values.last:
             work.evaluated[batch] = found
-        return self._kept(outputs)
-
-    def generate(self, work: Work, batch: int, token: int, inputs: Parts | None) -> tuple[int, Parts]:
-        """A forward of a batch of prompts, in eval mode, for the token after so many. How many they have then, and what
-        the next stage gets, or after the last stage the first one.
-        """
-        has, outputs = self._generator.run(work, self.values.version, batch, token, inputs)
-        return has, self._kept(outputs)
-
-    def _kept(self, outputs: Parts) -> Parts:
-        """The outputs as they stay when an optimizer step writes to the parameters."""
         return tuple(p.clone() if self.values.parameters.holds(p) else p for p in outputs)
 
 

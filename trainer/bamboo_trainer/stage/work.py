@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from bamboo_core.history.records import Continuation
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
 from bamboo_trainer.stage.gradients.buckets import BackwardPart, Cut, Ends
@@ -63,8 +62,6 @@ class Work:
     added_values: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
     contributions: dict[int, Recorded] = field(default_factory=dict)  # to running buffers
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
-    continued: dict[int, Tensor] = field(default_factory=dict)  # of a last stage: by batch of prompts, its tokens
-    texts: dict[int, Continuation] = field(default_factory=dict)  # of a last stage: by prompt
 
     def complete(self, forwarding: Forwarding, *, last: bool) -> None:
         """Keep for the backward, and of the step's result, what a forward left. last: its one output is the loss.

@@ -330,7 +330,6 @@ class WorkerAgent:
             keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
             host_memory=host_memory,
             evaluations=job.evaluations,
-            generations=job.generations,
             spots=SpotSchedule() if job.config.deterministic else None,
             copies=together(copies),
         )

@@ -22,7 +22,6 @@ from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule, evaluation_schedule
-from bamboo_trainer.tasks.generation import GenerationSchedule, generation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.user_code import dataset_length
@@ -31,8 +30,8 @@ from bamboo_trainer.training import TrainingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedJob:
-    """spec: with as many steps as the data are good for. evaluations, generations: None without any. loggers: by name,
-    none of them made. data: None if the job keeps no checkpoints, which say of what data they are.
+    """spec: with as many steps as the data are good for. evaluations: None without any. loggers: by name, none of
+    them made. data: None if the job keeps no checkpoints, which say of what data they are.
     """
 
     spec: JobSpec
@@ -40,7 +39,6 @@ class LoadedJob:
     config: TrainingConfig
     reader: BatchReader
     evaluations: EvaluationSchedule | None
-    generations: GenerationSchedule | None
     loggers: Mapping[str, MakeLogger]
     data: DataRecord | None
 
@@ -81,7 +79,6 @@ def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
         task=task,
         config=config,
         evaluations=evaluation_schedule(task, spec.training),
-        generations=generation_schedule(task, spec.training),
         loggers=loggers_of(task, spec.training),
         reader=BatchReader(task, config.samples),
         data=record_of(task, config.seed) if spec.checkpoint else None,

@@ -88,7 +88,7 @@ def model_of(run: JobRun) -> StepModel:
 
 def _simplified(run: JobRun) -> JobRun:
     """The run without what takes no time in the model. Raises SimulationError."""
-    training = replace(run.spec.training, evaluation=None, generation=None, until=None)
+    training = replace(run.spec.training, evaluation=None, until=None)
     if training.steps == UNKNOWN_STEPS:
         raise SimulationError("training.until: how many steps that is only the task's data can tell; say --steps")
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)

@@ -15,7 +15,8 @@ def finish_if_done(turn: Turn) -> None:
         return  # a state is still being kept
     if state.step < state.spec.training.steps:
         return  # a decision has ended training, and the root has yet to say so
-    if state.terms.early_stop is None and _awaits_the_last_round(state):
+    evaluated = state.terms.early_stop is not None or state.spec.training.steps in state.progress.evaluations
+    if state.spec.training.evaluation and not evaluated:
         return  # all have done their part in it, and the root has yet to say what it came to
     finished, stages = dict(state.ending.finished), len(state.plan.stages)
     if not any(finished.keys() >= set(layout.cells(stages)) for layout in state.plan.layouts):
@@ -35,14 +36,6 @@ def _is_compared(state: CoordinatorState) -> bool:
     plan = state.current_plan
     holders = [set(workers) & state.workers.keys() for workers in state.certain_holders(plan)]
     return plan.mixed or state.guard.are_equal(plan.origin, state.spec.training.steps, holders)
-
-
-def _awaits_the_last_round(state: CoordinatorState) -> bool:
-    """Is the last state to be evaluated or to write texts, and has nobody said what that came to?"""
-    training, progress = state.spec.training, state.progress
-    evaluated = training.evaluation is None or training.steps in progress.evaluations
-    wrote = training.generation is None or (progress.texts is not None and progress.texts[0] == training.steps)
-    return not (evaluated and wrote)
 
 
 def complete(turn: Turn) -> None:

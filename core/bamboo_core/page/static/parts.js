@@ -13,7 +13,6 @@ export function drawParts(page) {
   others(page);
   timeline(page);
   checkpoint(page);
-  texts(page);
   memory(page.memory);
   traffic(page.traffic);
   cost(page);
@@ -145,12 +144,6 @@ function checkpoint({ checkpoint: kept, now, state }) {
   if (kept.restores || kept.repeated) facts.push(["Gone back to one", plural(kept.restores, "time")], ["Repeated steps", repeated(kept)]);
   if (!changed("checkpoint", facts.map(([name, value]) => [name, typeof value === "string" ? value : value.textContent]))) return;
   byId("checkpoint-facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
-}
-
-function texts({ texts: written }) {
-  if (!changed("texts", written) || !show(byId("texts"), written !== null)) return;
-  byId("texts-note").textContent = `How the state after step ${number(written.step, 0)} goes on with the prompts.`;
-  byId("texts-list").replaceChildren(...written.texts.map(({ prompt, text }) => el("li", {}, el("strong", {}, prompt), text)));
 }
 
 function repeated({ repeated: steps, repeatedSeconds: seconds, repeatedCost: price }) {

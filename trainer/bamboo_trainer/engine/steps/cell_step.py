@@ -16,18 +16,16 @@ from bamboo_core.planning.schedule import (
     BackwardWeight,
     Computed,
     Forward,
-    Generate,
     Instruction,
+    ReportReady,
     StageOrder,
     evaluation,
-    generation,
-    last_program,
     portion_program,
     program,
 )
 from bamboo_trainer.engine.steps.frame_fit import check_fit
 from bamboo_trainer.engine.steps.schedule import needs
-from bamboo_trainer.frames.frame import GENERATED, Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import Address, Frame
 from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.memory.host_copies import Copy
 from bamboo_trainer.memory.marks import QueueMark
@@ -93,13 +91,9 @@ class TakeoverProgress:
 
 @dataclass(frozen=True, slots=True)
 class Evaluating:
-    """batches: of the evaluation with which a step begins; 0 if it has none. prompts: batches of those that are
-    continued then, each with so many tokens. only: nothing is trained any more.
-    """
+    """batches: of the evaluation with which a step begins; 0 if it has none. only: nothing is trained any more."""
 
     batches: int = 0
-    prompts: int = 0
-    tokens: int = 0
     only: bool = False
 
 
@@ -110,8 +104,8 @@ class CellStep:
     inputs: of each of the program's instructions, the frames that it takes in.
     ahead: what was computed in advance, before this worker had to run the cell.
     since: the step with which this worker began to run the cell. in_midstep: it began in the middle of a step, so
-    others wait for what it repeats. evaluations: instructions at the program's beginning that evaluate the state or
-    have it write texts, before the step itself.
+    others wait for what it repeats. evaluations: instructions at the program's beginning that evaluate the state,
+    before the step itself.
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
     share its microbatches. is_portion: it is but one of those, and its owner may be another worker.
@@ -166,11 +160,10 @@ class CellStep:
         resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
-            before += generation(self.cell, layout, evaluating.prompts, evaluating.tokens)
             shared, tied = self._ranges(layout), bool(stage.values.final.tied)
             order = StageOrder(layout.schedule, lookahead, late_weights=resumed)
             training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
-            step = last_program() if evaluating.only else training
+            step = [ReportReady()] if evaluating.only else training
             self.program, self.evaluations = [*before, *step], len(before)
         self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]
         self.work = None
@@ -181,8 +174,6 @@ class CellStep:
         self.consumed.clear()
         self.contributions = {}
         self._refuse_misfits(stage)
-        for address in list(self.inbox):
-            self._go_on_with(address)
 
     def _refuse_misfits(self, stage: Stage) -> None:
         """Drop what came too early to be looked at, and does not fit."""
@@ -224,23 +215,6 @@ class CellStep:
             check_fit(frame, stage.values.final, self.layout)
         if address.step >= self.step and address not in self.consumed:
             self.inbox.setdefault(address, frame)
-            self._go_on_with(address)
-
-    def _go_on_with(self, address: Address) -> None:
-        """Leave out what a batch of prompts has got behind it: all stages have done that, and the frame has all tokens
-        that have come of it. So who takes a cell over goes on where the batch is.
-        """
-        if address.kind is not FrameKind.ACTIVATION or address.part < GENERATED or address.step != self.step:
-            return
-        m, token = address.microbatch, address.part - GENERATED
-        over = [
-            place
-            for place in range(self.done, self.evaluations)
-            if isinstance(one := self.program[place], Generate) and one.microbatch == m and one.token < token
-        ]
-        for place in reversed(over):
-            del self.program[place], self.inputs[place]
-        self.evaluations -= len(over)
 
     def adopt(self, shadow: Shadow) -> None:
         """Go on from what was computed in advance for this very step."""

@@ -26,7 +26,7 @@ from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import GENERATED, REDUCED, Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import REDUCED, Address, Frame, FrameKind
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -54,7 +54,7 @@ class Executor:
         self._observer, self._clock, self._timer, self._devices = ports.observer, ports.clock, timer, devices
         self._coordinator = ports.coordinator
         self._wanted, self._lookahead = ports.steps, ports.lookahead
-        self._evaluations, self._generations = ports.evaluations, ports.generations
+        self._evaluations = ports.evaluations
         self._instructions = Instructions(
             plan, outbox, states, replicator, spots, devices, ports.copies, steps=ports.steps, clock=ports.clock
         )
@@ -73,12 +73,8 @@ class Executor:
 
     @property
     def _last(self) -> int:
-        """After the last step the final state is evaluated, and writes texts."""
-        return self.steps if self._ends_with_a_round else self.steps - 1
-
-    @property
-    def _ends_with_a_round(self) -> bool:
-        return self._evaluations is not None or self._generations is not None
+        """After the last step the final state is evaluated."""
+        return self.steps if self._evaluations else self.steps - 1
 
     # roles
 
@@ -174,21 +170,18 @@ class Executor:
         cell_step.start(stage, self._plan.stages, layout, tied_to, self._lookahead, evaluating)
 
     def _evaluating(self, step: int) -> Evaluating:
-        """What of an evaluation the step begins with, and of texts. Of a step that is committed nobody has to know it
-        any more.
-        """
-        if not self._ends_with_a_round or step in self._committer.log.commits:
-            return Evaluating(only=self._ends_with_a_round and step >= self.steps)
-        batches = self._evaluations.batches_of(step) if self._evaluations else 0
-        prompts, tokens = self._generations.round_of(step) if self._generations else (0, 0)
-        return Evaluating(batches, prompts, tokens, only=step >= self.steps)
+        """Return the evaluation that the step begins with: none if the step is committed, and nobody needs it."""
+        if self._evaluations is None:
+            return Evaluating()
+        over = step in self._committer.log.commits
+        return Evaluating(0 if over else self._evaluations.batches_of(step), only=step >= self.steps)
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
         """Nothing is left to do for the cell, but what others may ask."""
         held, step = self._states.of(cell_step.cell), cell_step.step
         if cell_step.finished or cell_step.work is None or held is None or step < self.steps:
             return
-        if not self._ends_with_a_round or step in self._committer.log.commits:
+        if self._evaluations is None or step in self._committer.log.commits:
             cell_step.finished = True
             self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
@@ -428,9 +421,7 @@ class Executor:
                 return f"the commit of step {cell_step.step + 1}" if waits else "the others to finish"
             missing = cell_step.lacking(cell_step.done + 1)
             if missing:
-                kind, d, s, step, m, part = missing[0]
-                if kind is FrameKind.ACTIVATION and part >= GENERATED:
-                    return f"token {part - GENERATED + 1} of texts for stage {s} of pipeline {d}, after step {step}"
+                kind, d, s, step, m, _ = missing[0]
                 which = "bucket" if kind in REDUCED else "microbatch"
                 return f"{kind.name} for stage {s} of pipeline {d}, step {step + 1}, {which} {m}"
             if isinstance(cell_step.next, ReportReady):

@@ -19,7 +19,6 @@ from bamboo_core.planning.schedule import (
     ExchangeTied,
     Forward,
     GatherGradients,
-    Generate,
     Instruction,
     ReduceGradients,
     ReportReady,
@@ -35,7 +34,7 @@ from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import EVALUATED, GENERATED, Address, FrameKind
+from bamboo_trainer.frames.frame import EVALUATED, Address, FrameKind
 from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -67,7 +66,6 @@ class Instructions:
         self._spots, self._devices, self._copies, self._clock = spots, devices, copies, clock
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Evaluate: self._evaluate,
-            Generate: self._generate,
             Forward: self._forward,
             Backward: self._backward,
             BackwardInput: self._backward,
@@ -132,14 +130,6 @@ class Instructions:
         outputs = stage.evaluate(work, m, cell_step.take_input())
         if s < self._plan.stages - 1:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, step, m, EVALUATED), outputs)
-
-    def _generate(self, cell_step: CellStep, instruction: Generate) -> None:
-        stage, work = self._parts(cell_step)
-        (d, s), m = cell_step.cell, instruction.microbatch
-        has, outputs = stage.generate(work, m, instruction.token, cell_step.take_input())
-        if self._plan.stages > 1:
-            after = (s + 1) % self._plan.stages
-            self._outbox.emit(Address(FrameKind.ACTIVATION, d, after, cell_step.step, m, GENERATED + has), outputs)
 
     def _coming(self, cell_step: CellStep) -> Iterator[tuple[int, int]]:
         """Step and microbatch of the forwards after this one, as far as no plan changes them: whose data are read."""

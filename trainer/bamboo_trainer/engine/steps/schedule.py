@@ -9,12 +9,11 @@ from bamboo_core.planning.schedule import (
     Evaluate,
     Forward,
     GatherGradients,
-    Generate,
     Instruction,
     ReduceGradients,
     SumTied,
 )
-from bamboo_trainer.frames.frame import EVALUATED, GENERATED, Address, FrameKind
+from bamboo_trainer.frames.frame import EVALUATED, Address, FrameKind
 
 
 def needs(
@@ -27,8 +26,6 @@ def needs(
             return (Address(FrameKind.ACTIVATION, d, s, step, m),)
         case Evaluate(m) if s > 0:
             return (Address(FrameKind.ACTIVATION, d, s, step, m, EVALUATED),)
-        case Generate(m, token) if s > 0 or (token > 0 and stages > 1):
-            return (Address(FrameKind.ACTIVATION, d, s, step, m, GENERATED + token),)
         case Backward(m) if s < stages - 1:
             return (Address(FrameKind.GRADIENT, d, s, step, m),)
         case AddPartialSums(portions):

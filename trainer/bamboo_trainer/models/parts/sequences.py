@@ -14,7 +14,6 @@ from bamboo_trainer.data import ByLength, Documents, TensorDataset, by_source, d
 from bamboo_trainer.data.config import Opener
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.generating import open_generation
 from bamboo_trainer.task import Dataset, Order, Parts, Task, TrainingFacts, Weighted, own_order
 
 Objective = Literal["causal", "masked"]
@@ -330,9 +329,6 @@ def language_model(
         dataset=dataset,
         evaluation=settings.evaluation(c["evaluation"], held_out, accuracy, _loss),
         metrics=by_source(_loss, source_names(c["data"])),
-        generation=open_generation(
-            c["generation"], None, c["vocabulary"], None if rotary else c["positions"], dataset.names
-        ),
         tokens_per_sample=dataset.tokens_per_sample,
         optimizer=settings.adamw(c),
         learning_rate=settings.rate(c, training, dataset),

@@ -19,11 +19,8 @@ TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weig
 Named = Iterable[tuple[str, nn.Parameter]]
 
 
-def read(
-    config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], default: str, *, writes: bool = False
-) -> dict[str, Any]:
-    """A size's values by its name, with what the config says instead of them, and how it trains. writes: the model can
-    continue texts.
+def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], default: str) -> dict[str, Any]:
+    """A size's values by its name, with what the config says instead of them, and how it trains.
 
     Raises ValueError, naming the key and what was expected.
     """
@@ -31,8 +28,7 @@ def read(
     if size not in sizes:
         raise ValueError(f"size must be one of {', '.join(sizes)}, got {size!r}")
     known = {**TRAINING, **sizes[size], "data": {}, "evaluation": {}}
-    known |= {"generation": {}} if writes else {}
-    values = {**known, "evaluation": None, "generation": None}
+    values = {**known, "evaluation": None}
     for key, value in config.items():
         if key == "size":
             continue

@@ -267,9 +267,8 @@ class HistoryBuffer:
 
     def _records(self, done: int, commit: Commit, mark: HistoryMark) -> Iterator[StepRecord | EvaluationRecord]:
         """done: so many steps were committed before."""
-        if commit.evaluation or commit.texts:
-            metrics = _finite_ones(commit.evaluation)
-            yield EvaluationRecord(attempt=0, step=done, time=mark.at, metrics=metrics, texts=commit.texts)
+        if commit.evaluation:
+            yield EvaluationRecord(attempt=0, step=done, time=mark.at, metrics=_finite_ones(commit.evaluation))
         if not commit.microbatches:
             return  # the job is over, and has told how good its last state is
         rates, step, seconds = self._rates, done + 1, mark.seconds or None
