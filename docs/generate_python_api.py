@@ -11,9 +11,9 @@ PAGE = Path(__file__).parent / "python-api.md"
 MODELS = ("gpt", "mlp", "huggingface", "gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
-        *("Parts", "Build", "TrainingFacts", "Task", "Phase", "Evaluation"),
+        *("Parts", "Build", "TrainingFacts", "Task", "Evaluation"),
         *("Dataset", "Order"),
-        *("Weighted", "add_loss", "phase", "track_buffers", "contribute"),
+        *("Weighted", "add_loss", "track_buffers", "contribute"),
     ),
     "bamboo_trainer.lora": ("with_lora", "merged"),
     "bamboo_trainer.schedules": (

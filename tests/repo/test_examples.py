@@ -86,21 +86,6 @@ def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed
     assert 0.5 < sum(expected.values()) / summary["memory"]["total"] < 2, (expected, summary["memory"])
 
 
-@pytest.mark.slow
-def test_the_gan_ends_with_the_same_bits_when_workers_are_killed_in_either_phase(tmp_path: Path) -> None:
-    document = yaml.safe_load((EXAMPLES / "gan.yaml").read_text())
-    document["spec"]["training"]["steps"] = 72
-    document["spec"]["topology"]["pipelines"] = 2
-    (tmp_path / "gan.yaml").write_text(yaml.safe_dump(document))
-    shutil.copy(EXAMPLES / "gan.py", tmp_path)
-    kills = ("--preempt", "at:30:1", "--preempt", "at:61:0")  # the root, in a step of the discriminator
-    done = bamboo("run", str(tmp_path / "gan.yaml"), *kills, "--verify", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads(done.stdout)
-    assert (summary["committed"], summary["preemptions"], summary["bit_equal"]) == (72, 2, True)
-    assert summary["metrics"].keys() == {"generator_loss"}
-
-
 def test_its_mistakes_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     with pytest.raises(TaskError, match=r"task\.config: unknown key 'widht'"):

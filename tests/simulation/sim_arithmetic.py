@@ -39,16 +39,11 @@ class Arithmetic:
     evaluated: tuple[int, int] = (0, 0)  # (every so many steps, batches); (0, 0): never
     left_out: int = 0  # steps that an early stop saves; `steps` are those before it
     by_decision: bool = False  # a decision of the task stops it, and no evaluation
-    phases: tuple[str, ...] = ()  # whose the steps are, in turns
 
     @property
     def wanted_steps(self) -> int:
         """The steps that the manifest asks for."""
         return self.steps + self.left_out
-
-    def phase(self, step: int) -> str:
-        """Whose the step is; "" without phases."""
-        return self.phases[step % len(self.phases)] if self.phases else ""
 
     @property
     def layers(self) -> int:

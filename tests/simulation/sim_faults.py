@@ -210,10 +210,6 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     if Kind.DEVICES in has:
         made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2))
     made = _with_callbacks(made, random.Random(f"{seed} callbacks")) if Kind.CALLBACKS in has else made
-    if Kind.PHASES in has:
-        several = ("critic", "actor"), ("judge", "judge", "maker")
-        phases = random.Random(f"{seed} phases").choice(several)
-        made = replace(made, arithmetic=replace(made.arithmetic, phases=phases))
     return _with_early_stop(made, random.Random(f"{seed} stops")) if Kind.STOPS in has else made
 
 

@@ -25,7 +25,6 @@ class Kind(StrEnum):
     SIBLINGS = "siblings", "several pipelines of one stage, whose workers share what is lost"
     ZBH1 = "zbh1", "weight gradients are postponed"
     SCHEDULES = "schedules", "the schedule changes again and again while the job runs"
-    PHASES = "phases", "the steps take turns between phases"
     STOPS = "stops", "an evaluation or a decision ends the job early"
     DEVICES = "devices", "what is sent has to be copied from a device, which takes a while"
     NODES = "nodes", "nodes have several workers, and are lost with all of them"

@@ -365,10 +365,7 @@ class Node:
                 clock=lambda: around.clock.now + self.spent,
                 work_clock=lambda: around.clock.now + self.spent,
                 lookahead=around.lookahead,
-                policy=StepPolicy(
-                    skips=bool(around.oracle.arithmetic.skipped),
-                    loss_names=tuple(f"{phase}_loss" for phase in around.oracle.arithmetic.phases),
-                ),
+                policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
                 spots=SpotSchedule(early=range(1, 200)),

@@ -154,13 +154,6 @@ def test_random_faults_of_jobs_whose_standby_workers_keep_replicas(kinds: tuple[
     assert sum(e.reason == "Takeover" for job in jobs for e in job.emitted) > 1
 
 
-def test_random_faults_of_jobs_whose_steps_take_turns_between_phases() -> None:
-    """Spare workers try stages out that are at steps of different phases."""
-    kinds = (Kind.PHASES, Kind.SPARES)
-    failed = [v for v in (run_seed(seed, *kinds) for seed in range(60, 66)) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-
-
 @pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.CHECKPOINTS,), 100)])
 def test_random_faults_of_jobs_that_an_evaluation_or_a_decision_ends(kinds: tuple[Kind, ...], first: int) -> None:
     """Half of what befalls a certain step befalls the one that is given up, or the one before."""

@@ -6,7 +6,6 @@ view, a table that is expanded, values in double precision. The head takes whate
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer import schedules
 from bamboo_trainer.lora import with_lora
-from bamboo_trainer.task import Evaluation, Parts, Phase, Task, Weighted, add_loss, contribute, track_buffers
+from bamboo_trainer.task import Evaluation, Parts, Task, Weighted, add_loss, contribute, track_buffers
 
 WORDS, WIDTH, LENGTH = 11, 8, 4
 Factory = Callable[[], nn.Module]
@@ -311,22 +310,6 @@ def _of_shared(shared: nn.Module) -> nn.Module:
     return Inner(shared, residual=True, strides="as they are", trained=True)
 
 
-def _phases(rng: random.Random, layers: int) -> tuple[Phase, ...]:
-    """Two that take turns: the layers from the first one on, and those up to the last one; some may be in both."""
-    parted, name = sorted(rng.choices(range(1, layers), k=2)), rng.choice(list(OPTIMIZERS))
-    rate = OPTIMIZERS[name]([nn.Parameter(torch.zeros(1))]).defaults["lr"]
-    front = Phase(name="front", trains=range(parted[1]), steps=rng.choice([1, 2]), loss=rng.choice([None, _mean]))
-    back = Phase(
-        name="back",
-        trains=range(parted[0], layers),
-        loss=_weighted,
-        metrics={"right": _right},
-        optimizer=partial(_optimizer, OPTIMIZERS[name], False),
-        learning_rate=schedules.constant(rate),
-    )
-    return (front, back) if rng.random() < 0.5 else (back, front)
-
-
 def build(config: Mapping[str, Any]) -> Task:
     """config: `model`, any number; and `steps` of the job."""
     rng = random.Random(int(config["model"]))
@@ -347,9 +330,6 @@ def build(config: Mapping[str, Any]) -> Task:
         checkpointed=[i for i in range(len(layers)) if rng.random() < 0.2],
         evaluation=Evaluation(dataset=Samples(6, numbers), metrics={"right": _right}),
     )
-    turns = random.Random(f"{config['model']} with phases")
-    if turns.random() < 0.3:
-        return replace(task, phases=_phases(turns, len(layers)))
     if rng.random() < 0.15 and not ties:
         return with_lora(
             task, rank=2, targets=("*linear", "*all", "*out", "*gate", "*experts*", "*module"), trained=("*norm*",)

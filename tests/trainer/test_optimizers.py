@@ -12,7 +12,6 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.phases import TaskInPhase
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 from manifest_kit import bamboojob, training
@@ -57,8 +56,7 @@ def test_its_steps_are_those_of_its_parts() -> None:
     model, other = nn.Linear(3, 3), nn.Linear(3, 3)
     other.load_state_dict(model.state_dict())
     combined = ScheduledOptimizer(
-        TaskInPhase(small_task(optimizer=muon_and_adagrad, learning_rate=lambda step: 0.01)),
-        list(model.named_parameters()),
+        small_task(optimizer=muon_and_adagrad, learning_rate=lambda step: 0.01), list(model.named_parameters())
     )
     apart = (torch.optim.Muon([other.weight], lr=0.01), torch.optim.Adagrad([other.bias], lr=0.005))
     for step in range(3):
@@ -91,5 +89,5 @@ class Around(torch.optim.Optimizer):
 def test_what_cannot_be_kept_in_step_is_refused_at_once(make: Any, said: str) -> None:
     task = small_task(optimizer=lambda named: make([p for _, p in named]))
     with pytest.raises(TaskError) as refused:
-        ScheduledOptimizer(TaskInPhase(task), list(nn.Linear(2, 2).named_parameters()))
+        ScheduledOptimizer(task, list(nn.Linear(2, 2).named_parameters()))
     assert said in str(refused.value)

@@ -8,10 +8,8 @@ from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import ROOT, Cell, Plan
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Commit
-from bamboo_trainer.task import Phase, Task
 from engine_kit import THREE, OneEngine
 from replica_kit import after_loss
-from stage_kit import small_task
 
 SHADOWED = Cell(0, 1)  # of w0, which runs the first stage
 
@@ -48,27 +46,11 @@ def test_nothing_is_tried_out_in_a_step_in_which_roles_have_changed() -> None:
     assert changed.work() == []
 
 
-def on_standby(task: Task | None = None) -> OneEngine:
-    """w3, which keeps replicas of all stages."""
-    rows = tuple(msgspec.structs.replace(row, replicas=(*row.replicas, "w3")) for row in THREE.pipelines[0])
-    spare = msgspec.structs.replace(THREE.workers[0], worker="w3")
-    return OneEngine("w3", msgspec.structs.replace(THREE, pipelines=(rows,), workers=(*THREE.workers, spare)), task)
-
-
-def test_a_worker_on_standby_tries_a_stage_out_in_the_phase_of_its_inputs() -> None:
-    """The stage before was at another step then, in which the layers may give each other something else."""
-    one = on_standby(small_task(phases=(Phase(name="first", trains=(0,)), Phase(name="last", trains=(2,)))))
-    assert one.engine.turn()
-    one.inside.states[1].skip(finite=True)
-    assert one.work() == []
-    one.inside.states[1].skip(finite=True)
-    one.work()
-    assert one.did == [("Rehearsal", Cell(0, stage), 0) for stage in (1, 2)]
-
-
 def test_a_worker_on_standby_tries_out_all_stages_of_which_it_keeps_replicas() -> None:
     """Each with what the one before gives."""
-    one = on_standby()
+    rows = tuple(msgspec.structs.replace(row, replicas=(*row.replicas, "w3")) for row in THREE.pipelines[0])
+    spare = msgspec.structs.replace(THREE.workers[0], worker="w3")
+    one = OneEngine("w3", msgspec.structs.replace(THREE, pipelines=(rows,), workers=(*THREE.workers, spare)))
     before = [one.inside.states[stage].digest() for stage in range(3)]
     one.work()
     assert one.did == [("Rehearsal", Cell(0, stage), 0) for stage in range(3)]

@@ -16,7 +16,6 @@ from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.phases import TaskInPhase
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 from manifest_kit import bamboojob, training
@@ -80,7 +79,7 @@ def test_who_only_reads_gradients_leaves_them_as_they_are(name: str, settings: d
     kind = getattr(torch.optim, name)
     parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
     scheduled = ScheduledOptimizer(
-        TaskInPhase(small_task(optimizer=lambda named: kind([p for _, p in named], lr=0.1, **settings))),
+        small_task(optimizer=lambda named: kind([p for _, p in named], lr=0.1, **settings)),
         [(f"0.{i}", parameter) for i, parameter in enumerate(parameters)],
     )
     gradient = torch.randn(6)
@@ -133,7 +132,7 @@ def test_a_hook_that_clips_gradients_does_not_write_to_the_final_gradient(hook: 
 
 def test_a_hook_for_all_optimizers_may_write_to_gradients() -> None:
     task = small_task(optimizer=lambda named: torch.optim.AdamW([p for _, p in named]))
-    scheduled = ScheduledOptimizer(TaskInPhase(task), [("0.0", nn.Parameter(torch.ones(3)))])
+    scheduled = ScheduledOptimizer(task, [("0.0", nn.Parameter(torch.ones(3)))])
     assert scheduled.only_reads
     handle = register_optimizer_step_pre_hook(lambda *_: None)
     try:
@@ -195,7 +194,7 @@ def test_a_group_keeps_its_multiple_of_the_learning_rate(default, own, moved):
         optimizer=lambda named: torch.optim.SGD([{"params": [plain]}, {"params": [other], **own}], lr=default),
         learning_rate=lambda version: 2.0 * (version - 6),
     )
-    optimizer = ScheduledOptimizer(TaskInPhase(task), [("plain", plain), ("other", other)])
+    optimizer = ScheduledOptimizer(task, [("plain", plain), ("other", other)])
     for steps, version in enumerate((7, 7), start=1):
         plain.grad, other.grad = torch.ones(2), torch.ones(2)
         optimizer.step(version)

@@ -38,8 +38,8 @@ def from_module(
     call: (model, inputs) -> what it returns, for a model that is to be called in another way than with its inputs.
     read: first values from elsewhere, for one layer at a time: names and forms -> those that there are.
     checkpoint: blocks keep only their inputs for the backward.
-    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, those of
-      `evaluation`, and losses and metrics of `phases` are called with what the loss is called with.
+    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and those
+      of `evaluation`, are called with what the loss is called with.
 
     Raises ValueError if the model cannot be split, in a sentence that says why.
     """
@@ -57,15 +57,6 @@ def task_of(
     elif rate is not None:
         task["learning_rate"] = rate
     form = split.route.base.result
-    if "phases" in task:
-        task["phases"] = [
-            replace(
-                one,
-                loss=one.loss and partial(_as_returned, one.loss, form),
-                metrics=one.metrics and _metrics(one.metrics, form),
-            )
-            for one in task["phases"]
-        ]
     if "metrics" in task:
         task["metrics"] = _metrics(task["metrics"], form)
     if isinstance(task.get("evaluation"), Evaluation):

@@ -29,7 +29,6 @@ from bamboo_trainer.tasks.inspection.costs import GRADIENT_TRAFFIC, layer_withou
 from bamboo_trainer.tasks.inspection.no_values import failing_quietly
 from bamboo_trainer.tasks.inspection.operations import AllStepsAtOnce, Kernel, Operations
 from bamboo_trainer.tasks.mixed_precision import as_passed_on, autocast, passed_on
-from bamboo_trainer.tasks.phases import TaskInPhase, phases_of
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer, task_loss
 from bamboo_trainer.training import TrainingConfig
 
@@ -48,32 +47,31 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def layer_work(task: Task, spec: JobSpec) -> tuple[LayerWork, ...]:
-    """The work of every layer, with the job's microbatch and precision; of a task with phases, in the one that has the
-    most steps. Raises TaskError for a layer that cannot be run.
+    """The work of every layer, with the job's microbatch and precision. Raises TaskError for a layer that cannot be
+    run.
     """
-    phase = max(phases_of(task), key=lambda one: one.steps)
     length = len(task.dataset)
     batch = load_batch(task, [i % length for i in range(spec.training.micro_batch_size)])
-    counted, problem = lines_of_child(msgspec.json.encode(one).decode() for one in _without_data(phase, spec, batch))
+    counted, problem = lines_of_child(msgspec.json.encode(one).decode() for one in _without_data(task, spec, batch))
     if not problem:
         return tuple(msgspec.json.decode(line, type=LayerWork) for line in counted)
     logger.info("the layers are run with data, since %s", problem)
     with torch.random.fork_rng(devices=[]):
-        return tuple(_walk(phase, spec, partial(build_layer, task, 0), batch, nullcontext, nullcontext))
+        return tuple(_walk(task, spec, partial(build_layer, task, 0), batch, nullcontext, nullcontext))
 
 
-def _without_data(phase: TaskInPhase, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iterator[LayerWork]:
+def _without_data(task: Task, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iterator[LayerWork]:
     """Raises whatever a layer raises because there are no data, or anyway."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         inputs, targets = (tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in parts) for parts in batch)
     with failing_quietly():
-        build = partial(layer_without_values, phase.task, mode=mode)
-        yield from _walk(phase, spec, build, (inputs, targets), lambda: mode, AllStepsAtOnce)
+        build = partial(layer_without_values, task, mode=mode)
+        yield from _walk(task, spec, build, (inputs, targets), lambda: mode, AllStepsAtOnce)
 
 
 def _walk(
-    phase: TaskInPhase,
+    task: Task,
     spec: JobSpec,
     build: Callable[[int], nn.Module],
     batch: tuple[Parts, Parts],
@@ -83,14 +81,12 @@ def _walk(
     """One layer after the other, each on the outputs of the one before. within: entered around each layer. quickly:
     around what is run of it.
     """
-    task, config, precision = phase.task, TrainingConfig.of(spec.training), spec.training.precision
-    last = len(task.layers) - 1
+    config, precision, last = TrainingConfig.of(spec.training), spec.training.precision, len(task.layers) - 1
     checkpointed, parts = checkpointed_layers(task), batch[0]
     needed = [False for _ in parts]
     for index in range(last + 1):
         layer, forward = rounded(build(index), config.parameter_dtype), Operations()
-        phase.rest(layer, index)
-        with within(), phase.told():
+        with within():
             leaves = tuple(p.detach().requires_grad_(need) for p, need in zip(parts, needed, strict=True))
             given = as_passed_on(leaves)
             with quickly(), FusedOperations(), autocast(torch.device("cpu"), precision):

@@ -15,7 +15,6 @@ from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.deciding import check_decisions
 from bamboo_trainer.tasks.inspection.costs import stated_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
-from bamboo_trainer.tasks.phases import check_phases
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
 from bamboo_trainer.tasks.user_code import check_callbacks, check_metrics, dataset_length, layer_factory
 from bamboo_trainer.training import shown_to_build, with_steps
@@ -82,7 +81,6 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
         stated_costs(task, task.costs)
     check_metrics(task)
     check_decisions(task)
-    check_phases(task)
     check_callbacks(task)
     dataset_length(task)
     return task

@@ -21,7 +21,6 @@ from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.evaluation import evaluated_samples, evaluation_schedule, measured
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
 from bamboo_trainer.tasks.mixed_precision import autocast, passed_on
-from bamboo_trainer.tasks.phases import TaskInPhase, phases_of
 from bamboo_trainer.tasks.running_buffers import evaluating
 from bamboo_trainer.tasks.user_code import build_layer, dataset_length, load_batch, run_layer, task_metrics
 from bamboo_trainer.training import TrainingConfig
@@ -31,9 +30,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """phase: in which it is run; of no name in an evaluation. evaluated: it is one of an evaluation, not of a step."""
+    """evaluated: it is one of an evaluation, not of a step."""
 
-    phase: TaskInPhase
     inputs: Parts
     targets: Parts
     samples: int
@@ -57,17 +55,16 @@ def try_measurements(task: Task, spec: JobSpec) -> None:
 def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:
     """A microbatch if steps have metrics, and of an evaluation the first batch and the last, which may be smaller."""
     size, schedule = spec.training.micro_batch_size, evaluation_schedule(task, spec.training)
-    for phase in (phase for phase in phases_of(task) if phase.task.metrics):
+    if task.metrics:
         length = dataset_length(task)
         inputs, targets = load_batch(task, [i % length for i in range(size)])
-        yield _Batch(phase=phase, inputs=inputs, targets=targets, samples=size, evaluated=False)
+        yield _Batch(inputs=inputs, targets=targets, samples=size, evaluated=False)
     if schedule is not None:
         assert task.evaluation is not None
         for number in sorted({0, schedule.batches - 1}):
             samples = evaluated_samples(task.evaluation, number, size)
             inputs, targets = load_batch(task, samples, task.evaluation.dataset)
-            alone = TaskInPhase(task)
-            yield _Batch(phase=alone, inputs=inputs, targets=targets, samples=len(samples), evaluated=True)
+            yield _Batch(inputs=inputs, targets=targets, samples=len(samples), evaluated=True)
 
 
 def _without_data(task: Task, spec: JobSpec, batches: Sequence[_Batch]) -> Iterator[int]:
@@ -90,13 +87,13 @@ def _tried(
         with within, torch.no_grad():
             for at, batch in enumerate(batches):
                 reduced = autocast(torch.device("cpu"), spec.training.precision.value)
-                with evaluating([layer] if batch.evaluated else []), reduced, batch.phase.told():
+                with evaluating([layer] if batch.evaluated else []), reduced:
                     passed[at] = run_layer(layer, index, passed[at])
                 if index < last:
                     passed[at] = passed_on(passed[at], config.boundary_dtype)
         yield index
     for batch, outputs in zip(batches, passed, strict=True):
-        _measure(batch.phase.task, batch, _with_values(outputs, within))
+        _measure(task, batch, _with_values(outputs, within))
 
 
 def _given(parts: Parts, within: AbstractContextManager[object]) -> Parts:

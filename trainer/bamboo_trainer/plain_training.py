@@ -20,8 +20,7 @@ from bamboo_trainer.memory.placement import choose_device, use, wait_for
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.operations import UNCOUNTED
 from bamboo_trainer.tasks.mixed_precision import autocast
-from bamboo_trainer.tasks.phases import phases_of
-from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, load_batch, task_loss
 from bamboo_trainer.training import TrainingConfig
@@ -74,8 +73,8 @@ class _Model:
         tie(dict(enumerate(layers)), tied_groups(task), task, config.seed)
         self._layers = nn.ModuleList(layers).to(device)
         named = [(name, one) for name, one in self._layers.named_parameters() if one.requires_grad]
-        self._optimizers = PhaseOptimizers(phases_of(task), named)
-        self._optimizers.fuse()
+        self._optimizer = ScheduledOptimizer(task, named)
+        self._optimizer.fuse()
 
     def compile(self) -> None:
         for layer in self._layers:
@@ -85,7 +84,7 @@ class _Model:
         """Does a step, and returns its loss."""
         self._layers.zero_grad()
         losses = [self._microbatch(step, microbatch) for microbatch in range(self._config.microbatches)]
-        self._optimizers.at(step).step(step)
+        self._optimizer.step(step)
         wait_for(self._device)
         return float(torch.stack(losses).mean())
 

@@ -13,9 +13,8 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
 from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
-from bamboo_trainer.tasks.phases import TaskInPhase, phase_at, phases_of
 from bamboo_trainer.tasks.running_buffers import apply_at_once
-from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers, ScheduledOptimizer
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import (
     build_layer,
@@ -43,22 +42,18 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.float32 if id(parameter) in precise else config.parameter_dtype)
         parameter.grad_dtype = torch.float32
-    phases = phases_of(task)
-    optimizers = PhaseOptimizers(phases, named)
-    optimizers.fuse()
+    optimizer = ScheduledOptimizer(task, named)
+    optimizer.fuse()
     scaler = _scaler(config)
     losses: list[float] = []
     decided = first_decided(task, 0)
     for step in range(steps):
         if decided and decided.stops:
             break
-        phase, optimizer = phase_at(phases, step), optimizers.at(step)
         optimizer.factor = decided.learning_rate if decided else 1.0
-        for name, parameter in named:
-            parameter.requires_grad_(phase.trains(name))
         frozen = frozen_among([name for name, _ in named], decided)
         model.zero_grad()
-        done = [_microbatch(phase, config, layers, (step, m), scaler) for m in range(config.microbatches)]
+        done = [_microbatch(task, config, layers, (step, m), scaler) for m in range(config.microbatches)]
         whole = sum(one.weight for one in done) or math.nan
         for gradient in (p.grad for _, p in named):
             if gradient is not None:
@@ -135,16 +130,12 @@ class _Done:
 
 
 def _microbatch(
-    phase: TaskInPhase,
-    config: TrainingConfig,
-    layers: list[nn.Module],
-    place: tuple[int, int],
-    scaler: torch.amp.GradScaler,
+    task: Task, config: TrainingConfig, layers: list[nn.Module], place: tuple[int, int], scaler: torch.amp.GradScaler
 ) -> _Done:
     """What a microbatch comes to. place: step and microbatch."""
-    task, (step, microbatch) = phase.task, place
+    step, microbatch = place
     parts, targets = load_batch(task, config.samples(step, microbatch, task.dataset))
-    capture = Capture(phase=phase.name)
+    capture = Capture()
     for index, layer in enumerate(layers):
         seed_forward(torch.device("cpu"), forward_seed(config.seed, step, microbatch, index))
         with autocast(torch.device("cpu"), config.precision), capturing(capture):

@@ -10,7 +10,6 @@ from torch import nn
 from bamboo_trainer.callbacks import MakeCallback
 from bamboo_trainer.decisions import Decide
 from bamboo_trainer.loggers.interface import MakeLogger
-from bamboo_trainer.tasks.capture import phase
 from bamboo_trainer.tasks.losses import Weighted, add_loss
 from bamboo_trainer.tasks.running_buffers import contribute, track_buffers
 
@@ -19,13 +18,11 @@ __all__ = [
     "Dataset",
     "Order",
     "Parts",
-    "Phase",
     "Task",
     "TrainingFacts",
     "Weighted",
     "add_loss",
     "contribute",
-    "phase",
     "track_buffers",
 ]
 
@@ -85,30 +82,6 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """Steps that train some of the parameters, with a loss and an optimizer of their own: see `Task.phases`.
-
-    name: letters, digits and underscores. `phase()` says it in a layer's forward, and the metric NAME_loss is the loss
-      of its steps.
-    trains: parameters as "<layer index>.<parameter name>", patterns such as "*.head.*", or numbers of layers; a tied
-      one by any of its names. The others stay as they are in its steps, and gradients flow through them.
-    steps: so many follow each other before the next phase's.
-    loss, metrics, optimizer, learning_rate, schedules: as the task's, which hold where a phase says None. Each phase
-      has an optimizer that remembers by itself, and rates and schedules are functions of the number of the phase's own
-      steps so far.
-    """
-
-    name: str
-    trains: Sequence[str | int]
-    steps: int = 1
-    loss: Callable[[Parts, Parts], torch.Tensor | Weighted] | None = None
-    metrics: Mapping[str, Callable[[Parts, Parts], torch.Tensor | float | Weighted]] | None = None
-    optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer] | None = None
-    learning_rate: Callable[[int], float] | None = None
-    schedules: Mapping[str, Callable[[int], Any]] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
 
@@ -123,8 +96,6 @@ class Task:
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
       "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
     decisions: by name, what may end training, lower the rate or freeze parameters (`bamboo_trainer.decisions`).
-    phases: steps take turns between them, in this order and again and again: those of a GAN's discriminator and
-      generator, say. An evaluation uses the task's own loss.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
     costs: what each layer costs, in any unit, if that is known better than it can be counted.
@@ -150,7 +121,6 @@ class Task:
     sample: Callable[[Sequence[nn.Module]], str] | None = None
     metrics: Mapping[str, Callable[[Parts, Parts], torch.Tensor | float | Weighted]] = field(default_factory=dict)
     decisions: Mapping[str, Decide] = field(default_factory=dict)
-    phases: Sequence[Phase] = ()
     callbacks: Mapping[str, MakeCallback] = field(default_factory=dict)
 
 

@@ -81,9 +81,6 @@ class Committer:
             commit = self._ended_early(commit)
         if commit and commit.microbatches and self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
-        if commit and commit.microbatches:
-            metrics = self._policy.with_loss(step, commit.loss, commit.metrics)
-            commit = msgspec.structs.replace(commit, metrics=metrics)
         if commit is not None:
             commit = self._with_decisions(step, commit)
         if commit is not None:

@@ -1,14 +1,11 @@
 """What becomes of a step whose loss or gradients are not finite: a pure function of what all cells have reported."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_core.job.training_spec import NonFinite, TrainingSpec
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.phases import phases_of
 from bamboo_trainer.training import TrainingConfig, loss_unit
 
 
@@ -18,31 +15,20 @@ class StepPolicy:
 
     scales: losses are scaled, so gradients that are not finite tell of the scale, and not of the training.
     loss_unit: by what losses that are sums were divided for their backward.
-    loss_names: under which the losses of a task with phases are told beside that of all steps, for each step of a
-    cycle; empty without phases.
     """
 
     skips: bool = False
     scales: bool = False
     loss_unit: float = 1.0
-    loss_names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, training: TrainingSpec, task: Task) -> Self:
         """What a manifest says of it."""
-        phases = phases_of(task)
         return cls(
             skips=training.non_finite is NonFinite.SKIP,
             scales=training.scaling is not None,
             loss_unit=loss_unit(task, TrainingConfig.of(training)),
-            loss_names=tuple(one.loss_name for one in phases for _ in range(one.steps)) if task.phases else (),
         )
-
-    def with_loss(self, step: int, loss: float, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The metrics of a step with its loss as its phase's, unless the task has a metric of that name."""
-        if not self.loss_names or len(metrics) >= MOST_METRICS:
-            return dict(metrics)
-        return {self.loss_names[step % len(self.loss_names)]: loss, **metrics}
 
     def leaves_out(self, loss: float, norm: float) -> bool:
         """Is the model to stay as it is? norm: of the gradient.

@@ -13,7 +13,6 @@ from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
 from bamboo_trainer.tasks.inspection.no_values import failing_quietly
 from bamboo_trainer.tasks.mixed_precision import autocast, passed_on
-from bamboo_trainer.tasks.phases import phases_of
 from bamboo_trainer.tasks.user_code import load_batch, run_layer
 from bamboo_trainer.training import TrainingConfig
 
@@ -31,8 +30,7 @@ class InputForm(msgspec.Struct, frozen=True):
 
 
 def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[InputForm, ...]]:
-    """The forms of the inputs of the layers up to that one in the first step, by layer; of fewer, if one cannot be run
-    without data.
+    """The forms of the inputs of the layers up to that one, by layer; of fewer, if one cannot be run without data.
 
     In a child process, as what a layer's code remembers in passing would have no data.
     """
@@ -44,13 +42,12 @@ def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple
 
 def _walk(task: Task, config: TrainingConfig, inputs: Parts, end: int) -> Iterator[tuple[InputForm, ...]]:
     """Raises whatever a layer raises because there are no data, or anyway."""
-    mode, phase = FakeTensorMode(allow_non_fake_inputs=True), phases_of(task)[0]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         parts = tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in inputs)
     for index in range(end):
         yield tuple(InputForm(tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad) for p in parts)
         layer = layer_without_values(task, index, mode)
-        phase.rest(layer, index)
-        with mode, phase.told(), failing_quietly(), autocast(torch.device("cpu"), config.precision):
+        with mode, failing_quietly(), autocast(torch.device("cpu"), config.precision):
             given = tuple(p.detach().requires_grad_(p.requires_grad) for p in parts)
             parts = passed_on(run_layer(layer, index, given), config.boundary_dtype)

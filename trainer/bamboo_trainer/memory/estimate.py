@@ -7,7 +7,7 @@ autograd would keep is added up. A layer that cannot be run so is run for real, 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import cast
 
@@ -28,7 +28,6 @@ from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
 from bamboo_trainer.tasks.inspection.operations import RecurrentRefused
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
-from bamboo_trainer.tasks.phases import TaskInPhase, phases_of
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer, task_loss
@@ -76,48 +75,30 @@ class MemoryByKind:
 
 
 def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
-    """Every layer's size, the largest of all phases. Raises TaskError for a layer, loss or optimizer that cannot be
-    used.
-    """
-    by_phase, ema = [_measured(phase, spec) for phase in phases_of(task)], spec.training.ema is not None
-    return tuple(_together(sizes, ema=ema) for sizes in zip(*by_phase, strict=True))
-
-
-def _together(sizes: Sequence[LayerSize], *, ema: bool) -> LayerSize:
-    """The size of a layer of which these are those in its phases. ema: with averages of its parameters."""
-    first = sizes[0]
-    return replace(
-        first,
-        remembered=sum(size.remembered for size in sizes) + (first.gradients if ema else 0),  # averages are in fp32
-        **{name: max(getattr(size, name) for size in sizes) for name in ("kept", "casts", "inputs", "outputs")},
-    )
-
-
-def _measured(phase: TaskInPhase, spec: JobSpec) -> tuple[LayerSize, ...]:
-    task = phase.task
+    """Every layer's size. Raises TaskError for a layer, loss or optimizer that cannot be used."""
     length = len(task.dataset)
     inputs, targets = load_batch(task, [i % length for i in range(spec.training.micro_batch_size)])
     counted, problem = lines_of_child(
-        msgspec.json.encode(size).decode() for size in _without_data(phase, spec, (inputs, targets))
+        msgspec.json.encode(size).decode() for size in _without_data(task, spec, (inputs, targets))
     )
     if not problem:
         return tuple(msgspec.json.decode(line, type=LayerSize) for line in counted)
     logger.info("the layers are run with data, since %s", problem)
     with torch.random.fork_rng(devices=[]):
-        return tuple(_walk(phase, spec, lambda index: build_layer(task, 0, index), (inputs, targets), nullcontext()))
+        return tuple(_walk(task, spec, lambda index: build_layer(task, 0, index), (inputs, targets), nullcontext()))
 
 
-def _without_data(phase: TaskInPhase, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iterator[LayerSize]:
+def _without_data(task: Task, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iterator[LayerSize]:
     """Raises whatever a layer raises because there are no data, or anyway."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         inputs, targets = (tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in parts) for parts in batch)
-    build = partial(layer_without_values, phase.task, mode=mode)
-    yield from _walk(phase, spec, build, (inputs, targets), mode, RecurrentRefused)
+    build = partial(layer_without_values, task, mode=mode)
+    yield from _walk(task, spec, build, (inputs, targets), mode, RecurrentRefused)
 
 
 def _walk(
-    phase: TaskInPhase,
+    task: Task,
     spec: JobSpec,
     build: Callable[[int], nn.Module],
     batch: tuple[Parts, Parts],
@@ -127,15 +108,12 @@ def _walk(
     """One layer after the other, each on the outputs of the one before; `within` is entered around each, `recurrent`
     around each forward.
     """
-    task, parts = phase.task, batch[0]
-    last = len(task.layers) - 1
+    parts, last = batch[0], len(task.layers) - 1
     checkpointed, groups = checkpointed_layers(task), tied_groups(task)
     again = {name for name, (_, first) in groups.items() if name != first}
     for index in range(last + 1):
         layer = rounded(build(index), TrainingConfig.of(spec.training).parameter_dtype)
-        gradients = sum(4 * p.numel() for p in layer.parameters() if p.requires_grad)
-        phase.rest(layer, index)
-        with within, phase.told():
+        with within:
             inputs = tuple(p.detach().requires_grad_(p.requires_grad) for p in parts)
             own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
             with _saved(own) as kept:
@@ -146,12 +124,12 @@ def _walk(
                 if index == last:
                     task_loss(task, parts, batch[1])
             boundary = {p.untyped_storage()._cdata for p in (*inputs, *parts)}
-            remembered = _optimizer_bytes(phase, index, layer)
+            remembered = _optimizer_bytes(task, index, layer, ema=spec.training.ema is not None)
         yield LayerSize(
             parameters=sum(p.numel() for p in layer.parameters()),
             tied=sum(p.numel() for name, p in layer.named_parameters() if f"{index}.{name}" in again),
             held=sum(t.nbytes for t in (*layer.parameters(), *layer.buffers())),
-            gradients=gradients,
+            gradients=sum(4 * p.numel() for p in layer.parameters() if p.requires_grad),
             remembered=remembered,
             kept=0 if index in checkpointed else kept.bytes(boundary),
             casts=kept.cast_bytes(),
@@ -217,10 +195,11 @@ def _saved(own: set[int]) -> Iterator[_Saved]:
         yield kept
 
 
-def _optimizer_bytes(phase: TaskInPhase, index: int, layer: nn.Module) -> int:
-    """What the phase's optimizer remembers of a layer after a step."""
+def _optimizer_bytes(task: Task, index: int, layer: nn.Module, *, ema: bool) -> int:
+    """What the optimizer remembers of a layer after a step. ema: with averages of its parameters."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
-    inner = ScheduledOptimizer(phase, list(trained.items())).inner
+    averages = sum(4 * p.numel() for p in trained.values()) if ema else 0
+    inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:
         return 0
     for parameter in trained.values():
@@ -231,8 +210,8 @@ def _optimizer_bytes(phase: TaskInPhase, index: int, layer: nn.Module) -> int:
     with suppress(Exception):  # an optimizer that looks at values, such as Adafactor
         inner.step()
         remembered = [t for state in inner.state.values() for t in state.values() if isinstance(t, Tensor)]
-        return sum(t.nbytes for t in remembered)
-    return ADAM * sum(p.nbytes for p in trained.values())
+        return averages + sum(t.nbytes for t in remembered)
+    return averages + ADAM * sum(p.nbytes for p in trained.values())
 
 
 def worker_memory(

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from bamboo_trainer.split.call_settings import CallSettings, settings_of, surroundings
 from bamboo_trainer.split.first_values import NEEDS_VALUES
 from bamboo_trainer.split.structures import CannotSplit, Form, take_apart
-from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.task_errors import told, where
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ def record(
     """
     recorder = _Recorder(model, blocks, names, inputs, really)
     try:
-        with recorder, capturing(recorder.capture):
+        with recorder:
             result = call(model, inputs)
     except Exception as error:
         if recorder.problem is None and not isinstance(error, CannotSplit):
@@ -127,8 +126,6 @@ class _Recorder(TorchFunctionMode):
         self._really = really
         self.problem: Exception | None = None
         self._blocks, self._names = blocks, names
-        self.capture = Capture(phase=None)  # blocks alone are told which phase it is
-        self.capture.close()
         self._position, self._next, self._count = 0, 0, 0
         self._body: frozenset[int] | None = None  # ids of what the block that runs may use
         self._owned = {id(t): name for name, t in _all_tensors(model)}
@@ -236,7 +233,7 @@ class _Recorder(TorchFunctionMode):
         keys = tuple(self._use(tensor) or self._unkept(name) for tensor in given)
         self._calls.append((form, keys))
         versions = [t._version for t in given]
-        self._body, self.capture.phase = frozenset(map(id, given)) | self._block_owned[i], ""
+        self._body = frozenset(map(id, given)) | self._block_owned[i]
         try:
             result = forward(*args, **kwargs)
         except Exception as error:
@@ -244,7 +241,7 @@ class _Recorder(TorchFunctionMode):
                 raise
             logger.info("%s is run with values, since without it raised %s", name, told(error))
             result = self._really(i, form, given)
-        self._body = self.capture.phase = None
+        self._body = None
         self._count = 0
         self._returned(i, name, result, given, [t._version != v for t, v in zip(given, versions, strict=True)])
         self._position = i + 1 if i + 1 < len(self._blocks) else i + 2

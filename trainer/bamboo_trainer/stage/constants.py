@@ -10,7 +10,6 @@ from enum import StrEnum
 from torch import Tensor, nn
 
 from bamboo_trainer.stage.checksums import checksum
-from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import changed_buffer, new_parameter
 
@@ -43,10 +42,8 @@ class Constants:
     running: places of the buffers that a commit changes, and nothing else.
     """
 
-    def __init__(
-        self, layers: Mapping[int, nn.Module], parameters: FlatParameters, running: Collection[_Place] = ()
-    ) -> None:
-        self._layers, self._parameters, self._running = layers, parameters, frozenset(running)
+    def __init__(self, layers: Mapping[int, nn.Module], running: Collection[_Place] = ()) -> None:
+        self._layers, self._running = layers, frozenset(running)
         self._known: dict[_Place, _Known] = {}
         self._trained: dict[_Place, Tensor] = {}
         self.renew()
@@ -105,8 +102,7 @@ class Constants:
                 place = (index, name)
                 yield place, buffer, _Kind.RUNNING if place in self._running else _Kind.BUFFER
             for name, parameter in layer.named_parameters():
-                trained = parameter.requires_grad or self._parameters.rests(parameter)
-                yield (index, name), parameter, _Kind.TRAINED if trained else _Kind.FROZEN
+                yield (index, name), parameter, _Kind.TRAINED if parameter.requires_grad else _Kind.FROZEN
 
 
 def _changes(tensor: Tensor) -> int:

@@ -12,7 +12,6 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture
 from bamboo_trainer.tasks.inspection.determinism import Call, DeterminismCheck, compare_batches
 from bamboo_trainer.tasks.mixed_precision import forget_casts
-from bamboo_trainer.tasks.phases import phase_at, phases_of
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import HAVE_IT, stranger
@@ -40,14 +39,12 @@ class FirstLook:
     def before(
         self, reader: BatchReader, place: tuple[int, int, int], inputs: Parts | None, device: torch.device, call: Call
     ) -> None:
-        """Before the first forward of all, and of each phase: is what the task does deterministic? Raises
-        NotDeterministic.
+        """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic.
 
         place: stage, step and microbatch. inputs: None on the first stage. call: runs a layer, as its forward does.
         """
         stage, step, microbatch = place
-        phase = phase_at(phases_of(self._first()), step)
-        task, loss = phase.task, None
+        task, loss = self._first(), None
         if inputs is None or self._last:
             (given, targets), again = reader.twice(stage, step, microbatch)
             compare_batches((given, targets), again, self._config.samples(step, microbatch, task.dataset))
@@ -56,16 +53,15 @@ class FirstLook:
             loss = (lambda outputs: _measured(task, outputs, there)) if self._last else None
 
         def run(index: int, one: Any, capture: Capture) -> Any:
-            capture.phase = phase.name
             return call(index, forward_seed(self._config.seed, step, microbatch, index), one, capture)
 
         with reader.quiet():
-            looked = DeterminismCheck(task, self._config.seed, dict(self._layers), self._shared, run, loss, step == 0)
+            looked = DeterminismCheck(task, self._config.seed, dict(self._layers), self._shared, run, loss)
             looked.check(tuple(p.to(device) for p in inputs))
         forget_casts()
 
     def during(self, run: Callable[[], Forwarding]) -> Forwarding:
-        """Run a first forward. Raises TaskError if it changes buffers, or uses parameters of other layers."""
+        """Run the first forward. Raises TaskError if it changes buffers, or uses parameters of other layers."""
         with no_new_parameters(self._layers), unchanged_buffers(self._layers):
             forwarding = run()
         ends = (*forwarding.parts, *(value for _, value in forwarding.capture.losses))

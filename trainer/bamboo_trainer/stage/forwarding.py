@@ -20,7 +20,6 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.mixed_precision import REDUCED, as_passed_on, autocast_and_keep, passed_on
-from bamboo_trainer.tasks.phases import phase_at, phases_of
 from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, seed_forward, task_loss, task_metrics
 from bamboo_trainer.training import TrainingConfig
 
@@ -74,7 +73,6 @@ class ForwardRunner:
         contexts: ContextCopies | None,
     ) -> None:
         self._task, self._config, self._load, self._bring, self._contexts = task, config, load, bring, contexts
-        self._phases = phases_of(task)
         self._layers, self._device = layers, device
         self._first, self._end = min(layers), max(layers) + 1
         self._last = self._end == len(task.layers)
@@ -118,12 +116,11 @@ class ForwardRunner:
             parts, needed = split_needs(inputs)
             pairs = zip(self._bring(parts), needed, strict=True)
             leaves = tuple([part.detach().requires_grad_(need) for part, need in pairs])
-        capture = Capture(phase=phase_at(self._phases, step).name)
         context = None
         if on_host and self._contexts is not None:
             context = SavedContext()
             self._contexts.settle()
-        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, context, capture)
+        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, context)
 
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
@@ -161,7 +158,7 @@ class ForwardRunner:
             if self._last:
                 targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
                 f.targets = self._bring(targets)
-                f.measure(phase_at(self._phases, f.step).task, f.targets)
+                f.measure(self._task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
         """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""

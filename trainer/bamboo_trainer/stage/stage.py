@@ -39,8 +39,8 @@ class Stage:
     that the loss does not depend on, has NO_GRADIENT: zeros would reach the parameters behind it. Saved contexts keep
     the inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
 
-    as_built: what its modules have noted since they were built; None of compiled ones, whose code is for their
-    attributes.
+    has_run: whether a forward was run. as_built: what its modules have noted since they were built; None of compiled
+    ones, whose code is for their attributes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Stage:
         )
         self._first_look = FirstLook(first or (lambda: task), config, layers, parameters, values.shared, values.last)
         self._evaluator = Evaluator(task, config, layers, device, values.last)
-        self._has_run: set[str] = set()  # phases
+        self.has_run = False
         self.as_built = None if config.compile else AsBuilt(layers)
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
@@ -90,14 +90,12 @@ class Stage:
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
-        if not self.has_run and self.values.version == self.values.phase.first:
+        if not self.has_run and self.values.version == 0:
             self.look(step, microbatch, inputs)
         return self._forward(work, step, microbatch, inputs)
 
     def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
-        """Before the first forward of all, and of each phase: is what the task does deterministic? Raises
-        NotDeterministic.
-        """
+        """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
         if not self._config.deterministic:
             return
         given, place = None if inputs is None else split_needs(inputs)[0], (self.values.index, step, microbatch)
@@ -108,18 +106,8 @@ class Stage:
         if self.has_run:
             return self.complete(work, self._run(*place))
         found = self._first_look.during(partial(self._run, *place))
-        self._has_run.add(self.phase)
+        self.has_run = True
         return self.complete(work, found)
-
-    @property
-    def phase(self) -> str:
-        """The name of the task's phase that the values are in; "" without phases."""
-        return self.values.phase.name
-
-    @property
-    def has_run(self) -> bool:
-        """Was a forward run in that phase?"""
-        return self.phase in self._has_run
 
     def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
         forwarding = self._forwards.start(step, microbatch, inputs)

@@ -6,24 +6,19 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from bamboo_trainer.tasks.task_errors import TaskError
-
 Parts = tuple[Tensor, ...]
 Contributed = list[tuple[nn.Module, Parts]]  # in order
 
 
 @dataclass(slots=True)
 class Capture:
-    """What one forward of a layer contributes, in order. phase: the task's in whose step the forward is run; None: it
-    must not be asked for.
-    """
+    """What one forward of a layer contributes, in order."""
 
     # fill, count, momentum: what BatchNorm finds as its running statistics meanwhile, as the number of its batches, and
     # as its momentum: 1, or 0.5 with a fill of 0. What it contributes must not depend on these, nor its output
     fill: float = 0.0
     count: int = 0
     momentum: float = 1.0
-    phase: str | None = ""
     contributed: Contributed = field(default_factory=list)
     losses: list[tuple[str, Tensor]] = field(default_factory=list)
     _closed: bool = False
@@ -46,19 +41,6 @@ _CAPTURE: Final[ContextVar[Capture | None]] = ContextVar("capture", default=None
 
 def current() -> Capture | None:
     return _CAPTURE.get()
-
-
-def phase() -> str:
-    """The name of the phase (`Task.phases`) in whose step a layer's forward runs; "" in an evaluation, in a task
-    without phases and outside of Bamboo.
-    """
-    capture = current()
-    if capture and capture.phase is None:
-        raise TaskError(
-            "a module that is split at its blocks asks for the phase between them, where its forward goes one way for "
-            "good: let a block ask for it, or the loss"
-        )
-    return (capture.phase or "") if capture else ""
 
 
 class capturing:

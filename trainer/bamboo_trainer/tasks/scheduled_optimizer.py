@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from bamboo_trainer.optimizers import Combined
-from bamboo_trainer.tasks.phases import TaskInPhase
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
 
 Value = float | tuple[float, ...]
@@ -36,20 +36,16 @@ _FUSED: Final = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class ScheduledOptimizer:
-    """The optimizer of a phase, or of a task without phases; versions are the job's. `inner` is None where there is
-    nothing to train, as on a stage of activation functions only. factor: of the learning rate, as the task's decisions
-    have it.
+    """`inner` is None where there is nothing to train, as on a stage of activation functions only. factor: of the
+    learning rate, as the task's decisions have it.
     """
 
-    def __init__(self, phase: TaskInPhase, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """named: parameters of a stage; those that the phase trains are the optimizer's."""
-        self.phase = phase
-        trained = [(name, parameter) for name, parameter in named if phase.trains(name)]
-        self.inner = _build(phase, trained) if trained else None
-        self._learning_rate, self.factor = phase.task.learning_rate, 1.0
-        self._schedules = _schedules(phase)
+    def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self.task, self.factor = task, 1.0
+        self.inner = _build(task, named) if named else None
+        self._schedules = _schedules(task)
         names = (RATE, *self._schedules)
-        self._multipliers = {} if self.inner is None else {n: _multipliers(self.inner, n, phase.said) for n in names}
+        self._multipliers = {} if self.inner is None else {name: _multipliers(self.inner, name) for name in names}
 
     @property
     def scheduled(self) -> frozenset[str]:
@@ -73,12 +69,12 @@ class ScheduledOptimizer:
 
     def learning_rate(self, version: int) -> float:
         """The task's, of the step that begins at this version, times the factor. Raises TaskError if it is none."""
-        own = self.phase.own(version)
-        asked = f"{self.phase.said}.learning_rate({own})"
-        with in_task(asked):
-            rate = float(self._learning_rate(own))
+        with in_task(f"task.learning_rate({version})"):
+            rate = float(self.task.learning_rate(version))
         if not (math.isfinite(rate) and rate >= 0):
-            raise TaskError(f"{asked} returned {rate}, expected a finite number that is not negative")
+            raise TaskError(
+                f"task.learning_rate({version}) returned {rate}, expected a finite number that is not negative"
+            )
         return rate * self.factor
 
     def settings(self, version: int) -> dict[str, Value]:
@@ -87,12 +83,10 @@ class ScheduledOptimizer:
         """
         found: dict[str, Value] = {RATE: self.learning_rate(version)}
         if self.inner is not None:
-            own = self.phase.own(version)
             for name, schedule in self._schedules.items():
-                asked = f"{self.phase.said}.schedules[{name!r}]({own})"
-                with in_task(asked):
-                    value = schedule(own)
-                found[name] = _checked(asked, value, self.inner.defaults[name])
+                with in_task(f"task.schedules[{name!r}]({version})"):
+                    value = schedule(version)
+                found[name] = _checked(name, value, self.inner.defaults[name], version)
         return found
 
     def step(self, version: int) -> None:
@@ -108,23 +102,6 @@ class ScheduledOptimizer:
         assert self.inner is not None
         for group, multiplier in zip(self.inner.param_groups, self._multipliers[name], strict=True):
             group[name] = value if isinstance(value, tuple) else value * multiplier
-
-
-class PhaseOptimizers:
-    """The optimizers of a stage, one for each of a task's phases."""
-
-    def __init__(self, phases: Sequence[TaskInPhase], named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """named: the stage's parameters."""
-        self.all = tuple(ScheduledOptimizer(phase, named) for phase in phases)
-
-    def fuse(self) -> None:
-        """As `fuse`, before the first step."""
-        for one in self.all:
-            one.fuse()
-
-    def at(self, version: int) -> ScheduledOptimizer:
-        """The one whose step begins at that version."""
-        return next(one for one in self.all if one.phase.has(version))
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
@@ -144,22 +121,21 @@ def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
     return said == (None, None) and not group.get("differentiable") and not group.get("capturable")
 
 
-def _build(phase: TaskInPhase, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    made = f"{phase.said}.optimizer"
-    with in_task(made):
-        optimizer = phase.task.optimizer(named)
+def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    with in_task("task.optimizer"):
+        optimizer = task.optimizer(named)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TaskError(f"{made} returned {type(optimizer).__name__}, expected a torch.optim.Optimizer")
+        raise TaskError(f"task.optimizer returned {type(optimizer).__name__}, expected a torch.optim.Optimizer")
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         raise TaskError(
-            f"{made} returned {type(optimizer).__name__}, whose step computes losses again by a closure; "
+            f"task.optimizer returned {type(optimizer).__name__}, whose step computes losses again by a closure; "
             "expected an optimizer that takes a step from the gradients alone, such as AdamW"
         )
     for inner in _held(vars(optimizer).values()):
         if inner.state is not optimizer.state:
             raise TaskError(
-                f"{made} returned {type(optimizer).__name__}, which keeps what it remembers in another "
+                f"task.optimizer returned {type(optimizer).__name__}, which keeps what it remembers in another "
                 f"optimizer ({type(inner).__name__}), where no replica would get it; "
                 "bamboo_trainer.optimizers.Combined makes one of several"
             )
@@ -184,37 +160,33 @@ def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
             yield from (one for one in value.values() if isinstance(one, torch.optim.Optimizer))
 
 
-def _schedules(phase: TaskInPhase) -> dict[str, Callable[[int], Any]]:
+def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
     """The schedules by the key of parameter groups. Raises TaskError if they cannot be that."""
-    given = phase.task.schedules
+    given = task.schedules
     if not isinstance(given, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in given.items()):
-        raise TaskError(
-            f'{phase.said}.schedules must be a mapping from names such as "momentum" to functions of the step'
-        )
+        raise TaskError('task.schedules must be a mapping from names such as "momentum" to functions of the step')
     if RATE in given:
-        raise TaskError(f'{phase.said}.schedules names "lr", whose schedule is {phase.said}.learning_rate')
+        raise TaskError('task.schedules names "lr", whose schedule is task.learning_rate')
     return dict(sorted(given.items()))
 
 
-def _checked(asked: str, value: object, default: object) -> Value:
+def _checked(name: str, value: object, default: object, version: int) -> Value:
     """The value of a schedule: a number, or as many as the default has. Raises TaskError."""
     wanted = len(default) if isinstance(default, tuple | list) else None
     values = tuple(value) if wanted and isinstance(value, tuple | list) else (value,)
     numbers = tuple(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))
     if len(numbers) != len(values) or len(numbers) != (wanted or 1):
         expected = f"{wanted} finite numbers" if wanted else "a finite number"
-        raise TaskError(f"{asked} returned {value!r}, expected {expected}")
+        raise TaskError(f"task.schedules[{name!r}]({version}) returned {value!r}, expected {expected}")
     return numbers if wanted else numbers[0]
 
 
-def _multipliers(optimizer: torch.optim.Optimizer, name: str, said: str) -> tuple[float, ...]:
-    """Each group's own value over the optimizer's default one; to be asked before a step changes them. said: whose it
-    is, in a sentence.
-    """
+def _multipliers(optimizer: torch.optim.Optimizer, name: str) -> tuple[float, ...]:
+    """Each group's own value over the optimizer's default one; to be asked before a step changes them."""
     if name != RATE and name not in optimizer.defaults:
         known = ", ".join(sorted(k for k, v in optimizer.defaults.items() if isinstance(v, int | float | tuple)))
         raise TaskError(
-            f"{said}.schedules names {name!r}, which {type(optimizer).__name__} does not have; it has {known}"
+            f"task.schedules names {name!r}, which {type(optimizer).__name__} does not have; it has {known}"
         )
     default = optimizer.defaults.get(name)
     values = [group.get(name, default) for group in optimizer.param_groups]
@@ -223,7 +195,7 @@ def _multipliers(optimizer: torch.optim.Optimizer, name: str, said: str) -> tupl
     what = "a learning rate" if name == RATE else f"{name} values"
     if not isinstance(default, int | float | torch.Tensor) or not default > 0:
         raise TaskError(
-            f"{said}.optimizer gives parameter groups {what} of their own ({', '.join(map(str, values))}), "
+            f"task.optimizer gives parameter groups {what} of their own ({', '.join(map(str, values))}), "
             f"but the optimizer's default, of which they are multiples, is {default}"
         )
     return tuple(float(value) / float(default) for value in values if value is not None)

@@ -60,8 +60,7 @@ class RedundantWork:
         self.budget = BubbleBudget()
         self._idle_since: float | None = None
         self._disturbed: int | None = None  # the step in which roles have changed
-        # of a worker on standby: a stage, its inputs and in which of the task's phases they were made
-        self._next_rehearsal: tuple[int, Parts | None, str] = (0, None, "")
+        self._next_rehearsal: tuple[int, Parts | None] = (0, None)  # of a worker on standby: a stage and its inputs
         self._rehearsed: dict[tuple[Cell, int], Parts] = {}  # by part and step, what the one before gave in a rehearsal
         self._waits: dict[Slot, float] = {}  # of parts, that another part's instruction has ended
 
@@ -175,14 +174,14 @@ class RedundantWork:
 
     def rehearse_on_standby(self) -> bool:
         """Rehearse the next of the stages that a worker that runs no cell keeps, from the first one on, with what the
-        stage before gave. It runs one stage; False if the next one is not here, or not in the phase of its inputs.
+        stage before gave. It runs one stage; False if the next one is not here.
         """
-        index, inputs, phase = self._next_rehearsal
+        index, inputs = self._next_rehearsal
         stage = self._states.stage(index) if index < self._plan.stages else None
-        if stage is None or self._plan.stages == 1 or (index and stage.phase != phase):
+        if stage is None or self._plan.stages == 1:
             return False
         outputs = self._run_rehearsal(stage, (Cell(0, index), stage.values.version, 0), inputs)
-        self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs), stage.phase)
+        self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs))
         return True
 
     def _run_rehearsal(self, stage: Stage, place: tuple[Cell, int, int], inputs: Parts | None) -> Parts:

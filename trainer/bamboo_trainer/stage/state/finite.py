@@ -14,7 +14,7 @@ from bamboo_trainer.memory.host_copies import Copy, HostCopies
 from bamboo_trainer.stage.state import layer_state
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
-from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 
 _WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # whose norm is taken in fp32
@@ -31,12 +31,12 @@ class FiniteState:
         self,
         layers: Mapping[int, nn.Module],
         parameters: FlatParameters,
-        optimizers: PhaseOptimizers,
+        optimizer: ScheduledOptimizer,
         remembered: OptimizerState,
         copies: HostCopies,
     ) -> None:
         self._layers, self._parameters, self._copies = layers, parameters, copies
-        self._optimizers, self._remembered = optimizers, remembered
+        self._optimizer, self._remembered = optimizer, remembered
         self._infinite = frozenset(s.name for s in parameters.slots if not _all_finite(s.parameter.detach()))
         self._pending: tuple[int, Copy] | None = None
         self._excused = False
@@ -79,7 +79,7 @@ class FiniteState:
                 if bool(torch.isnan(tensor).any()):
                     slot, _, key = name.partition(":")[2].rpartition(":")
                     of = layer_state.in_words(self._layers, f"parameter:{slot}")
-                    raise TaskError(f"{self._who(version - 1)} remembers NaN as {key!r} of {of} after step {version}")
+                    raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
 
     def _name_parameter(self, step: int) -> None:
         """The norm of what is large may be infinite though no number is, so each is looked at."""
@@ -88,13 +88,13 @@ class FiniteState:
             wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)
             if bool(wrong):
                 of = layer_state.in_words(self._layers, f"parameter:{slot.name}")
-                rate = self._optimizers.at(step).learning_rate(step)
+                rate = self._optimizer.learning_rate(step)
                 raise TaskError(
-                    f"{self._who(step)} left numbers in {of} that are not finite, in step {step + 1} (rate {rate:g})"
+                    f"{self._who()} left numbers in {of} that are not finite, in step {step + 1} (rate {rate:g})"
                 )
 
-    def _who(self, step: int) -> str:
-        return f"the optimizer ({type(self._optimizers.at(step).inner).__name__})"
+    def _who(self) -> str:
+        return f"the optimizer ({type(self._optimizer.inner).__name__})"
 
 
 def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:

@@ -1,10 +1,10 @@
-"""What a stage's optimizers remember, by name; and, where it can be told, before the first step.
+"""What a stage's optimizer remembers, by name; and, where it can be told, before the first step.
 
 So is what belongs to a step and to no parameter: the scale of losses in fp16, the course of evaluations, what the
 task's decisions said last.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -23,14 +23,14 @@ from bamboo_trainer.stage.state.parameters import FlatParameters, Slot
 from bamboo_trainer.stage.state.remembered import Remembered, parted, state_of
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided
-from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 
 AVERAGE: Final = "weights_ema"
 
 
 class OptimizerState:
-    """Names are "state:0.weight:exp_avg", or, of a phase's optimizer, "state:0.weight:critic/exp_avg".
+    """Names are "state:0.weight:exp_avg".
 
     ema: the decay of the averages of the parameters that are kept beside it, in fp32, under the key AVERAGE; None: none
     are.
@@ -45,7 +45,7 @@ class OptimizerState:
     def __init__(
         self,
         parameters: FlatParameters,
-        optimizers: PhaseOptimizers,
+        scheduled: ScheduledOptimizer,
         ema: float | None = None,
         scaling: LossScaleSpec | None = None,
         layers: Sequence[int] = (),
@@ -57,12 +57,12 @@ class OptimizerState:
         self._slots = parameters.slots
         self._names = {slot.name for slot in parameters.slots}
         self._using = {slot.name: _layers_using(slot, parameters) for slot in parameters.slots}
-        self._task, self._optimizers = task, optimizers
+        self._task, self._scheduled = task, scheduled
         self.decided: Decided | None = None
         self.frozen = frozenset[str]()
         self.obey(first_decided(task, 0) if task else None)
-        self._parts = [Remembered(parameters, one) for one in optimizers.all]
-        self.fixed = all(part.fixed for part in self._parts)
+        self._remembered = Remembered(parameters, scheduled)
+        self.fixed = self._remembered.fixed
         self._scaling, self._layers = scaling, tuple(layers)
         self.loss_scale = None if scaling is None else LossScale(2.0**scaling.initial_power)
         self._early, self.course = early, Course()
@@ -74,36 +74,33 @@ class OptimizerState:
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """The state's tensors in fixed order; the tensors themselves."""
-        for part in self._parts:
-            for name, value in part.values():
-                if isinstance(value, Tensor):
-                    yield name, value
+        for name, value in self._remembered.values():
+            if isinstance(value, Tensor):
+                yield name, value
         for slot, average in self._averages.items():
             yield f"{state_of(slot)}{AVERAGE}", average
 
-    def average(self, trained: Collection[str]) -> None:
-        """After an optimizer's step: the averages of the parameters of these names, used in the step or not, move a
-        little towards them.
+    def average(self) -> None:
+        """Move the averages a little towards the parameters, used in the step or not; to be called after the
+        optimizer's step.
         """
         if self._decay is None:
             return
         with torch.no_grad():
-            for slot in (slot for slot in self._slots if slot.name in trained):
-                # one by one: the bits of an operation may depend on a tensor's size
+            for slot in self._slots:  # one by one: the bits of an operation may depend on a tensor's size
                 self._averages[slot.name].lerp_(slot.parameter.float(), 1 - self._decay)
 
     def scalars(self) -> dict[str, Scalar]:
         """The state's plain numbers, and those of parameter groups that change from step to step."""
         scalars: dict[str, Scalar] = {}
-        for name, value in (one for part in self._parts for one in part.values()):
+        for name, value in self._remembered.values():
             if isinstance(value, Tensor):
                 continue
             if value is not None and not isinstance(value, int | float):
                 key = name.rpartition(":")[2]
                 raise TaskError(f"the optimizer's state {key} is {type(value).__name__}, expected tensors and numbers")
             scalars[name] = value
-        for part in self._parts:
-            scalars |= part.of_groups()
+        scalars |= self._remembered.of_groups()
         scalars |= self.loss_scale.numbers(self._layers) if self.loss_scale else {}
         scalars |= early_stop.numbers(self.course, self._early, self._layers) if self._early else {}
         if self.decided:
@@ -113,7 +110,7 @@ class OptimizerState:
 
     def trial(self, version: int) -> OptimizerTrial | None:
         """An optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
-        return self._parts[self._optimizers.all.index(self._optimizers.at(version))].trial(version)
+        return self._remembered.trial(version)
 
     @property
     def unscale(self) -> float:
@@ -123,8 +120,7 @@ class OptimizerState:
     def obey(self, said: Decided | None) -> None:
         """The task's decisions say that of the step that comes next."""
         self.decided, self.frozen = said, frozen_among(self._using, said)
-        for one in self._optimizers.all:
-            one.factor = said.learning_rate if said else 1.0
+        self._scheduled.factor = said.learning_rate if said else 1.0
 
     def decide(self, done: Committed) -> Decided | None:
         """What the task's decisions say after that step, which begins at this version; None if it has none."""
@@ -152,7 +148,7 @@ class OptimizerState:
         if early_stop.is_of(name) or decided.is_of(name):
             return True
         slot, key = parted(name)
-        return key != AVERAGE and any(part.may_have(slot, key) for part in self._parts)
+        return key != AVERAGE and self._remembered.may_have(slot, key)
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
         """ValueError if they cannot be set."""
@@ -162,8 +158,7 @@ class OptimizerState:
             early_stop.of_numbers(scalars, self._early, self._layers)
         if self.decided:
             decided.of_numbers(scalars, self._layers)
-        for part in self._parts:
-            part.check(scalars)
+        self._remembered.check(scalars)
 
     def prefixes(self) -> tuple[str, ...]:
         """What the name of any value that this optimizer could ever have starts with."""
@@ -172,8 +167,7 @@ class OptimizerState:
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
         """Forgets everything and takes copies of these; for a state that is not fixed."""
         averages = {f"{state_of(slot.name)}{AVERAGE}" for slot in self._slots}
-        for part in self._parts:
-            part.replace(given, averages)
+        self._remembered.replace(given, averages)
 
     def park(self) -> None:
         """Move what is as large as the parameters to host memory."""
@@ -184,14 +178,12 @@ class OptimizerState:
         self._move(lambda tensor: tensor.to(device))
 
     def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
-        for part in self._parts:
-            part.move(moved)
+        self._remembered.move(moved)
         self._averages = {slot: moved(average) for slot, average in self._averages.items()}
 
     def set_scalars(self, scalars: Mapping[str, Scalar], version: int) -> None:
         """version: of the state that they belong to."""
-        for part in self._parts:
-            part.set(scalars)
+        self._remembered.set(scalars)
         if self.loss_scale:
             self.loss_scale = LossScale.of_numbers(scalars, self._layers)
         if self._early:

@@ -48,7 +48,7 @@ class OptimizerTrial:
         self._state = real.inner.state
         twins = [Slot(s.name, nn.Parameter(s.parameter.detach().clone()), 0, None) for s in slots]
         self._pairs = list(zip(slots, twins, strict=True))
-        self._optimizer = ScheduledOptimizer(real.phase, [(twin.name, twin.parameter) for twin in twins])
+        self._optimizer = ScheduledOptimizer(real.task, [(twin.name, twin.parameter) for twin in twins])
         assert self._optimizer.inner is not None
         self._optimizer.factor = real.factor
         self._groups, self._real = GroupNumbers(twins, self._optimizer.inner, self._optimizer.scheduled), groups

@@ -5,7 +5,7 @@ optimizer skips the others, as plain PyTorch does with those whose `grad` is Non
 gradient it is summed, sent, logged and repeated with it, and has no way of its own.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -145,7 +145,6 @@ class FlatParameters:
             self.gradient_size += _padded(slot.size)
         self.buckets = buckets_of(self._starts, self.size, self.gradient_size)
         self._bound: Tensor | None = None
-        self._resting = frozenset[int]()  # ids of parameters
         self._marks = torch.tensor([place.mark for place in self._places], dtype=torch.int64, device=device)
         self._slot_marks = torch.tensor([slot.mark for slot in self.slots], dtype=torch.int64)  # wherever a gradient is
         self._reached: dict[int, Tensor] = {}  # by number of the place, parameters to whose gradient a backward added
@@ -259,17 +258,6 @@ class FlatParameters:
         for place in self._places:
             place.parameter.grad = None
         self._bound = None
-
-    def train(self, names: Collection[str]) -> None:
-        """From the next forward on have backwards reach the parameters of these slots, and no others."""
-        resting = [place.parameter for place in self._places if place.name not in names]
-        self._resting = frozenset(map(id, resting))
-        for place in self._places:
-            place.parameter.requires_grad_(place.name in names)
-
-    def rests(self, parameter: Tensor) -> bool:
-        """Is it trained in other steps than those that come next?"""
-        return id(parameter) in self._resting
 
     def trained(self) -> Iterator[nn.Parameter]:
         """The parameters of each layer that the layer's own backward reaches."""

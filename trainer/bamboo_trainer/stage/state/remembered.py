@@ -1,8 +1,4 @@
-"""What the optimizer of one phase remembers of a stage's parameters, by name.
-
-Each phase has an optimizer of its own, and a parameter may be trained in several phases. So the name of a phase begins
-the keys of what its optimizer remembers: "state:0.weight:critic/exp_avg". Without phases nothing does.
-"""
+"""What a stage's optimizer remembers of the parameters, by name, such as "state:0.weight:exp_avg"."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any, Final
@@ -33,9 +29,8 @@ class Remembered:
     """
 
     def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
-        phase, optimizer = scheduled.phase, scheduled.inner
-        self._mark = f"{phase.name}/" if phase.name else ""
-        self._slots = [slot for slot in parameters.slots if phase.trains(slot.name)]
+        optimizer = scheduled.inner
+        self._slots = parameters.slots
         self._by_name = {slot.name: slot for slot in self._slots}
         self._scheduled, self._optimizer = scheduled, optimizer
         self._groups = GroupNumbers(self._slots, optimizer, scheduled.scheduled)
@@ -65,25 +60,24 @@ class Remembered:
             # Get, as an entry that reading leaves behind would look like a state to some optimizers.
             state = self._state.get(slot.parameter, {})
             for key in sorted(state):
-                yield f"{self._prefix(slot.name)}{key}", state[key]
+                yield f"{state_of(slot.name)}{key}", state[key]
 
     def of_groups(self) -> dict[str, Scalar]:
         """Numbers of parameter groups that change from step to step, with those of its group for each parameter."""
         return {
-            f"{self._prefix(slot.name)}{key}": value
+            f"{state_of(slot.name)}{key}": value
             for slot in self._slots
             for key, value in self._groups.of(slot.name).items()
         }
 
     def trial(self, version: int) -> OptimizerTrial | None:
         """An optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
-        slots = tried(self._slots, self._scheduled.phase.own(version)) if self._slots else []
+        slots = tried(self._slots, version) if self._slots else []
         return OptimizerTrial.begun(slots, self._scheduled, self._groups) if slots else None
 
     def may_have(self, slot: str, key: str) -> bool:
         """May there be such a key of that parameter, or not, as it comes with a step?"""
-        own = slot in self._by_name and key.startswith(self._mark)
-        return own and (not self.fixed or key.startswith(f"{self._mark}{MARK}"))
+        return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 
     def check(self, scalars: Mapping[str, Scalar]) -> None:
         """ValueError if these numbers of groups, among others, cannot be set."""
@@ -92,7 +86,7 @@ class Remembered:
     def replace(self, given: Mapping[str, Tensor], without: Collection[str]) -> None:
         """Forgets everything and takes copies of these; for a state that is not fixed. without: names to leave out."""
         for slot in self._slots:
-            prefix, of = self._prefix(slot.name), slot.parameter
+            prefix, of = state_of(slot.name), slot.parameter
             state = {
                 n.removeprefix(prefix): t.detach().to(of.device if t.dim() or not of.dim() else "cpu", copy=True)
                 for n, t in given.items()
@@ -140,15 +134,12 @@ class Remembered:
         """Slot, key and value of those that are its own."""
         for name, value in scalars.items():
             slot, key = parted(name)
-            if slot in self._by_name and key.startswith(self._mark):
-                yield slot, key.removeprefix(self._mark), value
+            if slot in self._by_name:
+                yield slot, key, value
 
     @property
     def _state(self) -> MutableMapping[Any, Any]:
         return {} if self._optimizer is None else self._optimizer.state
-
-    def _prefix(self, slot: str) -> str:
-        return f"{state_of(slot)}{self._mark}"
 
 
 def state_of(slot: str) -> str:

@@ -28,8 +28,7 @@ from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters, tied_segments
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.mixed_precision import forget_casts
-from bamboo_trainer.tasks.phases import phase_at, phases_of
-from bamboo_trainer.tasks.scheduled_optimizer import PhaseOptimizers
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
@@ -41,10 +40,9 @@ class StageValues:
     """The parameters, buffers and optimizer state of a stage's layers.
 
     index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
-    version: the step that the values are ready for. phases: the task's; phase: the one of that step.
-    layers: the modules, by number. parameters, running, optimizer: what they hold, which buffers forwards contribute
-    to, and what the optimizers remember. shared: ids of tied parameters. final: the form of the final gradients that
-    `apply` takes.
+    version: the step that the values are ready for. layers: the modules, by number. parameters, running, optimizer:
+    what they hold, which buffers forwards contribute to, and what the optimizer remembers. shared: ids of tied
+    parameters. final: the form of the final gradients that `apply` takes.
     """
 
     def __init__(
@@ -72,15 +70,14 @@ class StageValues:
         tied = tied_segments(self.parameters, groups, stages)
         self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # told by another stage
         named = [(slot.name, slot.parameter) for slot in self.parameters.slots]
-        self.phases = phases_of(task)
-        self._optimizers = PhaseOptimizers(self.phases, named)
+        self._scheduled = ScheduledOptimizer(task, named)
         self.optimizer = OptimizerState(
-            self.parameters, self._optimizers, config.ema, config.loss_scale, tuple(self.layers), config.early, task
+            self.parameters, self._scheduled, config.ema, config.loss_scale, tuple(self.layers), config.early, task
         )
-        self._finite = FiniteState(self.layers, self.parameters, self._optimizers, self.optimizer, copies)
+        self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
         snapshot.check(self.parameters, self.optimizer)
         self.running = RunningBuffers(self.layers)
-        self._constants = Constants(self.layers, self.parameters, self.running.places())
+        self._constants = Constants(self.layers, self.running.places())
         self.final = FinalGradients(
             self.parameters,
             self.running,
@@ -92,10 +89,6 @@ class StageValues:
         )
         self._parked = False
         self._digest: str | None = None
-        names = [slot.name for slot in self.parameters.slots]
-        self._trained = {one.name: frozenset(filter(one.trains, names)) for one in self.phases}
-        self.phase = self.phases[0]
-        self.parameters.train(self._trained[self.phase.name])
 
     # from version to version
 
@@ -106,8 +99,8 @@ class StageValues:
 
         running: the bytes of the running buffers after the step, as `FinalGradients.folded` has made them. tries: an
         optimizer that is built anew has to come to the same bits; raises NotDeterministic if it does not.
-        A parameter that no microbatch has used, that the phase does not train or that a decision has frozen stays as it
-        is, and so does what the optimizer remembers of it.
+        A parameter that no microbatch has used, or that a decision has frozen, stays as it is, and so does what the
+        optimizer remembers of it.
         """
         self._constants.check()
         self._finite.confirm()
@@ -116,17 +109,16 @@ class StageValues:
         ready = self._bring([gradient])[0].to(torch.float32)
         limit = self.config.max_gradient_norm
         scale *= self.optimizer.unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
-        optimizer = self._optimizers.at(self.version)
-        if scale != 1.0 or (ready is gradient and not optimizer.only_reads):
+        if scale != 1.0 or (ready is gradient and not self._scheduled.only_reads):
             ready = ready * scale  # a copy: an optimizer may write to its gradients
         self.parameters.bind_final(ready, used)
         if self._parked:
             self.optimizer.fetch(self.device)
         trial = self.optimizer.trial(self.version) if tries else None
-        optimizer.step(self.version)
+        self._scheduled.step(self.version)
         if trial:
             trial.compare(self.version)
-        self.optimizer.average(self._trained[self.phase.name])
+        self.optimizer.average()
         self.optimizer.scaled(finite=True)
         if not math.isfinite(norm):
             self._finite.gradient_was_not()
@@ -142,20 +134,13 @@ class StageValues:
         if not self.optimizer.fixed:  # it begins for each parameter with the first step that uses it
             snapshot.check(self.parameters, self.optimizer)
         self._digest = None
-        self._come_to(self.version + 1)
-
-    def _come_to(self, version: int) -> None:
-        """The values are at that version: have the next step's backwards reach what its phase trains."""
-        self.version, before = version, self.phase
-        self.phase = phase_at(self.phases, version)
-        if self.phase is not before:
-            self.parameters.train(self._trained[self.phase.name])
+        self.version += 1
 
     def allow_commit(self) -> None:
         """To be asked before the step that begins at this version may be committed: are its rates such as an optimizer
         can use, and did the step before leave finite parameters? Raises TaskError.
         """
-        self._optimizers.at(self.version).settings(self.version)
+        self._scheduled.settings(self.version)
         self._finite.confirm()
 
     def skip(self, *, finite: bool) -> None:
@@ -166,11 +151,11 @@ class StageValues:
         forget_casts()
         self.optimizer.scaled(finite=finite)
         self._digest = None
-        self._come_to(self.version + 1)
+        self.version += 1
 
     def learning_rate(self, step: int) -> float:
         """The task's, which is the same on every stage, as its decisions have it in the step that comes next."""
-        return self._optimizers.at(step).learning_rate(step)
+        return self._scheduled.learning_rate(step)
 
     def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
         """If this state, evaluated so, is the last one as of an early stop: what evaluations have come to."""
@@ -216,7 +201,7 @@ class StageValues:
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
-        self._come_to(snapshot.restore(self.parameters, self.optimizer, parts, meta))
+        self.version = snapshot.restore(self.parameters, self.optimizer, parts, meta)
         self._digest = None
         self._finite.forget()
         self._constants.renew()

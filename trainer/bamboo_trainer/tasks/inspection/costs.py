@@ -21,7 +21,6 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.no_values import failing_quietly
 from bamboo_trainer.tasks.inspection.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
-from bamboo_trainer.tasks.phases import TaskInPhase, phases_of
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer
 
@@ -40,23 +39,17 @@ def profile(task: Task, spec: JobSpec) -> tuple[float, ...]:
 
 
 def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
-    """Each layer's operations in one microbatch's forward and backward, at least 1; or what the task says. Of a task
-    with phases, the mean over their steps.
+    """Each layer's operations in one microbatch's forward and backward, at least 1; or what the task says.
 
     The same for every worker that asks. Raises TaskError if a layer cannot be run at all.
     """
     if task.costs is not None:
         return stated_costs(task, task.costs)
+    run = _RealRun(task, micro_batch_size)
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # made here, because it takes a second of imports
-    found = [(phase.steps / phase.cycle, _costs(phase, micro_batch_size, mode)) for phase in phases_of(task)]
-    return tuple(sum(share * costs[i] for share, costs in found) for i in range(len(task.layers)))
-
-
-def _costs(phase: TaskInPhase, micro_batch_size: int, mode: FakeTensorMode) -> tuple[float, ...]:
-    task, costs = phase.task, list[float]()
-    run = _RealRun(phase, micro_batch_size)
+    costs: list[float] = []
     while len(costs) < len(task.layers):
-        imagined, left = Imagined(phase, len(costs), run, mode), len(task.layers) - len(costs)
+        imagined, left = Imagined(task, len(costs), run, mode), len(task.layers) - len(costs)
         counted, problem = lines_of_child(str(imagined.cost()) for _ in range(left))
         costs += map(float, counted)
         if len(costs) < len(task.layers):
@@ -83,18 +76,17 @@ class _RealRun:
     anything in front of it?
     """
 
-    def __init__(self, phase: TaskInPhase, micro_batch_size: int) -> None:
-        self._phase, task = phase, phase.task
+    def __init__(self, task: Task, micro_batch_size: int) -> None:
+        self._task = task
         length = len(task.dataset)
         self.parts, _ = load_batch(task, [i % length for i in range(micro_batch_size)])
         self.next, self.trained = 0, False
 
     def cost(self, index: int) -> int:
         """The cost of that layer, found by running it after those before it."""
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), self._phase.told():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             while self.next <= index:
-                layer = build_layer(self._phase.task, 0, self.next)
-                self._phase.rest(layer, self.next)
+                layer = build_layer(self._task, 0, self.next)
                 with Operations() as operations:
                     self.parts = run_layer(layer, self.next, self.parts)
                 self.next += 1
@@ -114,16 +106,15 @@ def _gradients(layer: nn.Module) -> int:
 class Imagined:
     """Layers run one after the other on tensors without data."""
 
-    def __init__(self, phase: TaskInPhase, index: int, before: _RealRun, mode: FakeTensorMode) -> None:
+    def __init__(self, task: Task, index: int, before: _RealRun, mode: FakeTensorMode) -> None:
         """before: has come to layer `index`, the first to be run."""
-        self._phase, self._next, self._parts, self._mode = phase, index, before.parts, mode
+        self._task, self._next, self._parts, self._mode = task, index, before.parts, mode
         self._needed = [part.is_floating_point() and before.trained for part in before.parts]  # a gradient
 
     def cost(self) -> int:
         """The cost of the next layer. Raises whatever it raises because there are no data, or anyway."""
-        index, layer = self._next, layer_without_values(self._phase.task, self._next, self._mode)
-        self._phase.rest(layer, index)
-        with self._mode, self._phase.told(), failing_quietly():
+        index, layer = self._next, layer_without_values(self._task, self._next, self._mode)
+        with self._mode, failing_quietly():
             blank = [cast(Tensor, self._mode.from_tensor(p.detach())) for p in self._parts]
             given = tuple(p.requires_grad_(need) for p, need in zip(blank, self._needed, strict=True))
             with AllStepsAtOnce(), Operations() as operations:

@@ -62,15 +62,16 @@ class DeterminismCheck:
     # but other calls
     call: Call
     loss: Callable[[Parts], Parts] | None  # of the last layer's outputs, on the last stage; and its weight
-    as_built: bool = True  # the layers are as they were built
 
     def check(self, inputs: Parts) -> None:
-        """Raises NotDeterministic, or TaskError for whatever else is wrong. inputs: of the first layer."""
+        """Raises NotDeterministic, or TaskError for whatever else is wrong. The layers must be as they were built.
+
+        inputs: of the first layer.
+        """
         parts = inputs
         for index, layer in self.layers.items():
             try:
-                if self.as_built:
-                    self._built_twice(index, layer)
+                self._built_twice(index, layer)
                 with no_new_parameters({index: layer}), unchanged_buffers({index: layer}):
                     parts = self._run_twice(index, layer, parts)
             except Exception as error:

@@ -25,7 +25,6 @@ from torch.nn.parameter import is_lazy
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.no_values import NoValues
-from bamboo_trainer.tasks.phases import fits, wanted_names
 from bamboo_trainer.tasks.running_buffers import running_modules, shared_buffer
 from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.ties import forbid_training
@@ -45,7 +44,6 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     handed_out: tuple[int, ...] = ()  # layers whose factories do not make all their parameters anew at each call
     overlaps: tuple[Names, ...] = ()  # names of two tensors that are not one, but lie in the same memory
     running: tuple[Names, ...] = ()  # names of one buffer that the forwards of two layers update
-    idle: tuple[tuple[str, Names], ...] = ()  # phases, and patterns of theirs that no trained parameter's name fits
 
 
 def settled(task: Task, seed: int) -> Task:
@@ -62,12 +60,6 @@ def settled(task: Task, seed: int) -> Task:
         )
     if shared.running:
         raise shared_buffer(*shared.running[0])
-    if shared.idle:
-        name, patterns = shared.idle[0]
-        raise TaskError(
-            f'Task.phases[{name!r}].trains: expected trained parameters\' names, such as "0.weight", and none of this '
-            f"task's fits {' or '.join(map(repr, patterns))}"
-        )
     if not shared.handed_out:
         return task
     for group in shared.groups:
@@ -176,7 +168,6 @@ class Search:
         self._handed_out: set[int] = set()
         self._overlaps: list[Names] = []
         self._running: list[Names] = []
-        self._idle = wanted_names(task)
 
     def layers(self) -> Iterator[int]:
         """One layer after the other."""
@@ -185,7 +176,6 @@ class Search:
                 module = build_layer(self._task, self._seed, layer, self._within())
                 for name, parameter in module.named_parameters():
                     if parameter.requires_grad:
-                        self._idle = [one for one in self._idle if not fits(f"{layer}.{name}", one[1])]
                         self._see(layer, f"{layer}.{name}", parameter, again)
                 for one in running_modules(module):
                     if not one.contributes:
@@ -204,7 +194,6 @@ class Search:
             handed_out=tuple(sorted(self._handed_out)),
             overlaps=tuple(self._overlaps),
             running=tuple(self._running),
-            idle=tuple(self._idle),
         )
 
     def _see(self, layer: int, name: str, parameter: nn.Parameter, again: bool) -> None:
