@@ -30,7 +30,6 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.data.rows": ("Indexed", "HuggingFaceDataset"),
     "bamboo_trainer.data.prefetched": ("Prefetched",),
     "bamboo_trainer.data.mixture": ("Ends", "Mixture", "by_source"),
-    "bamboo_trainer.data.by_length": ("ByLength",),
     "bamboo_trainer.reference": ("train",),
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),

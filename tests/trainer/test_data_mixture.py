@@ -145,10 +145,10 @@ def test_what_is_no_mixture_is_one_sentence(config: dict[str, Any], said: str) -
 
 
 @pytest.mark.slow
-def test_a_mixture_with_near_lengths_trains_with_the_same_bits_on_any_grid() -> None:
+def test_a_mixture_trains_with_the_same_bits_on_any_grid() -> None:
     """And its metrics tell the losses of the sources, which add up to the loss."""
     sources = [{**SOURCE, "padding": True, "name": "a", "weight": 3}, {**SOURCE, "padding": True, "name": "b"}]
-    data = {"kind": "mixture", "sources": sources, "trim": 2, "nearLengths": 3}
+    data = {"kind": "mixture", "sources": sources, "trim": 2}
     settings = {
         "architecture": {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 3, "n_head": 2},
         "data": data,

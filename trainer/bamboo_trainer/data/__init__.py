@@ -1,6 +1,5 @@
 """Datasets, and which samples a microbatch holds. docs/data.md is the introduction."""
 
-from bamboo_trainer.data.by_length import ByLength
 from bamboo_trainer.data.config import dataset_from, source_names
 from bamboo_trainer.data.images import ImageFolder, ImageOptions
 from bamboo_trainer.data.in_memory import STDLIB_BYTES, NpzDataset, TensorDataset, TextDataset, stdlib_text
@@ -13,7 +12,6 @@ from bamboo_trainer.data.tokens import Documents, Tokens
 
 __all__ = [
     "STDLIB_BYTES",
-    "ByLength",
     "CacheConfig",
     "Documents",
     "Ends",

@@ -11,8 +11,16 @@ from torch import Tensor
 from bamboo_trainer.data import TensorDataset, dataset_from, source_names
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.sequences import IGNORED, INPUTS, Padding, check_tokens, made_up_sizes, trimmed_width
-from bamboo_trainer.task import Dataset, Parts, Weighted
+from bamboo_trainer.models.parts.sequences import (
+    IGNORED,
+    INPUTS,
+    check_tokens,
+    check_trim,
+    made_up_sizes,
+    taken_trim,
+    trimmed_width,
+)
+from bamboo_trainer.task import Dataset, Parts, Weighted, own_order
 
 Head = Literal["sequence", "token", "choice"]
 HEADS: Final[tuple[Head, ...]] = ("sequence", "token", "choice")
@@ -26,7 +34,7 @@ class Labelled:
 
     Targets: int64 [samples], or [samples, length] for "token", of which -100 does not count. For "sequence" floats are
     taken, too: [samples] for one label, whose value is to be met, else [samples, labels], of which each holds or not.
-    words: size of the vocabulary. labels: their number. where: the config's key, for messages. padding, mixed, names:
+    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, mixed, names:
     as of `Sequences`.
     """
 
@@ -37,10 +45,10 @@ class Labelled:
         words: tuple[int, int],
         where: str = "data",
         *,
-        padding: Padding | None = None,
+        trim: int = 0,
         mixed: bool = False,
     ) -> None:
-        self._padding, self._mixed = padding or Padding(), mixed
+        self._trim, self._mixed = trim, mixed
         self._source, self._head, self._where = source, head, where
         self._words, self._labels = words
         given, targets = source.batch([0])
@@ -53,7 +61,8 @@ class Labelled:
             )
         self._check(targets[0], given[0])
         self.names, self.masked = INPUTS[: len(given)], len(given) > 1
-        self.order = self._padding.order(source, self.masked, where)
+        check_trim(trim, self.masked, where)
+        self.order = own_order(source)
         self.prefetched = readers_of(source)
         self.length = int(given[0].shape[-1])
         self.tokens_per_sample: int | None = None if self.masked else given[0][0].numel()
@@ -67,7 +76,7 @@ class Labelled:
         ids = given[0].long()
         check_tokens(ids, self._words, self._where)
         self._check(target, ids)
-        width = trimmed_width(given[1], self._padding.trim) if self.masked else ids.shape[-1]
+        width = trimmed_width(given[1], self._trim) if self.masked else ids.shape[-1]
         target = target[:, :width].contiguous() if self._head == "token" else target
         return tuple(part.long()[..., :width].contiguous() for part in given), (target, *more)
 
@@ -93,11 +102,11 @@ def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int
     the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. Raises ValueError.
     """
     given = dict(config)
-    padding = Padding.taken_from(given, where)
+    trim = taken_trim(given, where)
     made_up = {settings.MADE_UP: partial(_made_up, head, words, labels)}
     source = dataset_from({"kind": settings.MADE_UP, **given}, where, made_up)
     mixed = bool(source_names(given))
-    return Labelled(source, head, (words, labels), where, padding=padding, mixed=mixed)
+    return Labelled(source, head, (words, labels), where, trim=trim, mixed=mixed)
 
 
 def label_loss(logits: Tensor, targets: Tensor) -> Weighted:

@@ -1,20 +1,19 @@
 """Sequences of tokens as language models take them: to foretell the next token, or those that are masked."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.data import ByLength, Documents, TensorDataset, by_source, dataset_from, pure_seed, source_names
+from bamboo_trainer.data import Documents, TensorDataset, by_source, dataset_from, pure_seed, source_names
 from bamboo_trainer.data.config import Opener
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.task import Dataset, Order, Parts, Task, TrainingFacts, Weighted, own_order
+from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted, own_order
 
 Objective = Literal["causal", "masked"]
 Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its config
@@ -24,49 +23,19 @@ KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text", "chats")
 INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")  # as transformers calls them
 PACKED_INPUTS: Final = ("input_ids", "position_ids")
 SYNTHETIC: Final = {"length": 32, "samples": 512}
-_AT_ONCE: Final = 1024  # samples that are read to find their lengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Padding:
-    """What is done about sequences that are shorter than others, in data with a mask of the tokens that count.
-
-    trim: a batch ends with its longest sequence, rounded up to a multiple of that; 0: it does not.
-    near: of so many microbatches that follow each other the samples are put together by their lengths; 0: they are not.
+def taken_trim(config: dict[str, Any], where: str) -> int:
+    """Take "trim" out of the config: a batch ends with its longest sequence, rounded up to a multiple of that; 0: it
+    does not. Raises ValueError.
     """
-
-    trim: int = 0
-    near: int = 0
-
-    @classmethod
-    def taken_from(cls, config: dict[str, Any], where: str) -> Self:
-        """What the config says by "trim" and "nearLengths", which are taken out of it. Raises ValueError."""
-        found = {
-            name: whole_number(config.pop(key), f"{where}.{key}")
-            for name, key in (("trim", "trim"), ("near", "nearLengths"))
-            if key in config
-        }
-        return cls(**found)
-
-    def order(self, source: Dataset, masked: bool, where: str) -> Order | None:
-        """The order of the data, if it is not the usual one. source: has the mask, if any, as its second input.
-
-        Raises ValueError.
-        """
-        for key, value in (("trim", self.trim), ("nearLengths", self.near)):
-            if value and not masked:
-                raise ValueError(f"{where}.{key}: expected only with a mask of the tokens that count")
-        return ByLength(source, partial(lengths_of, source), self.near).order if self.near else own_order(source)
+    return whole_number(config.pop("trim"), f"{where}.trim") if "trim" in config else 0
 
 
-def lengths_of(source: Dataset) -> list[int]:
-    """How long each sample is, by its mask: all are read. Of several sequences of a sample the longest counts."""
-    found: list[int] = []
-    with torch.random.fork_rng(devices=[]):
-        for first in range(0, len(source), _AT_ONCE):
-            inputs, _ = source.batch(range(first, min(first + _AT_ONCE, len(source))))
-            found += _last_places(inputs[1]).flatten(1).amax(1).tolist()
-    return found
+def check_trim(trim: int, masked: bool, where: str) -> None:
+    """Raises ValueError if a batch is to end with its longest sequence, and no mask says how long each is."""
+    if trim and not masked:
+        raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
 
 
 class Sequences:
@@ -78,7 +47,7 @@ class Sequences:
     the token that stands for a masked one. where: the config's key that describes the data, for messages.
 
     packed: instead of a mask the data have the number of each token's document, and the second input is its position in
-    that. padding: what is done about that of a mask. mixed: the data's last target is the number of each sample's
+    that. trim: see `taken_trim`. mixed: the data's last target is the number of each sample's
     source, and so is the second one here.
     names: of the inputs, as transformers calls them.
     """
@@ -92,12 +61,12 @@ class Sequences:
         where: str = "data",
         *,
         packed: bool = False,
-        padding: Padding | None = None,
+        trim: int = 0,
         mixed: bool = False,
     ) -> None:
         self._source, self._objective, self._shift, self._where = source, objective, shift, where
         self._vocabulary, self._mask_token = words
-        self._packed, self._padding, self._mixed = packed, padding or Padding(), mixed
+        self._packed, self._trim, self._mixed = packed, trim, mixed
         given, targets = source.batch([0])
         wanted = len(targets) - mixed
         if not 1 <= len(given) <= 2 or (objective == "causal" and wanted != 1):
@@ -105,7 +74,8 @@ class Sequences:
                 f"{where}: expected tokens, perhaps a mask, and targets, got {len(given)} inputs and {wanted} targets"
             )
         self.masked = len(given) == 2 and not packed
-        self.order = self._padding.order(source, self.masked, where)
+        check_trim(trim, self.masked, where)
+        self.order = own_order(source)
         self.prefetched = readers_of(source)
         self.names = INPUTS[: len(given)] if not packed else PACKED_INPUTS
         self.length = int(given[0].shape[1])
@@ -131,7 +101,7 @@ class Sequences:
             return (ids, positions_in(given[1].long())), (labels, *more)
         if mask is None:
             return (ids,), (labels, *more)
-        width = trimmed_width(mask, self._padding.trim)
+        width = trimmed_width(mask, self._trim)
         return (ids[:, :width].contiguous(), mask[:, :width].contiguous()), (labels[:, :width].contiguous(), *more)
 
     def _hidden(self, ids: Tensor, mask: Tensor | None, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -163,13 +133,8 @@ def trimmed_width(mask: Tensor, multiple: int) -> int:
     length = mask.shape[-1]
     if not multiple:
         return length
-    last = int(_last_places(mask).max())
+    last = int(torch.where(mask.bool(), torch.arange(1, length + 1), 0).max())
     return min(length, max(1, -(-last // multiple)) * multiple)
-
-
-def _last_places(mask: Tensor) -> Tensor:
-    """Up to which place each sequence counts, [..., 1]."""
-    return torch.where(mask.bool(), torch.arange(1, mask.shape[-1] + 1), 0).amax(-1, keepdim=True)
 
 
 def open_sequences(
@@ -184,21 +149,21 @@ def open_sequences(
     """The sequences that a config describes. Raises ValueError.
 
     config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; the other kinds
-    are those of `bamboo_trainer.data.dataset_from`, and `kinds`. "shift", words: of `Sequences`; "trim", "nearLengths":
-    of `Padding`. where: the key that has it; made-up data to evaluate are other samples of the same kind. packs: the
+    are those of `bamboo_trainer.data.dataset_from`, and `kinds`. "shift", words: of `Sequences`. "trim": of
+    `taken_trim`. where: the key that has it; made-up data to evaluate are other samples of the same kind. packs: the
     model can keep documents of one sequence apart.
     """
     given = dict(config)
     shift = given.pop("shift", False)
     if not isinstance(shift, bool):
         raise ValueError(f"{where}.shift must be true or false, got {shift!r}")
-    padding, packed = Padding.taken_from(given, where), _packed(given, where)
+    trim, packed = taken_trim(given, where), _packed(given, where)
     if packed and not packs:
         raise ValueError(f"{where}.{packed} is not for language models of this kind: they do not keep documents apart")
     made_up = {settings.MADE_UP: partial(_made_up, words[0])}
     source = dataset_from({"kind": settings.MADE_UP, **given}, where, {**made_up, **kinds})
     mixed = bool(source_names(given))
-    return Sequences(source, objective, words, shift, where, packed=bool(packed), padding=padding, mixed=mixed)
+    return Sequences(source, objective, words, shift, where, packed=bool(packed), trim=trim, mixed=mixed)
 
 
 def _packed(config: Mapping[str, Any], where: str) -> str:
