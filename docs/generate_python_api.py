@@ -11,8 +11,7 @@ PAGE = Path(__file__).parent / "python-api.md"
 MODELS = ("gpt", "mlp", "huggingface", "gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
-        *("Parts", "Build", "TrainingFacts", "Task", "Evaluation"),
-        *("Dataset", "Order"),
+        *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset"),
         *("Weighted", "add_loss", "track_buffers", "contribute"),
     ),
     "bamboo_trainer.lora": ("with_lora", "merged"),
@@ -29,7 +28,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.data.images": ("ImageOptions", "ImageFolder"),
     "bamboo_trainer.data.rows": ("Indexed", "HuggingFaceDataset"),
     "bamboo_trainer.data.prefetched": ("Prefetched",),
-    "bamboo_trainer.data.mixture": ("Ends", "Mixture", "by_source"),
+    "bamboo_trainer.data.mixture": ("Mixture",),
     "bamboo_trainer.reference": ("train",),
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),

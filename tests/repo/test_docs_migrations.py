@@ -18,7 +18,7 @@ from torch.utils.data import RandomSampler
 
 from bamboo_core.history.records import EventRecord, StepRecord, from_lines
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.data import Passes
+from bamboo_trainer.data import sample_numbers
 from folders import ROOT
 from titan_model import LENGTH, WORDS
 from training_job import Fault, Job, check_same_bits
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def as_a_job_draws_them(sampler: RandomSampler) -> Iterator[int]:
     for step in range(STEPS):
-        yield from Passes(len(sampler.data_source)).microbatch(0, step * BATCH, BATCH)
+        yield from sample_numbers(0, step * BATCH, BATCH, len(sampler.data_source))
 
 
 def trainer(folder: Path) -> list[float]:

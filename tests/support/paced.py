@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bamboo_trainer.data import Passes
+from bamboo_trainer.data import sample_numbers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Dataset, Parts, Task
 
@@ -40,8 +40,8 @@ def build(config: Mapping[str, Any]) -> Task:
     mark, since = Path(rest.pop(WHILE)), rest.pop(SINCE, {"step": 0, "seed": 0, "globalBatchSize": 1})
     seconds = rest.pop(SECONDS, LITTLE)
     task = load_task(rest.pop(TASK, "bamboo_trainer.models.gpt:build"), rest)
-    order, size = Passes(len(task.dataset)), since["globalBatchSize"]
-    early = [order.microbatch(since["seed"], step * size, size) for step in range(since["step"])]
+    length, size = len(task.dataset), since["globalBatchSize"]
+    early = [sample_numbers(since["seed"], step * size, size, length) for step in range(since["step"])]
     return replace(task, dataset=Slow(task.dataset, mark, seconds, frozenset().union(*early)))
 
 

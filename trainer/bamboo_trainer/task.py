@@ -16,7 +16,6 @@ from bamboo_trainer.tasks.running_buffers import contribute, track_buffers
 __all__ = [
     "Build",
     "Dataset",
-    "Order",
     "Parts",
     "Task",
     "TrainingFacts",
@@ -29,24 +28,9 @@ __all__ = [
 Parts = tuple[torch.Tensor, ...]  # what travels between two layers: one tensor or several
 
 
-class Order(Protocol):
-    """Which samples are trained on, in which microbatch: a pure function. A dataset may have its own as `order`."""
-
-    @property
-    def samples_of_pass(self) -> int:
-        """A property: how many samples a job trains on for `training.until: {epochs: 1}`."""
-        ...
-
-    def microbatch(self, seed: int, first: int, size: int) -> tuple[int, ...]:
-        """The numbers of a microbatch's samples. seed: of the job. first: how many samples of the job come before it, a
-        multiple of size.
-        """
-        ...
-
-
 class Dataset(Protocol):
-    """Samples by number. The same number always gives the same sample. A dataset may have an `order` of its own
-    (`Order`); without one each pass visits each sample once, in another order.
+    """Samples by number. The same number always gives the same sample. Each pass visits each sample once, in another
+    order.
 
     It is called by a thread of its own, one call at a time, unless its first batch draws from torch's global generator,
     which a dataset must do always or never.
@@ -57,12 +41,6 @@ class Dataset(Protocol):
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         """The inputs of the first layer and the targets of the loss for these samples, stacked along dimension 0."""
         ...
-
-
-def own_order(dataset: object) -> Order | None:
-    """The order that the dataset brings along, if it has one."""
-    found: Any = getattr(dataset, "order", None)
-    return found if callable(getattr(found, "microbatch", None)) else None
 
 
 Metric = Callable[[Any, Any], Any]  # of Parts and Parts; in `from_module` of what the loss gets
@@ -149,9 +127,7 @@ class TrainingFacts:
         if self.steps is not None:
             return self.steps
         if self.epochs is not None:
-            order = own_order(dataset)
-            samples = order.samples_of_pass if order else len(dataset)
-            return -(-self.epochs * samples // self.global_batch_size)
+            return -(-self.epochs * len(dataset) // self.global_batch_size)
         if tokens_per_sample is None or self.tokens is None:
             raise ValueError("training.until counts tokens: tokens_per_sample must be given")
         return -(-self.tokens // (tokens_per_sample * self.global_batch_size))

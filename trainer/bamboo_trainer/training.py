@@ -9,9 +9,10 @@ import torch
 
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.training_spec import EvaluationSpec, LossScaleSpec, TrainingSpec, Unit
+from bamboo_trainer.data.order import sample_numbers
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import samples_in_order, samples_of_pass, tokens_of
+from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,8 @@ class TrainingConfig:
     def samples(self, step: int, microbatch: int, dataset: Sized) -> tuple[int, ...]:
         """The numbers of the samples of a microbatch. Raises TaskError."""
         size = self.micro_batch_size
-        return samples_in_order(dataset, self.seed, step * self.global_batch + microbatch * size, size)
+        first = step * self.global_batch + microbatch * size
+        return sample_numbers(self.seed, first, size, length_of(dataset))
 
 
 def loss_unit(task: Task, config: TrainingConfig) -> float:
@@ -138,7 +140,7 @@ def with_steps(spec: JobSpec, task: Task) -> JobSpec:
     if tokens is not None and (type(tokens) is not int or tokens < 1):
         raise TaskError(f"task.tokens_per_sample must be an integer of at least 1, got {tokens!r}")
     try:
-        return replace(spec, training=spec.training.with_data(samples_of_pass(task), tokens))
+        return replace(spec, training=spec.training.with_data(dataset_length(task), tokens))
     except TaskError:
         raise
     except ValueError as error:

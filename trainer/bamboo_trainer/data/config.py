@@ -1,7 +1,6 @@
 """A dataset by what a manifest says of it, such as {"kind": "tokens", "path": "/data/train", "length": 1024}."""
 
 import importlib
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final
 from bamboo_core.complaints import system_reason
 from bamboo_trainer.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, ImageFolder, ImageOptions
 from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, stdlib_text
-from bamboo_trainer.data.mixture import Ends, Mixture
+from bamboo_trainer.data.mixture import Mixture
 from bamboo_trainer.data.prefetched import Prefetched
 from bamboo_trainer.data.rows import HuggingFaceDataset, Indexed
 from bamboo_trainer.data.sources import CacheConfig, open_sources
@@ -20,7 +19,6 @@ from bamboo_trainer.data.tokens import Documents, Tokens
 from bamboo_trainer.task import Dataset
 
 MIXTURE: Final = "mixture"
-_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,40}")
 _MISSING: Final[Any] = object()
 
 
@@ -58,31 +56,19 @@ def dataset_from(
         raise ValueError(f"{where}: {error}") from None
 
 
-def source_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the sources of a mixture that `dataset_from` makes; of other kinds there are none."""
-    sources = config.get("sources", ()) if config.get("kind") == MIXTURE else ()
-    return tuple(str(source.get("name", number)) for number, source in enumerate(sources))
-
-
 def _mixture(keys: "_Keys", where: str, kinds: Mapping[str, Opener]) -> Mixture:
-    ends = keys.text("ends", Ends.LONGEST.value)
-    if ends not in list(Ends):
-        raise ValueError(f"ends must be one of {', '.join(Ends)}, got {ends!r}")
-    sources: dict[str, tuple[float, Dataset]] = {}
+    sources: list[tuple[float, Dataset]] = []
     for number, source in enumerate(keys.mappings("sources")):
         here = f"{where}.sources[{number}]"
         own = _Keys(source, here)
-        name, weight = own.text("name", str(number)), own.real("weight")
-        if not _NAME.fullmatch(name) or name in sources:
-            raise KeyProblem(f"{here}.name must be letters, digits and underscores, and another for each, got {name!r}")
-        rest = own.rest()
+        weight, rest = own.real("weight"), own.rest()
         for key in ("readers", "readAhead", "threads"):
             if key in rest:
                 raise KeyProblem(f"{here}.{key}: expected beside sources, for all of them")
         if rest.get("kind") == MIXTURE:
             raise KeyProblem(f"{here}.kind: a mixture cannot be a source of another one; name its sources here")
-        sources[name] = weight, dataset_from(rest, here, kinds)
-    return Mixture(sources, ends)
+        sources.append((weight, dataset_from(rest, here, kinds)))
+    return Mixture(sources)
 
 
 class KeyProblem(ValueError):

@@ -4,7 +4,6 @@ Every random choice is a pure function of numbers, so any worker can derive it a
 """
 
 import hashlib
-from dataclasses import dataclass
 
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
@@ -34,19 +33,17 @@ def permute(index: int, length: int, key: int) -> int:
             return index
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """The order of a dataset of that length which has none of its own: each pass visits each sample once."""
+def sample_numbers(seed: int, first: int, count: int, length: int) -> tuple[int, ...]:
+    """Return the numbers of a dataset's samples that a job trains on at these places; each pass over the dataset visits
+    each sample once.
 
-    samples_of_pass: int
-
-    def microbatch(self, seed: int, first: int, size: int) -> tuple[int, ...]:
-        length = self.samples_of_pass
-        if length < 1:
-            raise ValueError("the dataset has no samples")
-        places = range(first, first + size)
-        keys = {number: pure_seed("data", seed, number) for number in {place // length for place in places}}
-        return tuple(permute(place % length, length, keys[place // length]) for place in places)
+    first: how many samples of the job come before. count: how many are wanted. length: of the dataset, in samples.
+    """
+    if length < 1:
+        raise ValueError("the dataset has no samples")
+    places = range(first, first + count)
+    keys = {number: pure_seed("data", seed, number) for number in {place // length for place in places}}
+    return tuple(permute(place % length, length, keys[place // length]) for place in places)
 
 
 def _mix(value: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bamboo_trainer.task import Dataset, Parts, own_order
+from bamboo_trainer.task import Dataset, Parts
 
 MOST_READERS = 64
 MOST_AHEAD = 256
@@ -32,7 +32,6 @@ class Prefetched:
         self.dataset, self.readers, self.processes = dataset, readers, processes
         self.ahead = ahead or 2 * readers
         self.tokens_per_sample = getattr(dataset, "tokens_per_sample", None)
-        self.order = own_order(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)

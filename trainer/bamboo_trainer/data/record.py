@@ -1,20 +1,19 @@
 """What a worker says of its data, so that no other data take their place in silence: see `checkpoint.data_record`."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from bamboo_core.checkpoint.data_record import DataRecord, LookedAt
-from bamboo_trainer.data.order import pure_seed
-from bamboo_trainer.task import Dataset, Parts, Task, own_order
-from bamboo_trainer.tasks.user_code import dataset_length, load_batch, samples_in_order
+from bamboo_trainer.data.order import pure_seed, sample_numbers
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.user_code import dataset_length, load_batch
 
 OTHERS: Final = 6  # samples that are looked at beside the first and the last one
 IN_ORDER: Final = 64  # samples of the order
-FAR: Final = 8  # places at which an order of its own is looked at
 
 
 def record_of(task: Task, seed: int) -> DataRecord:
@@ -26,16 +25,9 @@ def record_of(task: Task, seed: int) -> DataRecord:
     numbers = {0, length - 1, *(pure_seed("look", place) % length for place in range(OTHERS))}
     return DataRecord(
         samples=length,
-        order=_digest([repr(part).encode() for part in _order(task.dataset, seed, length)]),
+        order=_digest([repr(sample_numbers(seed, 0, min(IN_ORDER, length), length)).encode()]),
         looked_at=tuple(_look(task, number) for number in sorted(numbers)),
     )
-
-
-def _order(dataset: Dataset, seed: int, length: int) -> Iterator[tuple[int, ...]]:
-    """The first samples; of a dataset with an order of its own also some that come long after."""
-    yield samples_in_order(dataset, seed, 0, min(IN_ORDER, length))
-    for power in range(1, FAR) if own_order(dataset) else ():
-        yield samples_in_order(dataset, seed, IN_ORDER << 4 * power, IN_ORDER)
 
 
 def _look(task: Task, number: int) -> LookedAt:

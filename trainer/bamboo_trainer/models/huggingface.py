@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
-from bamboo_trainer.data import by_source, source_names
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.lora import with_lora, with_peft
 from bamboo_trainer.models.parts import chats
@@ -150,8 +149,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     weights = None
     if settings.model is not None and not settings.random:
         weights = PublishedWeights(Path(settings.model))
-    loss = partial(_of_labels, label_loss)
-    measured = evaluation(settings.evaluation, held_out, partial(_of_labels, label_accuracy), loss)
+    measured = evaluation(settings.evaluation, held_out, label_accuracy)
     lengths = {"data": dataset} if measured is None else {"data": dataset, "evaluation": measured.dataset}
 
     def make() -> nn.Module:
@@ -166,10 +164,9 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
     task = task_of(
         split,
-        loss=loss,
+        loss=label_loss,
         dataset=dataset,
         evaluation=measured,
-        metrics=by_source(loss, source_names(data)),
         tokens_per_sample=dataset.tokens_per_sample,
         optimizer=partial(optimizer, settings),
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
@@ -218,11 +215,6 @@ def trained_beside(
         )
 
     return tuple(f"{MODULE}{name}" for name in names if wanted(name))
-
-
-def _of_labels(measure: Callable[[Tensor, Tensor], Any], logits: Tensor, targets: Tensor | Parts) -> Any:
-    """What is measured by the labels. targets: these, and of a mixture the number of each sample's source."""
-    return measure(logits, targets if isinstance(targets, Tensor) else targets[0])
 
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:

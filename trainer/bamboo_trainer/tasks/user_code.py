@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bamboo_core.control.protocol import MOST_METRICS
-from bamboo_trainer.data.order import Passes, pure_seed
+from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.frames.tensors import DTYPES, unsendable
-from bamboo_trainer.task import Dataset, Parts, Task, own_order
+from bamboo_trainer.task import Dataset, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight
 from bamboo_trainer.tasks.running_buffers import running_modules, spectrally_normed
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory, told
@@ -245,42 +245,16 @@ def dataset_length(task: Task, dataset: Dataset | None = None) -> int:
     """The length of a dataset, at least 1. dataset: if not the one that is trained on. Raises TaskError."""
     asked = task.dataset if dataset is None else dataset
     check_dataset(asked)
-    return _length(asked)
+    return length_of(asked)
 
 
-def _length(dataset: Sized) -> int:
+def length_of(dataset: Sized) -> int:
+    """The length of a dataset, at least 1. Raises TaskError."""
     with in_task("the dataset, asked for its length,"):
         length = len(dataset)
     if length < 1:
         raise TaskError("the dataset is empty")
     return length
-
-
-def samples_of_pass(task: Task) -> int:
-    """How many samples of the dataset are an epoch. Raises TaskError."""
-    length, own = dataset_length(task), own_order(task.dataset)
-    if own is None:
-        return length
-    with in_task("the dataset's order, asked for the samples of a pass,"):
-        samples = own.samples_of_pass
-    if type(samples) is not int or samples < 1:
-        raise TaskError(f"the dataset's order: samples_of_pass must be an integer of at least 1, got {samples!r}")
-    return samples
-
-
-def samples_in_order(dataset: Sized, seed: int, first: int, size: int) -> tuple[int, ...]:
-    """The samples of a microbatch, as `Order.microbatch` has it; TaskError if they can be none."""
-    length, own = _length(dataset), own_order(dataset)
-    if own is None:
-        return Passes(length).microbatch(seed, first, size)
-    with in_task("the dataset's order"):
-        found = tuple(own.microbatch(seed, first, size))
-    if len(found) != size or not all(type(number) is int and 0 <= number < length for number in found):
-        raise TaskError(
-            f"the dataset's order: expected {size} numbers of its {length} samples for a microbatch, "
-            f"got {list(found[:8])}"
-        )
-    return found
 
 
 def check_dataset(dataset: object) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bamboo_trainer.data import TensorDataset, dataset_from, source_names
+from bamboo_trainer.data import TensorDataset, dataset_from
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
 from bamboo_trainer.models.parts.sequences import (
@@ -20,7 +20,7 @@ from bamboo_trainer.models.parts.sequences import (
     taken_trim,
     trimmed_width,
 )
-from bamboo_trainer.task import Dataset, Parts, Weighted, own_order
+from bamboo_trainer.task import Dataset, Parts, Weighted
 
 Head = Literal["sequence", "token", "choice"]
 HEADS: Final[tuple[Head, ...]] = ("sequence", "token", "choice")
@@ -34,7 +34,7 @@ class Labelled:
 
     Targets: int64 [samples], or [samples, length] for "token", of which -100 does not count. For "sequence" floats are
     taken, too: [samples] for one label, whose value is to be met, else [samples, labels], of which each holds or not.
-    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, mixed, names:
+    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, names:
     as of `Sequences`.
     """
 
@@ -46,23 +46,21 @@ class Labelled:
         where: str = "data",
         *,
         trim: int = 0,
-        mixed: bool = False,
     ) -> None:
-        self._trim, self._mixed = trim, mixed
+        self._trim = trim
         self._source, self._head, self._where = source, head, where
         self._words, self._labels = words
         given, targets = source.batch([0])
         dimensions = 3 if head == "choice" else 2
-        if not 1 <= len(given) <= len(INPUTS) or len(targets) - mixed != 1 or any(t.dim() != dimensions for t in given):
+        if not 1 <= len(given) <= len(INPUTS) or len(targets) != 1 or any(t.dim() != dimensions for t in given):
             shape = "[samples, choices, length]" if head == "choice" else "[samples, length]"
             raise ValueError(
                 f"{where}: expected tokens {shape}, perhaps a mask and the kinds of tokens, and one target, got inputs "
-                f"{[list(t.shape) for t in given]} and {len(targets) - mixed} targets"
+                f"{[list(t.shape) for t in given]} and {len(targets)} targets"
             )
         self._check(targets[0], given[0])
         self.names, self.masked = INPUTS[: len(given)], len(given) > 1
         check_trim(trim, self.masked, where)
-        self.order = own_order(source)
         self.prefetched = readers_of(source)
         self.length = int(given[0].shape[-1])
         self.tokens_per_sample: int | None = None if self.masked else given[0][0].numel()
@@ -72,13 +70,13 @@ class Labelled:
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         """Raises ValueError for a token outside of the vocabulary, or a label that there is not."""
-        given, (target, *more) = self._source.batch(indices)
+        given, (target,) = self._source.batch(indices)
         ids = given[0].long()
         check_tokens(ids, self._words, self._where)
         self._check(target, ids)
         width = trimmed_width(given[1], self._trim) if self.masked else ids.shape[-1]
         target = target[:, :width].contiguous() if self._head == "token" else target
-        return tuple(part.long()[..., :width].contiguous() for part in given), (target, *more)
+        return tuple(part.long()[..., :width].contiguous() for part in given), (target,)
 
     def _check(self, target: Tensor, ids: Tensor) -> None:
         if target.is_floating_point():
@@ -105,8 +103,7 @@ def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int
     trim = taken_trim(given, where)
     made_up = {settings.MADE_UP: partial(_made_up, head, words, labels)}
     source = dataset_from({"kind": settings.MADE_UP, **given}, where, made_up)
-    mixed = bool(source_names(given))
-    return Labelled(source, head, (words, labels), where, trim=trim, mixed=mixed)
+    return Labelled(source, head, (words, labels), where, trim=trim)
 
 
 def label_loss(logits: Tensor, targets: Tensor) -> Weighted:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.data import Documents, TensorDataset, by_source, dataset_from, pure_seed, source_names
-from bamboo_trainer.data.config import Opener
+from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
+from bamboo_trainer.data.config import MIXTURE, Opener
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted, own_order
+from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
 Objective = Literal["causal", "masked"]
 Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its config
@@ -47,8 +47,7 @@ class Sequences:
     the token that stands for a masked one. where: the config's key that describes the data, for messages.
 
     packed: instead of a mask the data have the number of each token's document, and the second input is its position in
-    that. trim: see `taken_trim`. mixed: the data's last target is the number of each sample's
-    source, and so is the second one here.
+    that. trim: see `taken_trim`.
     names: of the inputs, as transformers calls them.
     """
 
@@ -62,20 +61,18 @@ class Sequences:
         *,
         packed: bool = False,
         trim: int = 0,
-        mixed: bool = False,
     ) -> None:
         self._source, self._objective, self._shift, self._where = source, objective, shift, where
         self._vocabulary, self._mask_token = words
-        self._packed, self._trim, self._mixed = packed, trim, mixed
+        self._packed, self._trim = packed, trim
         given, targets = source.batch([0])
-        wanted = len(targets) - mixed
-        if not 1 <= len(given) <= 2 or (objective == "causal" and wanted != 1):
+        if not 1 <= len(given) <= 2 or (objective == "causal" and len(targets) != 1):
             raise ValueError(
-                f"{where}: expected tokens, perhaps a mask, and targets, got {len(given)} inputs and {wanted} targets"
+                f"{where}: expected tokens, perhaps a mask, and targets, got {len(given)} inputs and {len(targets)} "
+                "targets"
             )
         self.masked = len(given) == 2 and not packed
         check_trim(trim, self.masked, where)
-        self.order = own_order(source)
         self.prefetched = readers_of(source)
         self.names = INPUTS[: len(given)] if not packed else PACKED_INPUTS
         self.length = int(given[0].shape[1])
@@ -90,7 +87,7 @@ class Sequences:
         given, targets = self._source.batch(indices)
         ids = given[0].long()
         check_tokens(ids, self._vocabulary, self._where)
-        mask, more = given[1].long() if self.masked else None, targets[-1:] if self._mixed else ()
+        mask = given[1].long() if self.masked else None
         if self._objective == "masked":
             ids, labels = self._hidden(ids, mask, indices)
         else:
@@ -98,11 +95,11 @@ class Sequences:
             if self._shift:
                 labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
         if self._packed:
-            return (ids, positions_in(given[1].long())), (labels, *more)
+            return (ids, positions_in(given[1].long())), (labels,)
         if mask is None:
-            return (ids,), (labels, *more)
+            return (ids,), (labels,)
         width = trimmed_width(mask, self._trim)
-        return (ids[:, :width].contiguous(), mask[:, :width].contiguous()), (labels[:, :width].contiguous(), *more)
+        return (ids[:, :width].contiguous(), mask[:, :width].contiguous()), (labels[:, :width].contiguous(),)
 
     def _hidden(self, ids: Tensor, mask: Tensor | None, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         seen, labels = ids.clone(), torch.full_like(ids, IGNORED)
@@ -157,20 +154,20 @@ def open_sequences(
     shift = given.pop("shift", False)
     if not isinstance(shift, bool):
         raise ValueError(f"{where}.shift must be true or false, got {shift!r}")
-    trim, packed = taken_trim(given, where), _packed(given, where)
-    if packed and not packs:
-        raise ValueError(f"{where}.{packed} is not for language models of this kind: they do not keep documents apart")
+    trim = taken_trim(given, where)
     made_up = {settings.MADE_UP: partial(_made_up, words[0])}
     source = dataset_from({"kind": settings.MADE_UP, **given}, where, {**made_up, **kinds})
-    mixed = bool(source_names(given))
-    return Sequences(source, objective, words, shift, where, packed=bool(packed), trim=trim, mixed=mixed)
+    packed = _packed(given, where)
+    if packed and not packs:
+        raise ValueError(f"{where}.{packed} is not for language models of this kind: they do not keep documents apart")
+    return Sequences(source, objective, words, shift, where, packed=bool(packed), trim=trim)
 
 
 def _packed(config: Mapping[str, Any], where: str) -> str:
-    """By which key the data number the documents of a sequence; "" if they do not. Raises ValueError if some of a
-    mixture's sources do.
+    """Return the key by which the data number the documents of a sequence; "" if they do not. Raises ValueError if some
+    of a mixture's sources do. config: of data that could be opened.
     """
-    if source_names(config):
+    if config.get("kind") == MIXTURE:
         found = [_packed(source, f"{where}.sources[{number}]") for number, source in enumerate(config["sources"])]
         if any(found) and not all(found):
             raise ValueError(f"{where}.sources: expected all of them with several documents in a sequence, or none")
@@ -292,8 +289,7 @@ def language_model(
         layers=layers,
         loss=_loss,
         dataset=dataset,
-        evaluation=settings.evaluation(c["evaluation"], held_out, accuracy, _loss),
-        metrics=by_source(_loss, source_names(c["data"])),
+        evaluation=settings.evaluation(c["evaluation"], held_out, accuracy),
         tokens_per_sample=dataset.tokens_per_sample,
         optimizer=settings.adamw(c),
         learning_rate=settings.rate(c, training, dataset),

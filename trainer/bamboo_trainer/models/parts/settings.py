@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
-from bamboo_trainer.data import by_source, dataset_from, pure_seed, source_names
+from bamboo_trainer.data import dataset_from, pure_seed
 from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, TrainingFacts
 
 MADE_UP: Final = "random"
@@ -123,15 +123,11 @@ def evaluation(
     config: Mapping[str, Any] | None,
     opened: Callable[[Mapping[str, Any]], Dataset],
     accuracy: Metric,
-    loss: Metric | None = None,
 ) -> Evaluation | None:
-    """What `training.evaluation` measures, if the config has a key `evaluation`: the loss, and the accuracy. loss: is
-    also measured of each source of a mixture.
-    """
+    """What `training.evaluation` measures, if the config has a key `evaluation`: the loss, and the accuracy."""
     if config is None:
         return None
-    of_sources = by_source(loss, source_names(config)) if loss else {}
-    return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy, **of_sources})
+    return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
 
 
 def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
