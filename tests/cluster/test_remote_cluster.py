@@ -26,7 +26,6 @@ pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 BAMBOO = [sys.executable, "-m", "bamboo"]
-DRILL = "bamboo-drill"
 
 
 def complaints(errors: str) -> str:
