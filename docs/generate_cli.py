@@ -22,7 +22,6 @@ HERE = (
     "plan",
     "simulate",
     "profile",
-    "bench",
     "trace",
     "traces",
     "checkpoints",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bamboo import stop_signals
-from bamboo.cli import bench_command, checkpoint_commands, options
+from bamboo.cli import checkpoint_commands, options
 from bamboo.cli.cluster.cluster_commands import app as cluster_commands
 from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
@@ -227,7 +227,6 @@ app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += simulate_command.app.registered_commands
 app.registered_commands += plan_command.app.registered_commands
 app.registered_commands += profile_command.app.registered_commands
-app.registered_commands += bench_command.app.registered_commands
 
 
 @traces.command("summary")

@@ -1,9 +1,6 @@
 """Profiles in files, and those that come with Bamboo. The only I/O of this package."""
 
 from pathlib import Path
-from typing import Final
-
-import msgspec
 
 from bamboo.profiles.analytic import analytic_profile
 from bamboo.profiles.devices import DeviceTable, parse_devices
@@ -15,7 +12,6 @@ MOST_BYTES = 64 * 2**20
 FOLDER = Path(__file__).parent / "shipped"
 COUNTS = Path(__file__).parent / "counts"
 DEVICES = Path(__file__).parent / "devices.json"
-BENCH_FORMAT: Final = "bamboo-bench"  # of reports of `bamboo bench`, which have a profile in them
 AT = "@"  # between a model and a device; without a model it is the job's own
 
 
@@ -38,8 +34,8 @@ def read_devices(path: str | None = None) -> DeviceTable:
 
 
 def read_profile(name: str) -> ModelProfile:
-    """The profile of a file, which may be a report of `bamboo bench`; one that comes with Bamboo by its name; or
-    MODEL@DEVICE, computed from what the model's layers do and what the device can. Raises ProfileError naming it.
+    """The profile of a file; one that comes with Bamboo by its name; or MODEL@DEVICE, computed from what the model's
+    layers do and what the device can. Raises ProfileError naming it.
     """
     if name in shipped_names():
         return _read(FOLDER / f"{name}.json")
@@ -61,24 +57,8 @@ def _counts(model: str) -> TaskCounts:
     return parse_counts(str(path), _content(path, "the counts"))
 
 
-class _Report(msgspec.Struct):
-    """What counts of a report of `bamboo bench`."""
-
-    format: str = ""
-    profile: msgspec.Raw = msgspec.Raw(b"null")
-
-
 def _read(path: Path) -> ModelProfile:
-    content = _content(path, "the profile")
-    try:
-        found = msgspec.json.decode(content, type=_Report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return parse_profile(str(path), content)  # which says what is wrong
-    if found.format != BENCH_FORMAT:
-        return parse_profile(str(path), content)
-    if bytes(found.profile) == b"null":
-        raise ProfileError(f"{path}: this report of bamboo bench has no profile; its part `profile` was not measured")
-    return parse_profile(str(path), bytes(found.profile))
+    return parse_profile(str(path), _content(path, "the profile"))
 
 
 def _content(path: Path, what: str) -> bytes:

@@ -1,1 +1,0 @@
-"""`bamboo bench`: what is measured on a machine, how, and the report of it."""
