@@ -22,7 +22,6 @@ HERE = (
     "plan",
     "simulate",
     "profile",
-    "trace",
     "traces",
     "checkpoints",
     "export",

@@ -41,4 +41,4 @@ def test_the_plugin_has_the_clusters_commands_only() -> None:
         if line.startswith("  ") and line[2:3].strip()
     }
     assert {"submit", "list", "status", "preempt", "page"} <= names
-    assert names.isdisjoint({"run", "trace", "completion"})
+    assert names.isdisjoint({"run", "traces", "completion"})

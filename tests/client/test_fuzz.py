@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
 from bamboo.preemption.scheduling import parse
 from bamboo.traces.files import parse_trace as parse_node_trace
 from bamboo.traces.json_lines import to_json_lines
@@ -323,22 +322,6 @@ def test_no_worker_brings_the_coordinator_down(phase: str, said: list[WorkerJoin
 
 def test_every_kind_of_message_is_tried() -> None:
     assert {*SAID, protocol.Hello} == set(protocol.ToCoordinator.__args__)
-
-
-EVENT_KEYS = ["ph", "cat", "name", "ts", "dur", "pid", "tid", "args"]
-EVENTS = st.lists(st.dictionaries(st.sampled_from(EVENT_KEYS), JSON | st.sampled_from(["X", "M", "i"])), max_size=4)
-
-
-@given(st.binary(max_size=200) | EVENTS.map(lambda events: json.dumps({"traceEvents": events}).encode()))
-def test_any_file_is_a_trace_or_not(data: bytes) -> None:
-    events, refusal = read(lambda: parse_trace(data, "t.json"))
-    assert "\n" not in refusal
-    assert refusal.startswith("t.json") or summarize_trace(events)
-
-
-def test_a_trace_nested_without_end_is_none() -> None:
-    with pytest.raises(TraceError):
-        parse_trace(b'{"traceEvents":[{"args":{"name":' + b"[" * 100_000, "t.json")
 
 
 LINES = st.lists(st.text(alphabet="0123456789,.-+eadrmov \n", max_size=20), max_size=6).map("\n".join)

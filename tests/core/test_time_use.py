@@ -2,10 +2,7 @@
 
 from typing import get_args
 
-from bamboo.local.trace_summary import (
-    TIME_USE_OF_SPAN,
-    TimeUse,
-)
+from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.schedule import Instruction
 from bamboo_trainer.telemetry.trace import IN_ADVANCE, NEVER_AWAITED
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.local.trace_files import merge_traces
+from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.telemetry.trace import TraceFile
 
@@ -90,7 +90,7 @@ def check_disjoint(spans: list[dict[str, Any]]) -> None:
         assert all(end <= begin + 0.3 for (_, end), (begin, _) in pairwise(times))  # rounding
 
 
-def test_a_run_is_traced_and_its_trace_summarised(tmp_path: Path) -> None:
+def test_a_run_is_traced_with_its_takeover_and_what_time_went_to(tmp_path: Path) -> None:
     job, path = tmp_path / "job.yaml", tmp_path / "trace.json"
     job.write_text(JOB)
     runner = CliRunner()
@@ -101,14 +101,12 @@ def test_a_run_is_traced_and_its_trace_summarised(tmp_path: Path) -> None:
     waited_for = {event["args"].get("for") for event in events if event["name"] == "Wait"}
     assert {"Forward", "Backward", "OptimizerStep"} <= waited_for
     assert any(event["name"] == "epoch 1: Started" for event in events)
-    result = runner.invoke(app, ["trace", "summary", str(path), "--json"])
-    document = json.loads(result.stdout)
-    assert [worker["name"] for worker in document["workers"]][:2] == ["w0", "w1"]  # and who came in place of w1
-    assert [(t["worker"], t["stage"]) for t in document["takeovers"]] == [("w0", 1)]
-    trained = [*document["workers"][:2], document["overall"]]
-    assert all(usage["shares"]["idle"] > 0 for usage in trained)
-    late = [usage for usage in document["workers"][2:] if usage["wall_seconds"] > 0]  # the others came at the very end
-    for usage in (*trained, *late):
-        assert sum(usage["shares"].values()) == pytest.approx(1, abs=0.01)
-    for kind in ("forward", "backward", "sync_commit", "optimizer", "replica_update"):
-        assert document["overall"]["shares"][kind] > 0
+    seconds = dict.fromkeys(TimeUse, 0.0)
+    for event in events:
+        if event["ph"] == "X" and event["cat"] in TIME_USE_OF_SPAN:
+            seconds[TIME_USE_OF_SPAN[event["cat"]]] += event["dur"] / 1e6
+    for kind in ("idle", "forward", "backward", "sync_commit", "optimizer", "replica_update"):
+        assert seconds[TimeUse(kind)] > 0
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    taken = [event for event in events if event["name"] == "Takeover"]
+    assert [(names[event["pid"]], event["args"]["stage"]) for event in taken] == [("worker w0", 1)]

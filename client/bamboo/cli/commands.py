@@ -40,8 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-traces = typer.Typer(help="Read what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(traces, name="trace")
 app.add_typer(node_traces, name="traces")
 app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
@@ -227,29 +225,6 @@ app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += simulate_command.app.registered_commands
 app.registered_commands += plan_command.app.registered_commands
 app.registered_commands += profile_command.app.registered_commands
-
-
-@traces.command("summary")
-def trace_summary(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace that `bamboo run --trace FILE` wrote.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Show how every worker spent its time.
-
-    Also which takeovers there were.
-    """
-    from rich.console import Console
-
-    from bamboo.local.trace_summary import TraceError, read_trace, show, summarize_trace, to_json
-
-    try:
-        summary = summarize_trace(read_trace(file))
-    except TraceError as error:
-        usage(str(error))
-    if json:
-        typer.echo(to_json(summary))
-    else:
-        show(summary, Console())
 
 
 @app.command()
