@@ -128,7 +128,7 @@ def may(cluster: Cluster, user: str, verb: str, resource: str, namespace: str | 
 
 def test_users_of_a_namespace_get_rights_on_its_jobs(release: Install, cluster: Cluster, namespace: str) -> None:
     bamboo = release("3")
-    bamboo.install(workers={"metadata": "off"})
+    bamboo.install()
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
     for role in ("view", "edit"):
         subject = {"kind": "User", "name": f"{role}er", "apiGroup": "rbac.authorization.k8s.io"}
