@@ -290,10 +290,3 @@ def test_a_status_made_again_does_not_change(history):
         assert all(new[name] >= previous.get(name, 0) for name in COUNTERS)
         assert sum(c["status"] == "True" for c in new["conditions"] if c["type"] in ("Complete", "Failed")) <= 1
         previous = new
-
-
-def test_the_address_of_its_page_goes_with_the_operators_setting() -> None:
-    """One that is taken back is removed from the status, too."""
-    found = seen(None, page="https://bamboo.example/jobs/team/tiny/")
-    assert found["page"] == "https://bamboo.example/jobs/team/tiny/"
-    assert "page" not in seen(None, found)

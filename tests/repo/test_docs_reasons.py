@@ -69,7 +69,7 @@ PASSED_ON = {
     "_WAITING[reason]": "TABLES",
     "found.reason": "Protection",
     "found[0].reason": "Shortfall",
-    "one.reason": "Shortfall",
+    "short.reason": "Shortfall",
     "problem.reason": "StartupProblem",
     "problems[0].reason": "StartupProblem",
     "finish.reason": "Finish",
