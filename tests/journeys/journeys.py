@@ -45,7 +45,7 @@ def _forward(device: str) -> Said:
     """What an ordinary forward on such a device says: the first one of a stage is looked at as a whole."""
 
     def said(f: Arguments) -> Facts:
-        usual = f["self"].context is not None and f["self"].values.device.type == device
+        usual = f["self"].has_run and f["self"].values.device.type == device
         return {"step": f["step"], "microbatch": f["microbatch"]} if usual else None
 
     return said
