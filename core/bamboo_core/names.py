@@ -59,12 +59,14 @@ LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 LABEL_NODE_POOL = f"{GROUP}/node-pool"
 LABEL_ZONE_GROUP = f"{GROUP}/zone-group"  # workers that are to be in the same zone; with spread ZonePerPipeline
 LABEL_WORKER_REVISION = f"{GROUP}/worker-revision"  # a digest of what the operator made the pod of
-LABEL_POD_SET = f"{GROUP}/pod-set"  # that of the job's Workload in whose seat the worker is; with a queue
 LABEL_NOTICE_SECONDS = f"{GROUP}/notice-seconds"  # of a node: what its cloud leaves after a mark that names no time
 NOTICE_SECONDS = re.compile(r"[1-9]\d{0,4}", re.ASCII)  # the label's value
 LABEL_ACTIVE = f"{GROUP}/active"  # of the operator's pod that works, where there are several
 KUEUE = "kueue.x-k8s.io"  # the API group of Kueue
 LABEL_QUEUE = f"{KUEUE}/queue-name"
+LABEL_QUEUE_PRIORITY = f"{KUEUE}/priority-class"
+LABEL_QUEUE_MANAGED = f"{KUEUE}/managed"  # Kueue's webhook sets it on the pods that wait in a queue
+QUEUE_GATE = f"{KUEUE}/admission"  # the scheduling gate of a pod that its queue has not admitted
 
 NAME_LENGTH = 63  # of a DNS label
 

@@ -65,13 +65,6 @@ _DisruptionBudgets = Annotated[
     bool,
     typer.Option(help="Make a PodDisruptionBudget for each job that trains: workers are evicted one at a time."),
 ]
-_Kueue = Annotated[
-    bool, typer.Option(help="Follow spec.queue where the cluster serves Workloads of kueue.x-k8s.io (docs/install.md).")
-]
-_KueueSlices = Annotated[
-    bool,
-    typer.Option(help="Let jobs grow and shrink by Kueue's workload slices, which are on in 0.18."),
-]
 _Lease = Annotated[
     str | None,
     typer.Option(
@@ -122,8 +115,6 @@ class WorkerFlags:
     node_marks: _NodeMarks = None
     network_policy: _NetworkPolicy = True
     disruption_budgets: _DisruptionBudgets = True
-    kueue: _Kueue = True
-    kueue_slices: _KueueSlices = True
 
     def settings(self, authority: str) -> WorkerPodSettings:
         return WorkerPodSettings(
@@ -229,8 +220,6 @@ def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, leas
         workers=workers.settings(authority),
         key=workers.key(),
         marks=workers.marks(),
-        kueue=workers.kueue,
-        kueue_slices=workers.kueue_slices,
     )
 
 

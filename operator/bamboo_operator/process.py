@@ -20,8 +20,6 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
 from bamboo_operator.cluster.watch_health import WatchHealth
-from bamboo_operator.cluster.workload_cache import WorkloadCache
-from bamboo_operator.cluster.workload_kind import WorkloadKind
 from bamboo_operator.http import job_pages
 from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.server import WebServer
@@ -61,8 +59,6 @@ class OperatorOptions:
     identity: str  # of this one as its holder
     marks: tuple[NodeMark, ...] = ()
     label_active: bool = False  # its pod, while it works; those that wait are ready, too
-    kueue: bool = True  # are queues followed?
-    kueue_slices: bool = True  # may Kueue's Workloads replace each other?
 
 
 def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -101,7 +97,6 @@ class _Operator:
         if options.lease and options.label_active:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._job_kind = JobKind(self._api, options.namespaces)
-        self._workload_kind = WorkloadKind(self._api, next(iter(options.namespaces), ""))
         self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
         self._jobs: JobController | None = None
         self._works = False
@@ -189,7 +184,6 @@ class _Operator:
         bounds = ConnectionBounds(unauthenticated=self._shares.unauthenticated, known=self._shares.workers)
         bound = await self._gateway.start(*options.listen, tls, bounds)
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
-        workloads = await self._workloads()
         shared = SharedResources(
             cluster=ClusterCache(),
             gateway=self._gateway,
@@ -199,8 +193,6 @@ class _Operator:
             url=options.url or own,
             settings=options.workers,
             marks=options.marks,
-            workloads=workloads,
-            slices=options.kueue_slices,
         )
         jobs = self._jobs = JobController(shared)
         sources = MetricSources(
@@ -219,20 +211,6 @@ class _Operator:
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers
-
-    async def _workloads(self) -> WorkloadCache:
-        if not self._options.kueue:
-            return WorkloadCache()
-        version = await self._workload_kind.version()
-        if version is None:
-            logger.info("no Workloads of Kueue in v1beta2 or newer that may be listed: jobs' queues are not followed")
-            self._begin(self._end_with_kueue())
-        return WorkloadCache(version)
-
-    async def _end_with_kueue(self) -> None:
-        await self._workload_kind.until_served()
-        logger.warning("there are Workloads of Kueue now: this operator ends, to be restarted and to follow queues")
-        self._stop.set()
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:
         """Works until stop is set, a signal comes, or kopf fails.

@@ -4,13 +4,12 @@ from typing import Any
 
 import kopf
 
-from bamboo_core.names import GROUP, KUEUE, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_core.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 
 
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
-    """Workloads are watched if the API server serves them."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, id="job", registry=handlers)
@@ -44,27 +43,7 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
         if event["type"] == "DELETED":
             shared.cluster.node_event("DELETED", event["object"])
 
-    if (version := shared.workloads.version) is not None:
-        _watch_workloads(handlers, version, jobs, shared)
     return handlers
-
-
-def _watch_workloads(
-    handlers: kopf.OperatorRegistry, version: str, jobs: JobController, shared: SharedResources
-) -> None:
-    @kopf.index(KUEUE, version, "workloads", id="workload", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
-    async def workload(body: Any, **_: Any) -> None:
-        jobs.workload_changed(None, dict(body))
-
-    @kopf.on.event(
-        KUEUE, version, "workloads", id="workload-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT}
-    )
-    async def workload_gone(event: Any, **_: Any) -> None:
-        shared.counts.watched["workload"] += 1
-        metadata = event["object"]["metadata"]
-        jobs.workloads.observed(event["type"], (metadata["namespace"], metadata["name"]))
-        if event["type"] == "DELETED":
-            jobs.workload_changed("DELETED", event["object"])
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
@@ -84,7 +63,6 @@ def kopf_settings() -> kopf.OperatorSettings:
     """Everything finite; only workers' pods are streamed; kopf posts nothing, and keeps nothing."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
-    chosen.watching.label_selectors[KUEUE, "workloads"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300
     chosen.watching.client_timeout = 330
     chosen.watching.connect_timeout = 10

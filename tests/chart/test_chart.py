@@ -168,7 +168,6 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         "--tls-key=/var/run/secrets/bamboo.dev/tls/tls.key",
         "--tls-ca=/var/run/secrets/bamboo.dev/tls/ca.crt",
         "--disruption-budgets",
-        "--kueue",
         "--network-policy",
         "--lease=bamboo-system/bamboo-operator",
         "--identity=$(POD_NAME)",
@@ -179,7 +178,7 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
     plain = container(rendered["off without quotes"])["args"]
     assert f"--url=ws://bamboo-operator.bamboo-system.svc:{names.WORKERS_PORT}" in plain
     assert not any("--tls" in argument for argument in plain)
-    assert {"--no-network-policy", "--no-kueue"} <= set(container(rendered["nothing"])["args"])
+    assert "--no-network-policy" in container(rendered["nothing"])["args"]
     assert "--run-as-user=-1" in container(rendered["OpenShift"])["args"]
 
 

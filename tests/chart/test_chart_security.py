@@ -19,7 +19,6 @@ pytest_plugins = ["chart_fixtures"]
 RBAC: list[Json] = list(yaml.safe_load_all((ROOT / "operator" / "rbac.yaml").read_text()))
 NOT_IN_A_NAMESPACE = {
     *("nodes", "namespaces", "tokenreviews", "subjectaccessreviews", "customresourcedefinitions"),
-    *("resourceflavors", "workloadpriorityclasses", "priorityclasses"),
 }
 
 
@@ -57,13 +56,6 @@ def test_in_watched_namespaces_the_operator_has_no_more_than_it_needs(rendered: 
             "name": "bamboo-operator",
         }
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "other", "namespace": "bamboo-system"}]
-
-
-def test_an_operator_that_follows_no_queues_has_no_right_on_them(rendered: dict[str, list[Json]]) -> None:
-    roles = [document for document in rendered["off without quotes"] if document["kind"] in ("Role", "ClusterRole")]
-    granted = {resource for role in roles for rule in role["rules"] for resource in rule["resources"]}
-    assert "pods" in granted
-    assert not granted & {"workloads", "workloads/status", "resourceflavors", "priorityclasses"}
 
 
 def test_pages_are_looked_at_by_somebody_who_may_do_nothing_else(rendered: dict[str, list[Json]]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bamboo.remote.diagnosis.facts import Unreadable
-from diagnosis_kit import claim, found, lines, operator_pod, spec
+from diagnosis_kit import claim, found, lines, spec
 
 QUOTA = {
     "metadata": {"name": "small"},
@@ -48,7 +48,5 @@ def test_each_fault_is_one_line(changes: dict[str, Any], said: str) -> None:
     assert lines(found(**changes)) == [said]
 
 
-def test_a_queue_that_is_there_is_well_unless_the_operator_follows_none() -> None:
+def test_a_queue_that_is_there_is_well() -> None:
     assert not lines(found(spec=QUEUED, queue={}))
-    pod = operator_pod("--no-kueue", "--namespace=team")
-    assert lines(found(spec=QUEUED, queue={}, operators=[pod])) == ["warning queue q: the operator follows no queues"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from bamboo.remote.diagnosis.rights import FOR_QUEUES, OPERATOR
+from bamboo.remote.diagnosis.rights import OPERATOR
 
 RULES = Path(__file__).parents[2] / "operator" / "rbac.yaml"
 
@@ -18,4 +18,4 @@ def test_the_operator_is_asked_about_what_its_role_grants() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert {(right.verb, right.group, right.resource) for right in OPERATOR + FOR_QUEUES} == granted
+    assert {(right.verb, right.group, right.resource) for right in OPERATOR} == granted

@@ -1,4 +1,4 @@
-"""Jobs in a queue: one Workload each, which a stand-in for Kueue's manager admits, or its own where there is one."""
+"""Jobs in a queue, whose pods Kueue admits one by one: a stand-in for it, or Kueue itself where there is one."""
 
 import base64
 import contextlib
@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,8 @@ from bamboo_core.control.digests import add_digests
 from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU
-from kueue_stand_in import StandIn, workloads_served
+from kueue_manager import CLASS, GROUP
+from kueue_stand_in import StandIn
 from operator_jobs import TOLERATE, digests_of_a_local_run, manifest, slowed, small
 from operator_process import Job, Operator, condition
 
@@ -31,6 +32,7 @@ API = "kueue.x-k8s.io/v1beta2"
 LEFT_OUT = ("APIService", "Deployment", "Service", "Secret", "ConfigMap")  # what needs pods and a network
 STOP_SECONDS = 30
 STEPS = 300
+CLASSES = {"urgent": 1000, "usual": 100, "spare": 1}
 # Where it looks for the certificate of its metrics cannot be chosen, so it gets an /etc of its own.
 CERTIFICATES = "/etc/kueue/metrics/certs"
 OWN_ETC = (
@@ -86,7 +88,7 @@ def kueue(cluster: Cluster, source: Path, folder: Path) -> Iterator[None]:
 
 
 def _config(port: int, health: int, folder: Path) -> Json:
-    """No pods by themselves. Processors and memory have no quota here."""
+    """Processors and memory have no quota here."""
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
@@ -95,7 +97,7 @@ def _config(port: int, health: int, folder: Path) -> Json:
         "webhook": {"host": "127.0.0.1", "port": port, "certDir": str(folder)},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
-        "integrations": {"externalFrameworks": ["BambooJob.v1alpha1.bamboo.dev"]},
+        "integrations": {"frameworks": ["pod"]},
         "resources": {"excludeResourcePrefixes": ["cpu", "memory"]},
     }
 
@@ -137,15 +139,16 @@ class StandInQueue:
 
     name = "queue"
 
-    def __init__(self, manager: StandIn) -> None:
-        self._manager = manager
+    def __init__(self, kueue: StandIn) -> None:
+        self.kueue = kueue
+        kueue.manager.classes = CLASSES
 
     def set_quota(self, workers: int) -> None:
-        self._manager.manager.quota = workers
+        self.kueue.manager.quota = workers
 
     @property
     def used(self) -> int:
-        return self._manager.used
+        return self.kueue.used
 
 
 class KueueQueue:
@@ -191,59 +194,122 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 PATIENCE = 120.0
 NOTICES = 20
+PREEMPTED = "WorkloadEvictedDueToPreempted"
 
 
 @pytest.fixture(scope="module")
 def queues(installed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The cluster serves Workloads, before any operator begins. Kueue's webhooks go with the tests of this file."""
-    source = given()
-    with (
-        workloads_served(installed.api)
-        if source is None
-        else kueue(installed, source, tmp_path_factory.mktemp("kueue"))
-    ):
-        urgent = {"apiVersion": API, "kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, "value": 1000}
-        installed.api.create(urgent)
+    """Kueue runs, if it is there. Its webhooks go with the tests of this file."""
+    if (source := given()) is None:
+        yield
+        return
+    with kueue(installed, source, tmp_path_factory.mktemp("kueue")):
+        for name, value in CLASSES.items():
+            named = {"apiVersion": API, "kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value}
+            installed.api.create(named)
         yield
 
 
 @pytest.fixture
-def queue(queues: None, installed: Cluster, namespace: str) -> Iterator[Queue]:
+def queue(queues: None, installed: Cluster, namespace: str, tmp_path: Path) -> Iterator[Queue]:
     if given() is not None:
         yield KueueQueue(installed.api, namespace)
         return
-    with StandIn(installed.api, namespace, 0) as manager:
-        yield StandInQueue(manager)
+    with StandIn(installed.api, namespace, tmp_path) as played:
+        yield StandInQueue(played)
 
 
-def test_a_job_waits_for_all_its_seats_and_keeps_them(
+@pytest.fixture
+def played(queue: Queue) -> StandIn:
+    if not isinstance(queue, StandInQueue):
+        pytest.skip("Kueue itself cannot be told to do this")
+    return queue.kueue
+
+
+def test_each_worker_waits_for_quota_and_leaves_when_it_is_preempted(
     installed: Cluster, namespace: str, queue: Queue, operator: Operator
 ) -> None:
-    """Without quota it has no pod. A lost worker costs no seat. What is taken from it suspends it until it is back."""
+    """A pod at the gate that its user deletes is made anew. What is taken costs no failure, and comes back."""
     queue.set_quota(1)
-    job = Job(installed.api, namespace, small("queued", queue={"name": queue.name}))
-    status = job.until("Suspended")
-    assert condition(status, "Suspended")["reason"] == "WaitingForQuota"
+    job = Job(installed.api, namespace, small("queued", queue={"name": queue.name}, failurePolicy={"backoffLimit": 0}))
+    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "WaitingForQuota")
+    assert f"wait for quota in Kueue's queue {queue.name}" in condition(status, "WorkersReady")["message"]
     job.told("WaitingForQuota")
-    assert job.pods() == {}
+    pods = job.until_pods(lambda found: len(gated(found)) == 1 and len(found) == 2)
+    (waiting,) = gated(pods)
+    installed.api.delete(f"/api/v1/namespaces/{namespace}/pods/{waiting}")
+    pods = job.until_pods(lambda found: len(found) == 2 and waiting not in found)
+    assert "queued-w2" in pods
 
     queue.set_quota(2)
-    pods = job.until_pods(lambda found: len(found) == 2)
-    assert not [p for p in pods.values() if p["spec"].get("schedulingGates")]
-    assert not [label for p in pods.values() for label in p["metadata"]["labels"] if "kueue" in label]
-    victim = owners(whole(job))[0]
-    installed.signal(namespace, victim, 9)
+    whole(job)
+    victim = owners(job.status())[0]
+    installed.api.delete(f"/api/v1/namespaces/{namespace}/pods/{victim}")
     job.wait(lambda s: victim not in owners(s))
-    assert whole(job)["preemptions"] == 1
+    whole(job)
     assert queue.used == 2
 
-    with outsider(installed.api, namespace, queue):
-        status = job.wait(lambda s: condition(s, "Suspended").get("reason") == "QuotaPreempted")
-        job.until_pods(lambda found: not found)
-        until_used(queue, 1)
-    whole(job)
+    with outsiders(installed.api, namespace, queue, 1):
+        job.told(PREEMPTED)
+        job.until("Degraded")
+        job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "WaitingForQuota")
+        job.step(job.status()["training"]["step"] + 2)
+    assert whole(job)["preemptions"] == 2
+    assert job.status()["restarts"] == 0
     job.delete()
     job.until_gone()
+    until_used(queue, 0)
+
+
+def test_while_kueue_does_not_answer_a_job_waits_and_says_why(
+    installed: Cluster, namespace: str, queue: Queue, played: StandIn, operator: Operator
+) -> None:
+    """Its old pods stay, for nobody removes their finalizer, and no pod of the next job has one of their names."""
+    queue.set_quota(2)
+    running = Job(installed.api, namespace, small("first", queue={"name": queue.name}))
+    whole(running)
+    played.set_away(True)
+    job = Job(installed.api, namespace, small("second", queue={"name": queue.name}))
+    assert 'failed calling webhook "mpod.kb.io"' in job.told("PodsRefused")
+    running.delete()
+    before = running.until_pods(lambda pods: all("deletionTimestamp" in pod["metadata"] for pod in pods.values()))
+    again = Job(installed.api, namespace, small("first", queue={"name": queue.name}))
+    again.told("PodsRefused")
+    assert again.pods().keys() == before.keys()
+    job.delete()
+    played.set_away(False)
+    whole(again)
+    assert not again.pods().keys() & before.keys()
+
+
+def test_a_job_whose_namespace_kueue_does_not_manage_says_so(
+    installed: Cluster, namespace: str, operator: Operator
+) -> None:
+    job = Job(installed.api, namespace, small("plain", queue={"name": "nowhere"}))
+    status = job.wait(lambda s: condition(s, "Accepted").get("reason") == "AcceptedInPart")
+    assert f"Kueue does not manage pods of namespace {namespace}" in condition(status, "Accepted")["message"]
+    whole(job)
+
+
+def test_an_operator_that_is_killed_while_pods_are_preempted_finds_what_is_left(
+    installed: Cluster, namespace: str, queue: Queue, operator: Operator, tmp_path: Path
+) -> None:
+    queue.set_quota(4)
+    growing = {"name": queue.name, "priorityClass": "usual", "growthPriorityClass": "spare"}
+    document, slow = paced_job("job", tmp_path, {"minPipelines": 1}, growing)
+    job = Job(installed.api, namespace, document)
+    grown(job, 2)
+    with outsiders(installed.api, namespace, queue, 2):
+        time.sleep(0.5)
+        operator.kill()
+        time.sleep(3)
+        operator.start()
+        grown(job, 1)
+        assert {pod["metadata"]["labels"][CLASS] for pod in gated(job.pods()).values()} == {"spare"}
+    grown(job, 2)
+    slow.unlink()
+    status = job.until("Complete")
+    assert add_digests(status["digests"]) == undisturbed(document, tmp_path / "job")
     until_used(queue, 0)
 
 
@@ -251,11 +317,12 @@ def test_a_job_waits_for_all_its_seats_and_keeps_them(
 def test_two_jobs_share_a_quota_for_one_and_a_half(
     installed: Cluster, namespace: str, queue: Queue, operator: Operator, tmp_path: Path
 ) -> None:
-    """The second is more important and admitted as a whole; the first gives back a pipeline for it, and gets it again.
-    Twenty notices cost no seat, and both train the same bits as undisturbed.
+    """The second is more important; the first loses a pipeline for it, and gets it again. Twenty notices later both
+    train the same bits as undisturbed.
     """
     queue.set_quota(6)
-    first_document, first_slow = paced_job("first", tmp_path, {"minPipelines": 1}, {"name": queue.name})
+    growing = {"name": queue.name, "priorityClass": "usual", "growthPriorityClass": "spare"}
+    first_document, first_slow = paced_job("first", tmp_path, {"minPipelines": 1}, growing)
     first = Job(installed.api, namespace, first_document)
     grown(first, 2)
     important = {"name": queue.name, "priorityClass": "urgent"}
@@ -264,6 +331,7 @@ def test_two_jobs_share_a_quota_for_one_and_a_half(
     grown(second, 2)
     grown(first, 1)
     until_used(queue, 6)
+    first.told(PREEMPTED)
 
     for number in range(NOTICES):
         job, pipelines = ((second, 2), (first, 1))[number % 2]
@@ -271,8 +339,7 @@ def test_two_jobs_share_a_quota_for_one_and_a_half(
         installed.api.delete(f"/api/v1/namespaces/{namespace}/pods/{victim}")
         job.wait(lambda s, gone=victim: gone not in owners(s))
         grown(job, pipelines)
-        assert queue.used == 6
-    assert not {"QuotaPreempted", "QueueEvicted"} & {reason for reason, _ in first.events()}, "it has trained on"
+    assert not {"QuotaGivenBack", "Restoring"} & {reason for reason, _ in first.events()}, "it has trained on"
 
     second_slow.unlink()
     status = second.until("Complete")
@@ -282,6 +349,32 @@ def test_two_jobs_share_a_quota_for_one_and_a_half(
     status = first.until("Complete")
     assert add_digests(status["digests"]) == undisturbed(first_document, tmp_path / "first")
     until_used(queue, 0)
+
+
+@pytest.mark.slow
+def test_of_two_jobs_that_hold_half_of_what_each_needs_one_lets_go(
+    installed: Cluster, namespace: str, queue: Queue, played: StandIn, operator: Operator
+) -> None:
+    """The order of pods that were created in the same second is that of their UIDs, which is random: here it takes one
+    of each job in turn.
+    """
+    played.manager.order = lambda pod: (int(pod["metadata"]["labels"]["bamboo.dev/worker-index"]),)
+    jobs = [Job(installed.api, namespace, small(name, queue={"name": queue.name})) for name in ("one", "other")]
+    for job in jobs:
+        job.until_pods(lambda pods: len(gated(pods)) == 2)
+    queue.set_quota(2)
+    for job in jobs:
+        job.until_pods(lambda pods: len(gated(pods)) == 1)
+    deadline = time.monotonic() + 2 * PATIENCE
+    while not (training := [job for job in jobs if job.status()["state"] == "Running"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    (winner,) = training
+    (loser,) = (job for job in jobs if job is not winner)
+    loser.told("QuotaGivenBack")
+    assert "QuotaGivenBack" not in {reason for reason, _ in winner.events()}
+    winner.delete()
+    whole(loser)
 
 
 def undisturbed(document: Json, folder: Path) -> str:
@@ -312,6 +405,10 @@ def owners(status: Json) -> list[str]:
     return [worker for row in rows for worker in row]
 
 
+def gated(pods: Mapping[str, Json]) -> dict[str, Json]:
+    return {name: pod for name, pod in pods.items() if pod["spec"].get("schedulingGates")}
+
+
 def whole(job: Job) -> Json:
     return job.wait(lambda s: s["state"] == "Running" and condition(s, "WorkersReady")["status"] == "True")
 
@@ -324,18 +421,17 @@ def until_used(queue: Queue, workers: int) -> None:
 
 
 @contextmanager
-def outsider(api: Client, namespace: str, queue: Queue) -> Iterator[None]:
-    """A Workload that is more important, and not Bamboo's."""
-    container = {"name": "one", "image": "x", "resources": {"requests": {GPU: "1"}}}
-    template = {"spec": {"tolerations": TOLERATE, "containers": [container], "restartPolicy": "Never"}}
-    spec = {
-        "queueName": queue.name,
-        "priority": 1000,
-        "podSets": [{"name": "main", "count": 1, "template": template}],
-    }
-    workload = {"apiVersion": API, "kind": "Workload", "metadata": {"name": "outsider"}, "spec": spec}
-    api.create(workload, namespace)
+def outsiders(api: Client, namespace: str, queue: Queue, number: int) -> Iterator[None]:
+    """Pods that are more important, and not Bamboo's."""
+    names = [f"outsider-{n}" for n in range(number)]
+    for name in names:
+        container = {"name": "one", "image": "x", "command": ["sleep", "600"], "resources": {"limits": {GPU: "1"}}}
+        spec = {"tolerations": TOLERATE, "containers": [container], "restartPolicy": "Never"}
+        labels = {f"{GROUP}/queue-name": queue.name, CLASS: "urgent"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+        api.create(pod, namespace)
     try:
         yield
     finally:
-        api.delete(f"/apis/{API}/namespaces/{namespace}/workloads/outsider")
+        for name in names:
+            api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", 0)

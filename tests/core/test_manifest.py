@@ -203,7 +203,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             template={"spec": {"a": 1}},
             allow_mixed_platforms=True,
         ),
-        queue=s.QueueSpec(name="q", topology=True),
+        queue=s.QueueSpec(name="q", priority_class="high", growth_priority_class="low"),
         degraded_priority_class_name="urgent",
         failure_policy=s.FailurePolicy(
             backoff_limit=2,

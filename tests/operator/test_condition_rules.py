@@ -6,7 +6,6 @@ from datetime import timedelta
 import pytest
 
 from bamboo_core.coordinator.events import Finish, Outcome, SlowWorker, WorkerState
-from bamboo_operator.queues.decision import FREE, QueueStanding
 from operator_kit import NOW, at, job, said
 from status_kit import POOLED, conditions, holding, seen
 
@@ -224,37 +223,6 @@ def test_a_restarted_operator_wants_as_many_workers_as_the_one_before():
         assert status["workers"]["desired"] == 2
 
 
-HELD = QueueStanding(seats=0, reason="WaitingForQuota", message="2 more needed")
-PARTLY = QueueStanding(seats=2, reason="WaitingForQuota", message="the queue has admitted 2 of 4 workers")
-QUEUED = job(topology={"stages": 2, "pipelines": 2}, queue={"name": "q"})
-
-
-def test_a_job_without_a_seat_is_suspended_for_that() -> None:
-    status = seen(None, spec=QUEUED, queue=HELD)
-    assert status["state"] == "Suspended"
-    found = conditions(status)["Suspended"]
-    assert (found["reason"], found["message"]) == ("WaitingForQuota", "2 more needed")
-    by_user = seen(None, spec=job(queue={"name": "q"}, suspend=True), queue=FREE)
-    assert conditions(by_user)["Suspended"]["reason"] == "Suspended"
-
-
-def test_one_with_fewer_seats_says_what_it_waits_for() -> None:
-    found = conditions(seen(said(), spec=QUEUED, queue=PARTLY))["WorkersReady"]
-    assert (found["status"], found["reason"]) == ("False", "WaitingForQuota")
-    assert found["message"].endswith("; the queue has admitted 2 of 4 workers")
-
-
-def test_workers_that_are_to_ask_for_more_say_that_it_is_not_admitted_yet() -> None:
-    waits = QueueStanding(seats=2, outgrown=True, reason="WaitingForQuota", message="not admitted yet")
-    found = conditions(seen(said(), spec=job(queue={"name": "q"}), queue=waits))["WorkersReady"]
-    assert (found["status"], found["reason"]) == ("True", "WorkersReady")
-    assert found["message"].endswith(" workers are ready; not admitted yet")
-
-
-def test_a_queue_that_is_not_followed_is_a_warning() -> None:
-    found = conditions(seen(said(), spec=QUEUED, queue_warning="spec.queue: not followed"))["Accepted"]
-    assert (found["status"], found["reason"], found["message"]) == (
-        "True",
-        "AcceptedInPart",
-        "spec.queue: not followed",
-    )
+def test_a_queue_without_effect_is_a_warning() -> None:
+    found = conditions(seen(said(), spec=job(queue={"name": "q"}), unmanaged="spec.queue: no effect"))["Accepted"]
+    assert (found["status"], found["reason"], found["message"]) == ("True", "AcceptedInPart", "spec.queue: no effect")

@@ -1,7 +1,6 @@
 """Who is looked after, in any order of events and whichever are missed."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -9,7 +8,7 @@ from aiohttp import web
 from bamboo_core.job.api_object import written
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.kube import client as api_module
-from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, sharing, uids, until
+from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, uids, until
 
 
 @pytest.mark.parametrize("made", [EARLY, LATE])
@@ -87,46 +86,6 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
         jobs.job_event("MODIFIED", second)
         server.go.set()
         await begins_with(jobs, steps=7)
-
-
-class Queueing(Server):
-    """Takes its time to make a Workload of Kueue, which is admitted at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.workload: dict[str, Any] = {}
-        self.asks, self.go = 0, asyncio.Event()
-
-    async def answer(self, request: web.Request) -> web.Response:
-        if "/workloads" not in request.path:
-            return await super().answer(request)
-        if request.method == "POST":
-            self.asks += 1
-            await self.go.wait()
-            self.workload = await request.json()
-            self.workload["metadata"] |= {"uid": "w1", "resourceVersion": "1"}
-            admitted = [{"type": one, "status": "True"} for one in ("QuotaReserved", "Admitted")]
-            sets = [{"name": one["name"], "count": one["count"]} for one in self.workload["spec"]["podSets"]]
-            self.workload["status"] = {"conditions": admitted, "admission": {"podSetAssignments": sets}}
-        else:
-            self.workload["status"] |= (await request.json())["status"]
-        return web.json_response(self.workload)
-
-
-async def test_an_edit_that_comes_while_the_queue_is_asked_is_what_the_job_begins_with() -> None:
-    server = Queueing()
-    async with sharing(server) as shared:
-        shared.workloads.version = "v1beta2"
-        jobs = JobController(shared)
-        first = body("u1", queue={"name": "q"})
-        jobs.job_event("ADDED", first)
-        await until(lambda: server.asks == 1)
-        second = body("u1", queue={"name": "q"}, training={**first["spec"]["training"], "steps": 7})
-        second["metadata"]["generation"] = 2
-        jobs.job_event("MODIFIED", second)
-        server.go.set()
-        await begins_with(jobs, steps=7)
-        await jobs.stop()
 
 
 class Silent(Server):

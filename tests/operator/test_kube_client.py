@@ -120,39 +120,6 @@ async def test_what_may_be_missing_is_none() -> None:
         await ApiClient(Scripted(GET=[ApiError(403, "Forbidden", "no")])).read_lease("team", "x")
 
 
-WORKLOADS = {"resources": [{"name": "workloads/status"}, {"name": "workloads"}]}
-
-
-@pytest.mark.parametrize(
-    ("answers", "version"),
-    [
-        ([MISSING], None),
-        ([{"versions": [{"version": "v1beta1"}]}], None),
-        ([{"versions": [{"version": "v1beta2"}, {"version": "v1beta1"}]}, WORKLOADS], "v1beta2"),
-        ([{"versions": [{"version": "v2"}, {"version": "v1beta2"}]}, {"resources": []}, WORKLOADS], "v1beta2"),
-    ],
-)
-async def test_the_newest_version_with_workloads_is_used(answers: list[Any], version: str | None) -> None:
-    assert await ApiClient(Scripted(GET=answers)).workload_version() == version
-
-
-@pytest.mark.parametrize(("namespace", "place"), [("team", "namespaces/team/workloads"), ("", "workloads")])
-async def test_workloads_are_listed_in_one_namespace_or_in_all(namespace: str, place: str) -> None:
-    server = Scripted(GET=[{"items": [{"metadata": {"name": "w"}}]}])
-    (one,) = await ApiClient(server).list_workloads("v1beta2", namespace, "a=b")
-    assert one["apiVersion"] == "kueue.x-k8s.io/v1beta2"
-    assert server.calls[0][1].partition("?")[0] == f"/apis/kueue.x-k8s.io/v1beta2/{place}"
-
-
-async def test_a_workload_is_changed_as_it_was_read() -> None:
-    server, one = Scripted(), {"apiVersion": "kueue.x-k8s.io/v1beta2", "metadata": {"namespace": "team", "name": "w"}}
-    one["metadata"] |= {"resourceVersion": "7"}  # type: ignore[operator]
-    await ApiClient(server).change_workload(one, "status", {"admission": None})
-    ((method, path, body, *_),) = server.calls
-    assert (method, path) == ("PATCH", "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads/w/status")
-    assert body == {"metadata": {"resourceVersion": "7"}, "status": {"admission": None}}
-
-
 async def test_a_pod_is_tried_strictly_and_is_not_made() -> None:
     server = Scripted()
     await ApiClient(server).try_pod({"metadata": {"namespace": "team"}})

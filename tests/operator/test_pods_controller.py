@@ -12,52 +12,13 @@ from bamboo_core.kube.errors import ApiError
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
-from bamboo_operator.queues.decision import QueueStanding
-from bamboo_operator.queues.topology import Domain
 from operator_kit import SETTINGS, job
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
 POOLS = [{"name": "spot"}, {"name": "dear", "afterSeconds": 300}]
-GATE = {"name": "kueue.x-k8s.io/admission"}
+GATE = {"name": "example.com/hold"}
 GATED = {"template": {"spec": {"schedulingGates": [GATE]}}}
-
-
-# in a queue
-
-
-def seats_in(queued: Job, **racks: int) -> None:
-    """So many seats are in each of these racks."""
-    domains = {"workers": tuple(Domain({"rack": rack}, count) for rack, count in racks.items())}
-    queued.queue.standing = QueueStanding(seats=2, sets={"workers": 2}, domains=domains, workload="x")
-
-
-def racks(place: Place) -> dict[str, str]:
-    return {name: pod["spec"]["nodeSelector"]["rack"] for name, pod in place.pods.items()}
-
-
-async def test_pods_are_where_their_queue_has_seats(begin: Callable[..., Job]) -> None:
-    place = Place()
-    queued = begin(place, queue={"name": "q", "topology": True})
-    seats_in(queued, a=1, b=1)
-    await queued.reconciles()
-    assert racks(place) == {"tiny-w0": "a", "tiny-w1": "b"}
-
-
-async def test_a_pod_that_waits_where_its_seat_was_goes_where_it_is_now(begin: Callable[..., Job]) -> None:
-    """Kueue assigns another node for one that is lost, when the pods of those who come may wait for that one already.
-    One that has a node stays.
-    """
-    place = Place()
-    queued = begin(place, queue={"name": "q", "topology": True})
-    seats_in(queued, a=2)
-    await queued.reconciles()
-    assert racks(place) == {"tiny-w0": "a", "tiny-w1": "a"}
-    place.run("tiny-w0", 0.0)
-    seats_in(queued, b=2)
-    await queued.reconciles()
-    assert racks(place) == {"tiny-w0": "a", "tiny-w2": "b"}
-    assert place.deleted == ["tiny-w1"]
 
 
 # while the watch is interrupted
@@ -74,17 +35,6 @@ async def test_who_trains_is_not_taken_for_one_that_finds_no_node(begin: Callabl
     training.train()
     await training.reconciles(5000)
     assert (place.deleted, training.told().count("FallbackPool"), training.problems()) == ([], 0, {})
-
-
-async def test_who_trains_stays_where_its_seat_was(begin: Callable[..., Job]) -> None:
-    place = Place()
-    queued = begin(place, queue={"name": "q", "topology": True})
-    seats_in(queued, a=2)
-    await queued.reconciles()
-    queued.train()
-    seats_in(queued, b=2)
-    await queued.reconciles()
-    assert place.deleted == []
 
 
 def runs_and_is_silent(place: Place) -> None:
@@ -118,12 +68,12 @@ async def test_a_pod_whose_deletion_nobody_has_told_of_is_deleted_and_told_of_on
 
 async def test_a_pod_that_a_gate_holds_back_keeps_its_place(begin: Callable[..., Job]) -> None:
     place = Place()
-    queued = begin(place, nodePools=POOLS, queue={"name": "q"}, worker=GATED)
+    queued = begin(place, nodePools=POOLS, worker=GATED)
     await queued.reconciles()
     await queued.reconciles(5000)
     assert place.pools() == {"tiny-w0": "spot", "tiny-w1": "spot"}
     assert (place.deleted, place.made) == ([], 2)
-    assert queued.problems() == {"Gated": "2 worker(s) are held back by scheduling gates: kueue.x-k8s.io/admission"}
+    assert queued.problems() == {"Gated": "2 worker(s) are held back by scheduling gates: example.com/hold"}
     assert [emit.warning for emit in queued.runner.events if emit.reason == "Gated"] == [False]
 
 

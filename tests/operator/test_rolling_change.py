@@ -14,7 +14,6 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell
 from bamboo_operator.pods.rollout import RolloutState
-from bamboo_operator.queues.decision import QueueStanding
 from operator_kit import META, SETTINGS
 from operator_kit import job as spec_of
 from pod_controller_kit import Job, Place
@@ -182,19 +181,6 @@ async def test_another_operator_whose_pods_differ_replaces_them_too(begin: Calla
         assert (state_of(after) is RolloutState.PROGRESSING) is rolls
     await turns(after, 30)
     assert set(images(place).values()) == {"trainer:9"}
-
-
-async def test_workers_that_ask_for_more_than_their_queue_has_admitted_wait_for_it(begin: Callable[..., Job]) -> None:
-    place = Place()
-    running = await training(begin, place)
-    running.queue.standing = QueueStanding(seats=3, outgrown=True)
-    running.edit(job(worker=SECOND))
-    await turns(running, 30)
-    assert set(images(place).values()) == {"trainer:1"}
-    assert state_of(running) is RolloutState.PROGRESSING, "it is not its workers that are late"
-    running.queue.standing = QueueStanding(seats=3)
-    await turns(running, 60)
-    assert set(images(place).values()) == {"trainer:2"}
 
 
 @pytest.mark.parametrize("how", ["refused", "ends", "late", "platform"])

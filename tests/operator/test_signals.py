@@ -207,6 +207,14 @@ def test_the_time_that_a_node_carries_counts(given, seconds):
     assert (signal.kind, signal.seconds) == (SignalKind.NOTICE, seconds)
 
 
+PREEMPTED = "WorkloadEvictedDueToPreempted"
+
+
+def preempted(**pod_of):
+    """By Kueue, which sets a condition of its own and then deletes the pod as any user."""
+    return pod(target=PREEMPTED, target_at=at(-9), condition="TerminationTarget", **pod_of)
+
+
 @pytest.mark.parametrize(
     ("given", "source", "seconds"),
     [
@@ -218,6 +226,9 @@ def test_the_time_that_a_node_carries_counts(given, seconds):
         (pod(target="DeletionByDeviceTaintManager", deleted=at(20)), "DeletionByDeviceTaintManager", 20),
         (pod(target="TerminationByKubelet"), "TerminationByKubelet", 30),
         (pod(phase="Pending", deleted=at(0)), "PodDeleted", 0),
+        (preempted(), PREEMPTED, 30),
+        (preempted(deleted=at(20)), PREEMPTED, 20),
+        (pod(target="WorkloadDeleted", condition="TerminationTarget"), "WorkloadDeleted", 30),
     ],
 )
 def test_a_pod_that_will_go_gives_notice(given, source, seconds):
@@ -242,6 +253,8 @@ def died(code, **more):
         (pod(phase="Failed", target="TerminationByKubelet", target_at=at(-9), ended=died(1)), "TerminationByKubelet"),
         (pod(phase="Succeeded", deleted=at(20), ended=died(0)), "PodDeleted"),
         (pod(target="DeletionByPodGC", target_at=at(-1)), "DeletionByPodGC"),
+        (preempted(phase="Failed", deleted=at(20), ended=died(143)), PREEMPTED),
+        (preempted(phase="Failed", ended=died(1)), PREEMPTED),
     ],
 )
 def test_a_pod_lost_to_a_disruption_has_no_exit_code(given, source):

@@ -83,6 +83,10 @@ VAIN = [
         {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "x"}}},
         f"{T}.metadata.labels.kueue.x-k8s.io/queue-name: {BY_OPERATOR}",
     ),
+    (
+        {"metadata": {"labels": {"kueue.x-k8s.io/priority-class": "x"}}},
+        f"{T}.metadata.labels.kueue.x-k8s.io/priority-class: {BY_OPERATOR}",
+    ),
     ({"spec": {"restartPolicy": "Always"}}, f"{SPEC}.restartPolicy: {BY_OPERATOR}"),
     (
         {"spec": {"volumes": [{"name": "bamboo-token", "emptyDir": {}}]}},
@@ -116,11 +120,20 @@ VAIN = [
 @pytest.mark.parametrize(("template", "problem"), VAIN)
 def test_what_a_user_overrides_in_vain(template, problem):
     gke = pool("GKE")
-    spec = {"queue": {"name": "q"}, "nodePools": [{"name": "p", "preset": "GKE"}]}
+    spec = {"queue": {"name": "q", "priorityClass": "high"}, "nodePools": [{"name": "p", "preset": "GKE"}]}
     before = copy.deepcopy(template)
     assert template_problems(job(**spec, worker={"template": template})) == [problem]
     assert template == before
     assert render(spec, where=gke, template=template) == render(spec, where=gke)
+
+
+def test_a_template_puts_the_workers_into_a_pod_group():
+    labels, annotations = {"kueue.x-k8s.io/pod-group-name": "g"}, {"kueue.x-k8s.io/pod-group-total-count": "2"}
+    template = {"metadata": {"labels": labels, "annotations": annotations}}
+    assert template_problems(job(queue={"name": "q"}, worker={"template": template})) == []
+    metadata = render({"queue": {"name": "q"}}, template=template)["metadata"]
+    assert labels.items() <= metadata["labels"].items()
+    assert annotations.items() <= metadata["annotations"].items()
 
 
 NAMES = st.sampled_from(["trainer", "bamboo-token", "tmp", "BAMBOO_WORKER", "POD_IP", "a", "b"])

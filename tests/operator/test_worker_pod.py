@@ -2,7 +2,6 @@
 
 import copy
 import re
-from dataclasses import replace
 from decimal import Decimal
 from itertools import product
 from pathlib import Path
@@ -304,8 +303,9 @@ def test_without_a_claim_the_weights_are_kept_in_checkpoints_only():
 
 
 def test_a_queue_and_a_spread():
-    pod = render({"queue": {"name": "q"}, "spread": {"policy": "None"}})
-    assert not [label for label in pod["metadata"]["labels"] if "kueue" in label], "Kueue would count the pod, too"
+    pod = render({"queue": {"name": "q", "priorityClass": "high"}, "spread": {"policy": "None"}})
+    asked = {key: value for key, value in pod["metadata"]["labels"].items() if "kueue" in key}
+    assert asked == {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "high"}
     assert not {"topologySpreadConstraints", "affinity"} & pod["spec"].keys()
     constraint = render({"spread": {"topologyKey": "rack"}})["spec"]["topologySpreadConstraints"][0]
     assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("rack", "ScheduleAnyway")
@@ -319,23 +319,6 @@ def test_a_job_in_one_zone_asks_for_the_zone_of_its_other_pods():
     assert spec["affinity"]["podAffinity"] == {"requiredDuringSchedulingIgnoredDuringExecution": required}
     nodes = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert [term["podAffinityTerm"]["topologyKey"] for term in nodes] == ["kubernetes.io/hostname"]
-
-
-@pytest.mark.parametrize("policy", ["SingleZone", "ZonePerPipeline", "Interleave"])
-def test_pods_whose_zones_a_queue_chooses_ask_for_none(policy):
-    spec = render({"spread": {"policy": policy}, "queue": {"name": "q", "topology": True}})["spec"]
-    assert list(spec["affinity"]) == ["podAntiAffinity"]
-    zones = [one["topologyKey"] for one in spec.get("topologySpreadConstraints", [])]
-    assert zones == (["topology.kubernetes.io/zone"] if policy == "Interleave" else [])
-
-
-@pytest.mark.parametrize("policy", ["SingleZone", "ZonePerPipeline"])
-def test_where_queues_are_not_followed_pods_stay_in_a_zone_by_themselves(policy):
-    """The operator may not list Workloads, or there is no Kueue."""
-    asked = {"spread": {"policy": policy}}
-    alone = render({**asked, "queue": {"name": "q", "topology": True}}, settings=replace(SETTINGS, queues=False))
-    assert alone["spec"]["affinity"] == render(asked)["spec"]["affinity"]
-    assert "requiredDuringSchedulingIgnoredDuringExecution" in alone["spec"]["affinity"]["podAffinity"]
 
 
 def test_a_worker_with_several_devices_is_one_pod_with_as_many_gpus():

@@ -36,6 +36,7 @@ class Nodes:
         self._loop, self._rng, self._server, self._nodes, self._start = loop, rng, server, nodes, start
         self.processes: dict[str, Process] = {}  # by the pod's uid
         self._pods: dict[str, Object] = {}
+        self._gated: set[str] = set()  # uids of pods that are not to be scheduled yet
         self._told: set[str] = set()  # uids of pods that were told to go
         self._dead: set[str] = set()  # names of nodes that run nothing any more
         self._made = 0
@@ -46,10 +47,16 @@ class Nodes:
 
     def created(self, pod: Object) -> None:
         self._pods[pod["metadata"]["uid"]] = pod
-        self._soon(0.05, 1.0, self._schedule, pod)
+        if pod["spec"].get("schedulingGates"):
+            self._gated.add(pod["metadata"]["uid"])
+        else:
+            self._soon(0.05, 1.0, self._schedule, pod)
 
     def modified(self, pod: Object) -> None:
-        """Begins to end a pod if its deletion was asked for."""
+        """Looks for a node for a pod whose last gate has gone, and begins to end one whose deletion was asked for."""
+        if pod["metadata"]["uid"] in self._gated and not pod["spec"].get("schedulingGates"):
+            self._gated.discard(pod["metadata"]["uid"])
+            self._soon(0.05, 1.0, self._schedule, pod)
         if "deletionTimestamp" in pod["metadata"] and pod["metadata"]["uid"] not in self._told:
             self._told.add(pod["metadata"]["uid"])
             self._soon(0.0, 0.3, self._terminate, pod)
@@ -70,7 +77,7 @@ class Nodes:
         return sum("nodeName" in p["spec"] and p["status"].get("phase") not in ended for p in self._pods.values())
 
     def _schedule(self, pod: Object) -> None:
-        if not self._there(pod) or pod["spec"].get("nodeName"):
+        if not self._there(pod) or pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"]:
             return
         pool = pod["metadata"]["labels"].get(LABEL_NODE_POOL, "")
         if pool in self.full or self._taken() >= self.room:

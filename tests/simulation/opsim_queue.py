@@ -1,28 +1,37 @@
-"""A queue of Kueue in a simulated cluster, whose manager is played; and others who want its quota."""
+"""A queue of Kueue in a simulated cluster, whose webhook and manager are played; and others who want its quota."""
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
-from kueue_manager import Manager, holds, usage
+from bamboo_core.kube.errors import ApiError
+from kueue_manager import (
+    FINALIZER,
+    Admit,
+    Finalize,
+    Manager,
+    Outsider,
+    Stop,
+    defaulted,
+    holds_quota,
+    waits,
+    without_gates,
+)
 from opsim_server import Object
 
 if TYPE_CHECKING:
     from opsim_simulation import OperatorSimulation
 
 CYCLE_SECONDS = 0.3  # of the manager
-OVERDRAWN_SECONDS = 150.0  # for which there may be more pods than quota: of a worker that leaves, or saves its state
+CLASSES = {"needed": 10, "growth": 1}
 
 
 class SimQueue:
-    """away: nobody admits or evicts."""
+    """away: Kueue does not answer: no pod can be created, and none is admitted, preempted or freed of its finalizer."""
 
     def __init__(self, simulation: "OperatorSimulation", quota: int) -> None:
         self._simulation = simulation
-        self.manager, self.away = Manager(quota), False
-        self._competitors: set[str] = set()
+        self.manager, self.away = Manager(quota, CLASSES), False
         self._made = 0
-        self._enough_at = 0.0  # when there were no more pods than quota
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -31,65 +40,74 @@ class SimQueue:
             if not self.away:
                 self._cycle()
 
+    def admit(self, pod: Object) -> Object:
+        """Be asked by the API server about a new pod."""
+        if self.away:
+            raise ApiError(500, "InternalError", 'Internal error occurred: failed calling webhook "mpod.kb.io"')
+        return defaulted(pod)
+
     def _cycle(self) -> None:
-        workloads, server, log = self._simulation.workloads, self._simulation.server, self.manager.log
-        for changed in self.manager.step(list(workloads.objects.values()), self._simulation.loop.date()):
-            thing = workloads.objects[changed["metadata"]["namespace"], changed["metadata"]["name"]]
-            thing["status"] = changed["status"]
-            server.modified("workloads", thing)
-        while log:
-            self._simulation.log(f"Kueue: {log.pop(0)}")
-
-    # the job's Workloads
-
-    def _of_job(self) -> list[Object]:
-        found = self._simulation.workloads.objects.values()
-        return [one for one in found if one["metadata"]["name"] not in self._competitors]
-
-    def seats(self) -> int:
-        """The pods that the job may have."""
-        return sum(usage(one) for one in self._of_job() if not holds(one, "Evicted"))
+        server, pods = self._simulation.server, self._simulation.pods.objects
+        for action in self.manager.step(list(pods.values())):
+            metadata = action.pod["metadata"]
+            pod = pods.get((metadata["namespace"], metadata["name"]))
+            if pod is None:
+                continue
+            match action:
+                case Finalize():
+                    server.finalize(pod, FINALIZER)
+                case Admit():
+                    pod["spec"]["schedulingGates"] = without_gates(pod)
+                    server.modified("pods", pod)
+                case Stop():
+                    conditions = pod["status"].get("conditions") or []
+                    pod["status"]["conditions"] = [*conditions, action.condition(self._simulation.loop.date())]
+                    server.modified("pods", pod)
+                    server.delete("pods", pod)
+        for line in self.manager.log:
+            self._simulation.log(f"Kueue: {line}")
+        self.manager.log.clear()
 
     def judge(self) -> None:
-        """The job may not keep more pods than it has quota for."""
+        """Nobody uses more than there is, and no job waits for more than a pipeline beside what it needs."""
         simulation = self._simulation
-        living = [pod for pod in simulation.living_pods() if "deletionTimestamp" not in pod["metadata"]]
-        quota, now = sum(map(usage, self._of_job())), simulation.loop.time()
-        troubled = simulation.controller is None or simulation.server.trouble
-        if len(living) <= quota or troubled or now < simulation.workers.reachable_at:
-            self._enough_at = now
-        if now - self._enough_at > OVERDRAWN_SECONDS:
-            simulation.fail(f"{len(living)} pods with quota for {quota} for {OVERDRAWN_SECONDS:g} s")
-        if (used := self.manager.used(simulation.workloads.objects.values())) > self.manager.quota:
+        pods = simulation.living_pods()
+        if (used := self.manager.used(pods)) > self.manager.quota:
             simulation.fail(f"quota for {used} pods is used, of {self.manager.quota}")
+        growth = [
+            pod
+            for pod in pods
+            if waits(pod) and pod["metadata"]["labels"].get("kueue.x-k8s.io/priority-class") == "growth"
+        ]
+        if len(growth) > simulation.scenario.arithmetic.stages + 1:
+            simulation.fail(f"{len(growth)} pods wait to grow")
 
-    def set_active(self, active: bool) -> None:
-        for one in self._of_job():
-            one["spec"]["active"] = active
-            self._simulation.server.modified("workloads", one)
+    def lacking(self) -> int:
+        """How many of the job's pods have no quota."""
+        return sum(not holds_quota(pod) for pod in self._simulation.living_pods())
 
-    def forget_job(self) -> None:
-        for one in self._of_job():
-            self._simulation.server.remove("workloads", one)
+    def forget(self, pod: Object) -> None:
+        """Somebody deletes the pod's Workload, and Kueue the pod, though it be gated."""
+        stop = Stop(pod, "WorkloadDeleted", "Workload is deleted")
+        pod["status"]["conditions"] = [
+            *(pod["status"].get("conditions") or []),
+            stop.condition(self._simulation.loop.date()),
+        ]
+        self._simulation.server.modified("pods", pod)
+        self._simulation.server.delete("pods", pod)
 
     # others
 
     def compete(self, pods: int) -> str:
-        """More important pods want quota; the name of their Workload."""
+        """More important pods want quota; the name of their workload."""
         self._made += 1
-        name = f"important-{self._made}"
-        self._competitors.add(name)
-        sets = [{"name": "main", "count": pods, "template": {}}]
-        spec = {"queueName": "queue", "priority": 100, "podSets": sets}
-        self._simulation.server.create("workloads", {"metadata": {"namespace": "other", "name": name}, "spec": spec})
-        return name
+        made = self._simulation.loop.date().strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.manager.outsiders[f"important-{self._made}"] = Outsider(pods=pods, priority=100, made=made)
+        return f"important-{self._made}"
 
     def withdraw(self, name: str) -> None:
-        with contextlib.suppress(KeyError):
-            self._simulation.server.remove("workloads", self._simulation.workloads.objects["other", name])
+        self.manager.outsiders.pop(name, None)
 
     def heal(self) -> None:
-        self.away = False
-        for name in self._competitors:
-            self.withdraw(name)
-        self.set_active(True)
+        self.away = self.manager.stopped = False
+        self.manager.outsiders.clear()

@@ -33,9 +33,9 @@ class DisturbanceKind(StrEnum):
     CUT_OFF = "no worker reaches the operator"
     ISOLATE = "the operator restarts, and no worker reaches it"
     PREEMPT = "more important pods want quota"
-    STOP = "the job's Workload is made inactive"
-    UNQUEUE = "the job's Workload is deleted"
-    KUEUE = "nobody admits Workloads"
+    STOP = "the queue is drained"
+    UNQUEUE = "a pod's Workload is deleted"
+    KUEUE = "Kueue does not answer"
 
 
 WEIGHTS = {
@@ -65,8 +65,8 @@ WEIGHTS = {
 QUEUE_WEIGHTS = {  # of what befalls jobs in queues
     DisturbanceKind.PREEMPT: 12,
     DisturbanceKind.STOP: 2,
-    DisturbanceKind.UNQUEUE: 1,
-    DisturbanceKind.KUEUE: 2,
+    DisturbanceKind.UNQUEUE: 2,
+    DisturbanceKind.KUEUE: 3,
 }
 TOGETHER = (  # what is worse in company
     (DisturbanceKind.CUT_OFF, DisturbanceKind.SUSPEND),
@@ -120,7 +120,8 @@ class ClusterScenario:
     disturbances: tuple[Disturbance, ...]
     # that section of the spec; of random jobs none has one, and what they lose they have to have twice
     checkpoint: dict[str, Any] | None = None
-    queued: bool = False  # it is in a queue with a quota for all that it may want
+    # it is in a queue with a quota for all that it may want, and what it loses is in its checkpoints
+    queued: bool = False
     chooses: bool = False  # the coordinator chooses stages and pipelines, of all grids that the workers can run
 
     @property
@@ -145,7 +146,8 @@ class ClusterScenario:
             spec["elastic"] |= {"objective": "Throughput", "minStages": 1, "maxStages": a.stages + 1}
             spec["elastic"]["maxWorkers"] = a.stages * self.most
         if self.queued:
-            spec["queue"] = {"name": "queue"}
+            spec["queue"] = {"name": "queue", "priorityClass": "needed", "growthPriorityClass": "growth"}
+            spec["checkpoint"] = {"everySteps": 10, "storage": {"uri": "memory://queued"}}
         if self.checkpoint:
             spec["checkpoint"] = dict(self.checkpoint)
         if self.pools:

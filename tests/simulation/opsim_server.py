@@ -14,7 +14,6 @@ from bamboo_core.kube.connection import JSON
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import LABEL_JOB_UID, TOKEN_AUDIENCE
 from bamboo_operator.auth.pod_tokens import POD_NAME, POD_UID
-from kueue_manager import refusal as webhook_refusal
 from opsim_loop import VirtualLoop
 
 Object = dict[str, Any]
@@ -96,6 +95,8 @@ class Server:
         self.room = 1000
         self.revisions: dict[str, Object] = {}  # by name
         self.budgets: dict[str, Object] = {}  # their specs by name
+        self.admission: Callable[[Object], Object] = dict  # what webhooks make of a new pod, or its refusal
+        self._removed: set[str] = set()  # uids of pods that are gone but for a finalizer
         self.trouble = 0.0  # the part of calls that fail
         self.slowness = 1.0
 
@@ -136,11 +137,6 @@ class Server:
             return {"status": self._review(body["spec"]["token"])}
         if kind == "networkpolicies":
             return body or {}
-        if kind == "resourceflavors":
-            return {"metadata": {"name": name}, "spec": {}}
-        if kind == "workloads" and method == "PATCH":
-            assert body
-            return self._change_workload((namespace or "", name or ""), body, "status" if status else "spec")
         if kind == "poddisruptionbudgets":
             return self._budget(method, name or "", body)
         if kind == "controllerrevisions":
@@ -166,20 +162,6 @@ class Server:
             self.modified(kind, thing)
         elif method == "DELETE":
             self.delete(kind, thing)
-        return thing
-
-    def _change_workload(self, key: tuple[str, str], body: Object, part: str) -> Object:
-        """Merges it into that part, if the Workload is still the one that was read and Kueue's webhook lets it."""
-        thing = self._watches["workloads"].objects.get(key)
-        if thing is None:
-            raise refusal(404, "NotFound", key[1])
-        if body["metadata"]["resourceVersion"] != thing["metadata"]["resourceVersion"]:
-            raise refusal(409, "Conflict", key[1])
-        after = {**thing, part: merged(thing.get(part) or {}, body[part])}
-        if why := webhook_refusal(thing, after):
-            raise refusal(422, why, key[1])
-        thing[part] = after[part]
-        self.modified("workloads", thing)
         return thing
 
     def _budget(self, method: str, name: str, body: Object | None) -> Object:
@@ -216,8 +198,8 @@ class Server:
             raise refusal(409, "AlreadyExists", key[1])
         if kind == "pods" and len(self._watches[kind].objects) >= self.room:
             raise refusal(403, "exceeded quota")
-        if kind == "workloads" and (why := webhook_refusal(None, body)):
-            raise refusal(422, why, key[1])
+        if kind == "pods":
+            body = self.admission(body)
         return body if dry_run else self.create(kind, body)
 
     def _review(self, token: str) -> Object:
@@ -252,11 +234,14 @@ class Server:
     def delete(self, kind: str, thing: Object) -> None:
         """A pod with a node gets its time; everything else goes at once."""
         if kind == "pods" and thing["spec"].get("nodeName"):
-            if "deletionTimestamp" not in thing["metadata"]:
-                thing["metadata"] |= {"deletionTimestamp": self._later(30), "deletionGracePeriodSeconds": 30}
-                self.modified(kind, thing)
+            self._mark(thing, 30)
         else:
             self.remove(kind, thing)
+
+    def _mark(self, pod: Object, seconds: int) -> None:
+        if "deletionTimestamp" not in pod["metadata"]:
+            pod["metadata"] |= {"deletionTimestamp": self._later(seconds), "deletionGracePeriodSeconds": seconds}
+            self.modified("pods", pod)
 
     def delete_in_foreground(self, job: Object) -> None:
         """It stays until its pods are gone."""
@@ -264,10 +249,23 @@ class Server:
         self.modified("bamboojobs", job)
 
     def remove(self, kind: str, thing: Object) -> None:
+        """A pod stays as long as it has a finalizer."""
+        if kind == "pods" and thing["metadata"].get("finalizers"):
+            self._removed.add(thing["metadata"]["uid"])
+            self._mark(thing, 0)
+            return
         key = (thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
         if self._watches[kind].objects.get(key) is thing:
             del self._watches[kind].objects[key]
             self._tell(kind, "DELETED", thing)
+
+    def finalize(self, pod: Object, finalizer: str) -> None:
+        """One finalizer of the pod is removed, and with the last one the pod, if nothing else keeps it."""
+        pod["metadata"]["finalizers"] = [one for one in pod["metadata"]["finalizers"] if one != finalizer]
+        if pod["metadata"]["uid"] in self._removed:
+            self.remove("pods", pod)
+        else:
+            self.modified("pods", pod)
 
     def _later(self, seconds: float) -> str:
         return (self._loop.date() + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")

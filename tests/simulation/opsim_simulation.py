@@ -17,11 +17,9 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec, wanted_pipelines, wanted_workers
-from bamboo_core.names import LABEL_JOB_NAME
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
@@ -70,15 +68,16 @@ class OperatorSimulation:
         self.audit = Audit(self.fail) if audit else None
         self.loop = VirtualLoop(scenario.grid)
         rng = self.rng = random.Random(f"world {scenario.seed}")
-        self.pods, self.nodes, self.jobs, self.workloads = (
-            Watch(self.loop, rng, show)
-            for show in (self._show_pod, self._show_node, self._show_job, self._show_workload)
+        self.pods, self.nodes, self.jobs = (
+            Watch(self.loop, rng, show) for show in (self._show_pod, self._show_node, self._show_job)
         )
-        watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs, "workloads": self.workloads}
+        watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs}
         self.server = Server(self.loop, rng, watches, self._changed, self._called)
         self.kubelets = Nodes(self.loop, rng, self.server, self.nodes, self._start)
         quota = wanted_workers(parse_manifest(scenario.manifest())) if scenario.queued else None
         self.queue = None if quota is None else SimQueue(self, quota)
+        if self.queue is not None:
+            self.server.admission = self.queue.admit
         self.workers = Workers(
             self.loop, rng, Oracle(scenario.arithmetic), JOB, scenario.slowdown, scenario.work, self.fail
         )
@@ -190,7 +189,7 @@ class OperatorSimulation:
             "spec": (state.spec.elastic.max_pipelines, self.job["spec"]["elastic"]["maxPipelines"]),
         }
         if self.queue is not None:
-            facts["seats"] = (self.queue.seats(), wanted_workers(state.spec))
+            facts["lacks quota"] = (self.queue.lacking(), 0)
         rollout = (self.job.get("status") or {}).get("rollout") or {}
         if rollout.get("state") != "Stalled":  # as if new workers are lost again and again
             images = {pod["spec"]["containers"][0]["image"] for pod in living}
@@ -268,14 +267,9 @@ class OperatorSimulation:
             key=b"k" * 16,
             url="ws://operator",
             settings=settings,
-            workloads=WorkloadCache(None if self.queue is None else "v1beta2"),
         )
         self.controller, self.workers.gateway = JobController(self.shared), gateway
-        for watch, show in (
-            (self.nodes, self._show_node),
-            (self.pods, self._show_pod),
-            (self.workloads, self._show_workload),
-        ):
+        for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
             watch.listening = True
             for thing in list(watch.objects.values()):
                 show(None, thing)
@@ -285,7 +279,7 @@ class OperatorSimulation:
         self.log("the operator ends")
         ended, self.controller, self.workers.gateway = self.controller, None, None
         self.server.names.clear()
-        for watch in (self.pods, self.nodes, self.jobs, self.workloads):
+        for watch in (self.pods, self.nodes, self.jobs):
             watch.forget()
         if ended:
             await ended.stop()
@@ -313,16 +307,6 @@ class OperatorSimulation:
         self.controller.nodes.observed(kind, node["metadata"]["name"])
         if kind == "DELETED":
             self._cluster.node_event("DELETED", node)
-
-    def _show_workload(self, kind: str | None, workload: Object) -> None:
-        if self.controller is None or LABEL_JOB_NAME not in (workload["metadata"].get("labels") or {}):
-            return
-        if kind != "DELETED":
-            self.controller.workload_changed(None, workload)
-        metadata = workload["metadata"]
-        self.controller.workloads.observed(kind, (metadata["namespace"], metadata["name"]))
-        if kind == "DELETED":
-            self.controller.workload_changed("DELETED", workload)
 
     # the cluster
 
@@ -357,10 +341,6 @@ class OperatorSimulation:
             case "bamboojobs DELETED":
                 for pod in self.pods_of(thing):
                     self.collect(pod)
-                for workload in list(self.workloads.objects.values()):
-                    owners = workload["metadata"].get("ownerReferences") or ()
-                    if any(one["uid"] == metadata["uid"] for one in owners):
-                        self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.remove, "workloads", workload)
 
     def pods_of(self, job: Object) -> list[Object]:
         uid = job["metadata"]["uid"]

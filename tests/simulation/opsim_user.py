@@ -79,7 +79,7 @@ class User:
             self.create()
         self.edit(lambda spec: spec.update(suspend=False))
         self.edit(self._mend)
-        for watch in (simulation.pods, simulation.nodes, simulation.jobs, simulation.workloads):
+        for watch in (simulation.pods, simulation.nodes, simulation.jobs):
             watch.list()
 
     def create(self) -> None:
@@ -206,7 +206,6 @@ class User:
     def _watch(self, disturbance: Disturbance) -> None:
         simulation = self._simulation
         watches = [simulation.pods, simulation.nodes, simulation.jobs]
-        watches += [simulation.workloads] if simulation.queue is not None else []
         watch = watches[disturbance.number % len(watches)]
         watch.interrupt(disturbance.seconds)
 
@@ -221,13 +220,14 @@ class User:
     def _stop(self, disturbance: Disturbance) -> None:
         queue = self._simulation.queue
         assert queue is not None
-        queue.set_active(False)
-        self._later(disturbance, lambda: queue.set_active(True))
+        queue.manager.stopped = True
+        self._later(disturbance, lambda: setattr(queue.manager, "stopped", False))
 
     def _unqueue(self, disturbance: Disturbance) -> None:
         queue = self._simulation.queue
         assert queue is not None
-        queue.forget_job()
+        if pods := self._simulation.living_pods():
+            queue.forget(pods[disturbance.number % len(pods)])
 
     def _kueue(self, disturbance: Disturbance) -> None:
         queue = self._simulation.queue

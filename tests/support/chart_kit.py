@@ -50,7 +50,6 @@ SETS: dict[str, Json] = {
         "affinity": None,
         "networkPolicy": {"enabled": False, "workers": False},
         "workers": {"disruptionBudgets": False},
-        "kueue": {"enabled": False},
     },
     "two operators": {"replicas": 2},
     "cert-manager": {"tls": {"mode": "CertManager", "ipAddresses": ["10.0.0.1"]}},
@@ -58,7 +57,7 @@ SETS: dict[str, Json] = {
         "tls": {"mode": "CertManager", "certManager": {"issuerRef": {"name": "x", "kind": "ClusterIssuer"}}}
     },
     "own certificate": {"tls": {"mode": "Secret", "existingSecret": "own"}},
-    "off without quotes": {"tls": {"mode": False}, "kueue": {"enabled": False}},
+    "off without quotes": {"tls": {"mode": False}},
     "OpenShift": {
         "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
         "workers": {"runAsUser": -1},

@@ -54,7 +54,7 @@ spec:
     resume: Never
   worker: {image: "r.io/t:1", resources: {limits: {nvidia.com/gpu: 2, memory: 16Gi}},
            template: {spec: {a: 1}}, allowMixedPlatforms: true, devices: 2}
-  queue: {name: q, topology: true}
+  queue: {name: q, priorityClass: high, growthPriorityClass: low}
   degradedPriorityClassName: urgent
   failurePolicy: {backoffLimit: 2, rules: [{name: oom, onExitCodes: [137], action: RestartWorker}]}
   activeDeadlineSeconds: 86400

@@ -58,6 +58,7 @@ def pod(
     grace: int = 30,
     target: str | None = None,
     target_at: str | None = None,
+    condition: str = "DisruptionTarget",
     ended: Mapping[str, Any] | None = None,
     init: Mapping[str, Any] | None = None,
     **status: Any,
@@ -68,8 +69,8 @@ def pod(
         metadata |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}
     status["phase"] = phase
     if target:
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": target, "lastTransitionTime": target_at}
-        status["conditions"] = [{"type": "Ready", "status": "True"}, condition]
+        found = {"type": condition, "status": "True", "reason": target, "lastTransitionTime": target_at}
+        status["conditions"] = [{"type": "Ready", "status": "True"}, found]
     state = {"terminated": dict(ended)} if ended else {"running": {"startedAt": at(-60)}}
     if phase == "Running" or ended:
         sidecar = {"name": "sidecar", "state": {"running": {}}}

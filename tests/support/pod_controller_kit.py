@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import kueue_manager
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
 from bamboo_core.job.spec import JobSpec
@@ -18,16 +19,15 @@ from bamboo_core.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
+from bamboo_operator.pods.queueing import QuotaHolders
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.starting.startup_problems import UNSCHEDULABLE
 from bamboo_operator.pods.worker_templates import WorkerTemplates
-from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
 from operator_kit import META, SETTINGS
@@ -58,6 +58,8 @@ class Place:
         self.events_read: list[str] = []  # the uids of those whose events were asked for
         self.no_events = False  # has the operator no right to list them?
         self.priorities = {"usual"}  # the PriorityClasses that there are
+        self.kueue = False  # are pods created through Kueue's webhook?
+        self.holders = QuotaHolders()
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
@@ -73,7 +75,7 @@ class Place:
         if len(self.pods) >= self.room:
             raise ApiError(403, "Forbidden", "exceeded quota: pods")
         self.made += 1
-        made = self.put(pod, f"uid-{self.made}")
+        made = self.put(kueue_manager.defaulted(pod) if self.kueue else pod, f"uid-{self.made}")
         self.meanwhile()
         if self.unanswered:
             self.unanswered -= 1
@@ -217,7 +219,6 @@ class Job:
         self.runner = CoordinatorRunner(
             running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", self.trigger
         )  # type: ignore[arg-type]
-        self.queue = JobQueue(running.job, WorkloadCache(), place, settings, slices=True)  # type: ignore[arg-type]
         self.controller = PodController(
             running.job,
             self.runner,
@@ -228,7 +229,8 @@ class Job:
             created=0,
             resumed=resumed,
             rolling=self._rolling(written),
-            queue=self.queue,
+            made=0.0,
+            holders=place.holders,
         )
 
     def _rolling(self, written: RolloutStatus | None) -> RollingChange:

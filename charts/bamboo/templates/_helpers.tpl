@@ -73,7 +73,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{/* The operator's rules as a YAML list, out of the file that is also used without Helm: dict root, scope.
 scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. */}}
 {{- define "bamboo.rules" -}}
-{{- $cluster := list "nodes" "namespaces" "customresourcedefinitions" "tokenreviews" "subjectaccessreviews" "resourceflavors" "priorityclasses" -}}
+{{- $cluster := list "nodes" "namespaces" "customresourcedefinitions" "tokenreviews" "subjectaccessreviews" -}}
 {{- $root := .root -}}
 {{- $scope := .scope -}}
 {{- $kept := list -}}
@@ -84,8 +84,6 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- $resource := first .resources -}}
 {{- $unused := and (eq $resource "networkpolicies") (not $root.Values.networkPolicy.workers) -}}
 {{- $unused = or $unused (and (eq $resource "poddisruptionbudgets") (not $root.Values.workers.disruptionBudgets)) -}}
-{{- $queued := list "workloads" "workloads/status" "resourceflavors" "priorityclasses" -}}
-{{- $unused = or $unused (and (has $resource $queued) (not $root.Values.kueue.enabled)) -}}
 {{- $wanted := or (eq $scope "All") (eq $scope (ternary "Cluster" "Namespace" (has $resource $cluster))) -}}
 {{- if and $wanted (not $unused) -}}
 {{- $kept = append $kept . -}}

@@ -60,11 +60,6 @@ def arguments(pod: Mapping[str, Any], option: str) -> set[str]:
     return said
 
 
-def is_told(pod: Mapping[str, Any], flag: str) -> bool:
-    """Was an operator's pod given that flag, such as --no-kueue?"""
-    return any(flag in (one.get("args") or ()) for one in pod["spec"].get("containers") or ())
-
-
 def is_running(pod: Mapping[str, Any]) -> bool:
     return pod.get("status", {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 

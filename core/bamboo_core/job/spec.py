@@ -363,10 +363,10 @@ class QueueSpec:
     name: Annotated[str, DNS_NAME]
     """The name of a LocalQueue in the job's namespace."""
     priority_class: Annotated[str | None, DNS_NAME] = None
-    """The WorkloadPriorityClass by which the job waits. By default worker.template's priorityClassName counts."""
-    topology: bool = False
-    """Whether Kueue chooses the domains of the workers, such as racks: as spread says, whose topologyKey is a level of
-    the flavor's Topology.
+    """The WorkloadPriorityClass of the workers. By default worker.template's priorityClassName counts."""
+    growth_priority_class: Annotated[str | None, DNS_NAME] = None
+    """A lower WorkloadPriorityClass for workers beyond the fewest with which the job trains, so that other jobs get
+    quota before them or take it from them. By default priorityClass.
     """
 
 
@@ -429,7 +429,7 @@ class JobSpec:
     worker: WorkerSpec = field(default_factory=WorkerSpec)
     """The pods that workers run in. After a change the workers are replaced one after the other."""
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
-    """The Kueue queue in which the job waits. Can change only while the job is suspended."""
+    """The Kueue queue in which workers wait for quota. Can change only while the job is suspended."""
     budget: BudgetSpec | None = None
     """What the job may cost, by the prices of the node pools, and by when it is to be done."""
     failure_policy: Annotated[FailurePolicy, Mark.FIXED] = field(default_factory=FailurePolicy)

@@ -167,7 +167,7 @@ def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
         "creationTimestamp",
     )
     spec = pod.get("spec") or {}
-    kept = ("nodeName", "nodeSelector", "schedulingGates", "terminationGracePeriodSeconds")
+    kept = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
     return {
         "metadata": {key: pod["metadata"][key] for key in keep if key in pod["metadata"]},
         "spec": {key: spec[key] for key in kept if key in spec}

@@ -16,7 +16,7 @@ from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.client import JobGone, workload_path
+from bamboo_operator.kube.client import JobGone
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
 from bamboo_operator.signals.signals import is_deleted
 from bamboo_operator.status.operated_job import OperatedJob
@@ -39,10 +39,6 @@ class JobController:
         self.jobs = Resync(self._uids, lambda key: uid_of(job_path(*key)), self._job_deleted)
         self.pods = Resync(cluster.pod_uids, lambda key: uid_of(pod_path(*key)), cluster.forget_pod)
         self.deleted_jobs = DeletedJobs(cluster, shared.gateway, shared.reviews, lambda key: uid_of(job_path(*key)))
-        workloads = shared.workloads
-        self.workloads = Resync(
-            workloads.uids, lambda key: uid_of(workload_path(str(workloads.version), *key)), self._workload_gone
-        )
         self.nodes = Resync(cluster.node_uids, lambda name: uid_of(node_path(name)), cluster.forget_node)
 
     def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
@@ -90,24 +86,6 @@ class JobController:
     def _job_deleted(self, key: JobKey) -> None:
         self.job_event("DELETED", self._reconcilers[key][0].body)
 
-    def workload_changed(self, kind: str | None, workload: Mapping[str, Any]) -> None:
-        """Takes in a change of a Workload of Kueue. kind: DELETED, or whatever else the watch says."""
-        if (job := job_of(workload)) is None:
-            return
-        key, uid = (job[0], str(workload["metadata"]["name"])), str(workload["metadata"]["uid"])
-        if kind == "DELETED":
-            self._shared.workloads.forget(key, uid)
-        else:
-            self._shared.workloads.put(workload)
-        if (known := self._reconcilers.get(job)) is not None:
-            known[0].queue_changed()
-
-    def _workload_gone(self, key: tuple[str, str]) -> None:
-        self._shared.workloads.forget(key)
-        for job, _ in self._reconcilers.values():
-            if job.key[0] == key[0]:
-                job.queue_changed()
-
     def _ended(self, key: JobKey, task: "asyncio.Task[None]") -> None:
         """A reconciler that ends by an error is a bug; another one is begun a little later."""
         if task.cancelled() or (error := task.exception()) is None:
@@ -151,7 +129,7 @@ class JobController:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.deleted_jobs.stop()
-        for resync in (self.jobs, self.pods, self.workloads, self.nodes):
+        for resync in (self.jobs, self.pods, self.nodes):
             await resync.stop()
 
 

@@ -41,6 +41,7 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
     WorkersAbsent,
 )
+from bamboo_core.coordinator.grids import holding
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
 from bamboo_core.coordinator.shell_view import WantedWorkers, wanted_workers
@@ -213,6 +214,10 @@ class CoordinatorRunner:
     def finished(self) -> bool:
         """Has the job ended?"""
         return self.finish is not None
+
+    def fewest_to_begin(self) -> int:
+        """Workers of the smallest grid that has room, as far as that is known."""
+        return holding.fewest_to_begin(self.state)
 
     def removal_forced(self, worker: WorkerId) -> None:
         """Its pod is about to be deleted, because the worker did not exit."""

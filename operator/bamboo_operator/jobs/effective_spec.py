@@ -22,7 +22,7 @@ from bamboo_operator.jobs.accepted_manifest import (
     refusal_in,
 )
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.client import API_ERRORS, ApiClient, JobGone
+from bamboo_operator.kube.client import API_ERRORS, ApiClient, JobGone, PodRefused
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from bamboo_operator.manifests.worker_pod import (
@@ -186,7 +186,7 @@ class EffectiveSpec:
                     raise JobGone(str(error)) from None  # with its namespace
                 if error.status in (400, 422):
                     return refusal(template, str(error), path)
-                if error.status in (403, 409):  # such as a quota: that may pass, and is reported when it matters
+                if error.status == 409 or PodRefused.of(error):  # such as a quota: that is reported when it matters
                     return ()
                 self._attempts.log_failure("check the pod template", error)
             except API_ERRORS as error:

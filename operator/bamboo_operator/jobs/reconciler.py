@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from bamboo_core.control.protocol import Stop
-from bamboo_core.coordinator.events import Emit, Status
+from bamboo_core.coordinator.events import Status
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.placement_spec import CleanPodPolicy
@@ -38,8 +37,6 @@ from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.worker_templates import WorkerTemplates
-from bamboo_operator.queues.decision import UNKNOWN, JobNow, QueueEnding
-from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
@@ -69,7 +66,6 @@ class JobReconciler:
         self._status = StatusWriter(self._job, status, shared.api)
         self._pods = JobPods(self._job, shared.cluster)
         self._cost = CostCounter(self._pods, self._status, self.meter)
-        self._queue = JobQueue(self._job, shared.workloads, shared.api, shared.settings, slices=shared.slices)
         self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 
     def known(self) -> OperatedJob:
@@ -111,10 +107,6 @@ class JobReconciler:
         """Count what the job costs, with those workers of the last training that have connected."""
         self._cost.count(joined=self.runner.joined if self.runner else ())
 
-    def queue_changed(self) -> None:
-        """Something has happened to one of its Workloads."""
-        self._trigger.at_once()
-
     def deleted(self) -> None:
         """The job was deleted: its workers need not wait for the end of their pods' grace period."""
         if self.runner:
@@ -126,8 +118,6 @@ class JobReconciler:
             self._edited.clear()
             spec = await self._spec.next(self._pod_settings())
             self._count_cost()
-            if spec is not None and not self._edited.is_set():
-                await self._follow_queue(spec)
             if self._edited.is_set():
                 continue
             held = self._status.facts.suspended
@@ -147,8 +137,7 @@ class JobReconciler:
 
     def _pod_settings(self) -> WorkerPodSettings:
         url = self._shared.url.rstrip("/") + workers_path(self.key)
-        follows = self._shared.workloads.version is not None
-        return replace(self._shared.settings, coordinator_url=url, queues=follows)
+        return replace(self._shared.settings, coordinator_url=url)
 
     async def _stay_idle(self, spec: JobSpec | None) -> None:
         """Until the job is edited, because it is suspended or not valid (None).
@@ -166,18 +155,7 @@ class JobReconciler:
         async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
             await self._removal.remove(CleanPodPolicy.ALL)
             await self._write_until_done(None)
-            await self._wait_for_edit(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL, spec)
-
-    async def _follow_queue(self, spec: JobSpec) -> None:
-        """Asks for seats while no training is looked after."""
-        before, trains = self._status.facts.queue, self._trains()
-        now = JobNow(pods=len(self._pods.present()), begun=trains, trains=None if trains else False)
-        asked = self._queue.reconcile(spec, now, stopped=self._status.facts.stopped)
-        done = await self._attempts.once("follow the queue", asked, self._events.append)
-        standing = self._queue.standing if done or spec.queue is None else UNKNOWN
-        self._status.update(queue=standing, queue_warning=self._queue.warning)
-        if standing.holds and standing.reason != before.reason:
-            self._events.append(Emit(standing.reason, standing.message))
+            await self._wait_for_edit(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL)
 
     async def _train(self, spec: JobSpec) -> None:
         """Until the job is over, or is suspended."""
@@ -186,7 +164,7 @@ class JobReconciler:
         status.begin()
         run = TrainingRun(
             job=self._job,
-            spec=self._queue.fitted(spec),
+            spec=spec,
             manifest=self._spec.begin(resumed=plan is not None),
             resumed=plan is not None,
             known_lost=status.lost | self._removal.deleted,
@@ -211,7 +189,8 @@ class JobReconciler:
             created=status.created,
             resumed=run.resumed,
             rolling=RollingChange(templates, status.written.rollout, record),
-            queue=self._queue,
+            made=self._made.timestamp() if self._made else 0.0,
+            holders=shared.quota_holders,
         )
         training = Training(
             run,
@@ -222,7 +201,6 @@ class JobReconciler:
             self._cost,
             shared,
             self._attempts,
-            self._queue,
             edited=self._edited,
             trigger=self._trigger,
         )
@@ -258,12 +236,8 @@ class JobReconciler:
         except API_ERRORS as error:
             self._attempts.log_failure("post events", error)
 
-    async def _wait_for_edit(
-        self, seconds: float | None, policy: CleanPodPolicy, queued: JobSpec | None = None
-    ) -> None:
-        """At most that long, and not longer than the job has to wait. Pods that are seen only now are deleted as the
-        others were. queued: the job as it asks its queue for seats.
-        """
+    async def _wait_for_edit(self, seconds: float | None, policy: CleanPodPolicy) -> None:
+        """At most that long. Pods that are seen only now are deleted as the others were."""
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
@@ -272,17 +246,10 @@ class JobReconciler:
                 if self._removal.living():
                     await self._removal.remove(policy)
                 self._count_cost()
-                before = self._status.facts.queue
-                if queued is not None:
-                    await self._follow_queue(queued)
-                    if not self._status.facts.suspended:
-                        return
-                standing = self._status.facts.queue
-                if self._status.cost_is_due or standing != before:
+                if self._status.cost_is_due:
                     await self._write_until_done(None)
                 left = policy is not CleanPodPolicy.NONE and bool(self._removal.living())
-                deadline = min(end, self._queue.due)
-                await self._trigger.wait(idle_pause(time.monotonic(), deadline, pods_left=left or standing == UNKNOWN))
+                await self._trigger.wait(idle_pause(time.monotonic(), end, pods_left=left))
 
     @contextlib.contextmanager
     def _woken_by_pods(self) -> Iterator[None]:
@@ -301,20 +268,10 @@ class JobReconciler:
         stop = Stop(reason="JobOver", message="the job is over")
         async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
             await self._removal.remove(policy)
-            await self._leave_queue(spec)
             while (left := self._remaining_ttl()) is None or left > 0:
                 await self._wait_for_edit(left, policy)
                 self._edited.clear()
         await self._attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
-
-    async def _leave_queue(self, spec: JobSpec | None) -> None:
-        ended = self._status.written.ended
-        if spec is None or ended is None:
-            return
-        ending = QueueEnding(reason="Succeeded" if ended.type == "Complete" else "Failed", message=ended.message)
-        now = JobNow(pods=len(self._pods.present()))
-        told = partial(self._queue.reconcile, spec, now, ended=ending)
-        await self._attempts.until_done("tell the queue that the job is over", told, ends=(403, 404))
 
     def _remaining_ttl(self) -> float | None:
         """Seconds until the job, which is over, is to be deleted; None if it stays."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.workload_cache import WorkloadCache
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.pods.queueing import QuotaHolders
 from bamboo_operator.signals.node_marks import NodeMark
 
 RECONCILES_AT_ONCE = 4
@@ -21,8 +21,7 @@ STATUSES_AT_ONCE = 4
 class SharedResources:
     """url: ws://HOST:PORT, or wss:, under which workers reach the operator. key: jobs' secrets are made from it.
 
-    slices: may Kueue's Workloads replace each other? turns: for
-    reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
+    turns: for reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
     """
 
     cluster: ClusterCache
@@ -33,9 +32,8 @@ class SharedResources:
     url: str
     settings: WorkerPodSettings
     marks: tuple[NodeMark, ...] = ()
-    workloads: WorkloadCache = field(default_factory=WorkloadCache)
-    slices: bool = True
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)
+    quota_holders: QuotaHolders = field(default_factory=QuotaHolders)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONCILES_AT_ONCE))
     status_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STATUSES_AT_ONCE))

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.job.spec import JobSpec
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
@@ -24,8 +23,6 @@ from bamboo_operator.jobs.reconcile_schedule import (
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.queues.decision import JobNow
-from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.status.budget import money_lasts, suspends
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
@@ -33,7 +30,6 @@ from bamboo_operator.status.writer import StatusWriter
 COUNT_SECONDS = 2.0  # between two counts of what the workers cost, and looks at whether there is progress to write
 HEARTBEAT_SECONDS = 30.0  # while a job waits for its turn
 LONGEST_SECONDS = 120.0  # of a reconciliation; one that takes longer counts as stuck
-TRAINS = ("Running", "Saving")  # phases
 RESAVE_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
 
 
@@ -50,14 +46,12 @@ class Training:
         cost: CostCounter,
         shared: SharedResources,
         attempts: ApiAttempts,
-        queue: JobQueue,
         *,
         edited: asyncio.Event,
         trigger: ReconcileTrigger,
     ) -> None:
         self._run, self._runner, self._controller, self._status, self._spec = run, runner, controller, status, spec
-        self._cost, self._queue = cost, queue
-        self._seated = run.spec  # as the coordinator knows it
+        self._cost = cost
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
         self._edited, self._trigger, self._attempts = edited, trigger, attempts
@@ -79,6 +73,7 @@ class Training:
     async def close(self) -> None:
         """Also after a failure, so that the workers notice, and connect to the next one."""
         self._follows_edits = False
+        self._controller.close()
         self._coordinating.cancel()
         await asyncio.gather(self._coordinating, return_exceptions=True)
         await self._runner.close()
@@ -98,17 +93,13 @@ class Training:
                 message = "the job is suspended; it goes on from its newest checkpoint, or from step 0 if it has none"
                 self._runner.interrupt("Suspended", message, keep=True)
                 return
-            self._edit(self._queue.fitted(spec))
+            self._runner.edit(spec)
         if why := suspends(self._status.facts, self._runner.state.phase):
             self._runner.interrupt("BudgetSpent", why, keep=True)
         elif self._status.active_left() <= 0:
             limit = self._status.active_deadline
             message = f"the job has been active for more than {limit} s"
             self._runner.interrupt("DeadlineExceeded", message, Outcome.FAILED)
-
-    def _edit(self, spec: JobSpec) -> None:
-        self._seated = spec
-        self._runner.edit(spec)
 
     def _count(self) -> None:
         """Bring the facts up to date, and the cost: when workers have come or gone, at once."""
@@ -120,6 +111,7 @@ class Training:
             pods=dict(self._controller.pods.by_pool()),
             finish=self._runner.finish,
             rollout=self._controller.rollout,
+            unmanaged=self._controller.unmanaged,
         )
 
     def _tell_prices(self) -> None:
@@ -160,7 +152,7 @@ class Training:
 
     def _deadline(self, began: float) -> float:
         """When another reconciliation is of use though nothing has happened since that one began (time.monotonic())."""
-        times = [self._controller.deadline, self._queue.due]
+        times = [self._controller.deadline]
         if not self._runner.ending:
             times.append(time.monotonic() + self._status.active_left())
             times.append(time.monotonic() + money_lasts(self._status.facts))
@@ -209,30 +201,10 @@ class Training:
             await self._burst.wait_for_its_end()
             self._began = time.monotonic()
             await self._save_manifest()
-            queue = await self._attempt("follow the queue", self._follow_queue())
             pods = await self._attempt("bring the pods up to date", self._controller.reconcile())
             self._status.update(startup_problems=self._controller.startup_problems())  # which records events, too
             posting = post_events(self._api, self._run.job, self._runner.events)
-            return pods and queue, await self._attempt("post events", posting)
-
-    async def _follow_queue(self) -> None:
-        """Asks for seats, and goes by those that there are: with fewer pipelines, or not at all."""
-        spec = self._status.facts.spec
-        if spec is None or self._runner.finished:
-            return
-        ending, phase = self._runner.ending, self._runner.state.phase
-        trains = None if phase == "Recovering" else phase in TRAINS
-        now = JobNow(pods=len(self._controller.pods.present()), begun=not ending, trains=trains)
-        try:
-            await self._queue.reconcile(spec, now, stopped=self._status.facts.stopped)
-        finally:
-            standing = self._queue.standing
-            self._status.update(queue=standing, queue_warning=self._queue.warning)
-            if standing.holds and not self._runner.ending and phase != "Saving":
-                message = f"{standing.message}; the job goes on from its newest checkpoint when it is admitted again"
-                self._runner.interrupt(standing.reason, message, keep=True)
-            elif (fitted := self._queue.fitted(spec)) != self._seated and not self._runner.ending:
-                self._edit(fitted)
+            return pods, await self._attempt("post events", posting)
 
     async def _save_manifest(self) -> None:
         """For another operator. Without it the job runs as well, so a failure does not hold up anything."""

@@ -23,7 +23,6 @@ from bamboo_core.kube.request_parts import (
     pod_path,
     pods_path,
 )
-from bamboo_core.names import KUEUE
 from bamboo_operator.kube.api_calls import ApiCallCounts
 
 TIMEOUT_SECONDS = 10.0
@@ -32,7 +31,6 @@ API_CONNECTIONS = 32
 POD_EVENTS = 100  # that are read of one; the kubelet counts what happens again, and begins 25 at most in a row
 APPLIED = {"fieldManager": "bamboo-operator", "force": "true"}
 NODES = "/api/v1/nodes"
-OLD_WORKLOADS = ("v1alpha1", "v1beta1")  # versions whose Workloads have another form
 
 
 class PodRefused(ApiError):
@@ -224,56 +222,6 @@ class ApiClient:
         body = {"metadata": {"labels": {label: value}}}
         await self._call("PATCH", pod_path(namespace, name), body, kind=MERGE)
 
-    async def workload_version(self) -> str | None:
-        """The newest version in which the API server serves Kueue's Workloads; None if it serves none that is known."""
-        found = await self._find(f"/apis/{KUEUE}")
-        served = [str(one.get("version")) for one in (found or {}).get("versions") or ()]
-        for version in (one for one in served if one not in OLD_WORKLOADS):  # the API server sorts them, newest first
-            kinds = await self._find(f"/apis/{KUEUE}/{version}")
-            if any(one.get("name") == "workloads" for one in (kinds or {}).get("resources") or ()):
-                return version
-        return None
-
-    async def create_workload(self, workload: Object) -> Object:
-        return await self._call("POST", _workloads(workload), workload)
-
-    async def list_workloads(self, version: str, namespace: str, selector: str) -> list[Object]:
-        """Kueue's Workloads with these labels. namespace: "" for those of all."""
-        place = f"namespaces/{namespace}/workloads" if namespace else "workloads"
-        found = await self._listed(f"/apis/{KUEUE}/{version}/{place}", {"labelSelector": selector})
-        return [{**one, "apiVersion": f"{KUEUE}/{version}"} for one in found]
-
-    async def read_workload(self, workload: Object) -> Object | None:
-        """As it is now; None if it is gone."""
-        return await self._find(f"{_workloads(workload)}/{workload['metadata']['name']}")
-
-    async def change_workload(self, workload: Object, part: str, changes: Object) -> Object:
-        """The Workload with other fields of its spec or status (part). Raises ApiError with status 409 if it is no
-        longer what was read.
-        """
-        metadata = workload["metadata"]
-        path = f"{_workloads(workload)}/{metadata['name']}" + ("/status" if part == "status" else "")
-        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, part: changes}
-        return await self._call("PATCH", path, body, kind=MERGE)
-
-    async def delete_workload(self, workload: Object) -> None:
-        """That very one, unless it is gone."""
-        metadata = workload["metadata"]
-        try:
-            await self._call("DELETE", f"{_workloads(workload)}/{metadata['name']}", delete_options(metadata["uid"]))
-        except ApiError as error:
-            if error.status not in (404, 409):
-                raise
-
-    async def find_resource_flavor(self, version: str, name: str) -> Object | None:
-        """None if there is none."""
-        return await self._find(f"/apis/{KUEUE}/{version}/resourceflavors/{name}")
-
-    async def find_priority_class(self, group: str, version: str, kind: str, name: str) -> Object | None:
-        """A class of that kind, a PriorityClass or Kueue's; None if there is none."""
-        plural = {"PriorityClass": "priorityclasses", "WorkloadPriorityClass": "workloadpriorityclasses"}[kind]
-        return await self._find(f"/apis/{group}/{version}/{plural}/{name}")
-
     async def pod_events(self, namespace: str, uid: str) -> list[Object]:
         """What is told of that very pod."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(POD_EVENTS)}
@@ -333,14 +281,6 @@ def _budgets(namespace: str) -> str:
 
 def _revisions(namespace: str) -> str:
     return f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions"
-
-
-def workload_path(version: str, namespace: str, name: str) -> str:
-    return f"/apis/{KUEUE}/{version}/namespaces/{namespace}/workloads/{name}"
-
-
-def _workloads(workload: Object) -> str:
-    return f"/apis/{workload['apiVersion']}/namespaces/{workload['metadata']['namespace']}/workloads"
 
 
 def _leases(namespace: str) -> str:

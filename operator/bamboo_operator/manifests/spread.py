@@ -31,19 +31,18 @@ def spread_labels(job: JobSpec, group: int) -> Json:
     return {names.LABEL_ZONE_GROUP: str(group)} if pod_spread(job) is SpreadPolicy.ZONE_PER_PIPELINE else {}
 
 
-def spread(job: JobSpec, uid: str, group: int, *, zones_chosen: bool = False) -> Json:
-    """What a pod's spec says about others of the same job. uid: of the job. zones_chosen: its queue chooses zones.
+def spread(job: JobSpec, uid: str, group: int) -> Json:
+    """What a pod's spec says about others of the same job. uid: of the job.
 
     Different nodes, as far as it can be had, in any case but None; or those with others of the job, if nodes have room
     for several (workersPerNode), and then never more of them on a node, whatever the policy: a pod waits instead.
     Interleave: over zones, as far as it can be had.
     In the other cases a pod has to be in the zone of its group, of which the first one decides, since what crosses
-    zones may cost more than the node; it waits if there are no more nodes in that zone. Where zones are chosen nothing
-    is asked of them.
+    zones may cost more than the node; it waits if there are no more nodes in that zone.
     """
     room = job.spread.workers_per_node
     of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
-    over_zones, affinity = _together(job, of_job, group, zones_chosen=zones_chosen)
+    over_zones, affinity = _together(job, of_job, group)
     constraints = over_zones if room == 1 else [*over_zones, _at_most(of_job, room)]
     asked: Json = {}
     if constraints:
@@ -66,7 +65,7 @@ def _at_most(of_job: Json, room: int) -> Json:
     }
 
 
-def _together(job: JobSpec, of_job: Json, group: int, *, zones_chosen: bool) -> tuple[list[Json], Json]:
+def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]:
     """What is asked of zones as constraints, and the affinity."""
     policy, key = pod_spread(job), job.spread.topology_key
     if policy is SpreadPolicy.NONE:
@@ -74,10 +73,10 @@ def _together(job: JobSpec, of_job: Json, group: int, *, zones_chosen: bool) -> 
     share = job.spread.workers_per_node > 1
     on_nodes = [_preferred(of_job, HOSTNAME, 100)]
     apart, near = ([], on_nodes) if share else (on_nodes, [])
-    if policy is SpreadPolicy.INTERLEAVE or zones_chosen:
+    if policy is SpreadPolicy.INTERLEAVE:
         over_zones = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": of_job}
         nodes = {"podAffinity" if share else "podAntiAffinity": _if_possible(on_nodes)}
-        return [over_zones] if policy is SpreadPolicy.INTERLEAVE else [], nodes
+        return [over_zones], nodes
     together = of_job
     if policy is SpreadPolicy.ZONE_PER_PIPELINE:
         mine = {names.LABEL_ZONE_GROUP: str(group)}

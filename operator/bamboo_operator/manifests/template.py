@@ -19,6 +19,7 @@ from bamboo_core.names import (
     ENV_WORKER,
     GROUP,
     LABEL_QUEUE,
+    LABEL_QUEUE_PRIORITY,
     TOKEN_FOLDER,
 )
 from bamboo_core.names import TRAINER_CONTAINER as TRAINER
@@ -91,7 +92,12 @@ def _read(job: JobSpec, template: Mapping[str, Any], path: str, pools: Sequence[
 
 
 def _own_label(job: JobSpec) -> Callable[[str], bool]:
-    return lambda key: key.startswith(f"{GROUP}/") or (key == LABEL_QUEUE and job.queue is not None)
+    own: set[str] = set()
+    if job.queue is not None:
+        own.add(LABEL_QUEUE)
+        if job.queue.priority_class or job.queue.growth_priority_class:
+            own.add(LABEL_QUEUE_PRIORITY)
+    return lambda key: key.startswith(f"{GROUP}/") or key in own
 
 
 def _over_token(mount: Mapping[str, Any]) -> bool:

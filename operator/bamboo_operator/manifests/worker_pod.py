@@ -56,7 +56,6 @@ class WorkerPodSettings:
     authority: str = ""
     network_policy: bool = True  # only workers of the same job may connect to a worker
     disruption_budgets: bool = True  # a job's workers are evicted one at a time
-    queues: bool = True  # jobs' queues are followed
 
 
 def worker_number(pod: Mapping[str, Any]) -> int | None:
@@ -166,6 +165,10 @@ def _own_labels(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None)
         names.LABEL_JOB_UID: meta.uid,
         names.LABEL_WORKER_INDEX: str(number),
     }
+    if job.queue:
+        labels[names.LABEL_QUEUE] = job.queue.name
+    if job.queue and job.queue.priority_class:
+        labels[names.LABEL_QUEUE_PRIORITY] = job.queue.priority_class
     if pool:
         labels |= {names.LABEL_CAPACITY_TYPE: pool.capacity.value, names.LABEL_NODE_POOL: pool.name}
     return labels
@@ -210,8 +213,7 @@ def _spec(job: JobSpec, meta: JobMeta, group: int, settings: WorkerPodSettings) 
         spec["securityContext"] |= {} if settings.run_as_user is None else {"fsGroup": settings.run_as_user}
     if settings.service_account:
         spec["serviceAccountName"] = settings.service_account
-    chosen = settings.queues and job.queue is not None and job.queue.topology
-    return spec | spread(job, meta.uid, group, zones_chosen=chosen)
+    return spec | spread(job, meta.uid, group)
 
 
 def _container(job: JobSpec, settings: WorkerPodSettings) -> Json:

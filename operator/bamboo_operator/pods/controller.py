@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -24,13 +24,24 @@ from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
 from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
+from bamboo_operator.pods.queueing import (
+    WAITING,
+    HeldQuota,
+    QueueRequest,
+    QuotaHolders,
+    admitted,
+    next_request,
+    unmanaged,
+    waiting_for_quota,
+    with_priority_class,
+)
 from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
 from bamboo_operator.pods.requests import PodRequests
 from bamboo_operator.pods.rolling_change import RollingChange, Sight
 from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
 from bamboo_operator.pods.starting import join_timeout
-from bamboo_operator.pods.starting.scheduling_gates import GateReleases
+from bamboo_operator.pods.starting.scheduling_gates import GateReleases, waits_for_quota
 from bamboo_operator.pods.starting.start_backoff import StartBackoff
 from bamboo_operator.pods.starting.startup_events import StartupEvents
 from bamboo_operator.pods.starting.startup_problems import (
@@ -40,7 +51,6 @@ from bamboo_operator.pods.starting.startup_problems import (
     startup_problems,
 )
 from bamboo_operator.pods.worker_templates import WorkerTemplate
-from bamboo_operator.queues.job_queue import JobQueue
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
@@ -52,7 +62,7 @@ GIVE_BACK_SECONDS = 3600.0
 
 class PodController:
     """The pods of one job. requests: the job's coordinator. created: how many workers the job has had. record: takes
-    events for the user.
+    events for the user. made: when the job was created.
 
     resumed: did the job run before this operator took it over? settled: the last reconciliation has left everything as
     it was, so that another one is of use only when something has changed, or at the deadline.
@@ -70,10 +80,12 @@ class PodController:
         created: int,
         resumed: bool,
         rolling: RollingChange,
-        queue: JobQueue,
+        made: float,
+        holders: QuotaHolders,
     ) -> None:
         self._job, self._requests, self._cluster, self._api = job, requests, cluster, api
-        self._queue = queue
+        self._made, self._holders = made, holders
+        self._quota = HeldQuota(uid=job.uid)
         self._meta = JobMeta(uid=job.uid)
         self._settings, self._record = settings, record
         self.pods = JobPods(job, cluster)
@@ -112,7 +124,7 @@ class PodController:
             self._look_for_nodes,
             self._apply_network_policy,
             self._update_disruption_budget,
-            self._follow_seats,
+            self._let_quota_go,
             self._create_pods,
             self._delete_ended_pods,
             self._replace_unjoined,
@@ -144,6 +156,7 @@ class PodController:
             self._pools_full,
             self._refusal is None,
             self._waiting_since is None,
+            self._quota,
             self.adding,
             dict(self._requests.removing),
             self._rolling.memory(),
@@ -163,7 +176,7 @@ class PodController:
         if self._waiting_since is not None:
             released = [at for name in self._unscheduled() if (at := self._releases.at(name)) is not None]
             for since in (self._waiting_since, *released):
-                yield from patience_ends(self._pools, since)
+                yield from patience_ends(self._spec.node_pools, since)
         for listening_since in (self._began, self._recovered):
             unjoined = self._unjoined(listening_since).values()
             yield from join_timeout.join_deadlines(unjoined, time.monotonic())
@@ -171,6 +184,7 @@ class PodController:
         yield from self._deletions.deadlines(self.pods.all().values())
         yield from self._rolling.deadlines
         yield from (self._backoff.until, self._rechecks.next(), self._startup_events.next(), self._repair_at)
+        yield from (max(self._quota.due, self._holders.settled), self._quota.until)
         if self._budget is not None:
             yield from self._budget.deadlines
 
@@ -179,16 +193,23 @@ class PodController:
         if self._budget is not None:
             await self._budget.remove(self._spec)
 
+    def close(self) -> None:
+        """Let no other job wait for this one to let its quota go."""
+        self._holders.forget(self._job.key)
+
     def startup_problems(self) -> tuple[StartupProblem, ...]:
         """Why workers do not start; a reason that is new is recorded as an event."""
         backoff = self._backoff if self._backoff.holds(time.monotonic()) else None
         missing = missing_pods(self.adding, backoff, refused=str(self._refusal or ""), pools_full=self._pools_full)
-        found = (*missing, *startup_problems(self._not_joined(), self._startup_events.problems))
+        unjoined, unrequested = self._not_joined(), 0 if self._may_ask_for_quota() else self.adding
+        found = (*missing, *startup_problems(unjoined, self._startup_events.problems))
+        found = (*found, *self._quota.problem(time.monotonic()), *waiting_for_quota(unjoined, unrequested))
         if late := join_timeout.join_problem(self._unjoined(self._began), self._settings.coordinator_url):
             found = (*found, late)
         for problem in found:
             if problem.reason not in self._reported:
-                self._record(Emit(problem.reason, problem.message, problem.reason != GATED))
+                waits = problem.reason in (GATED, WAITING)
+                self._record(Emit(problem.reason, problem.message, not waits))
         self._reported = {problem.reason for problem in found}
         return found
 
@@ -208,11 +229,6 @@ class PodController:
     def _spec(self) -> JobSpec:
         """The one in force: what is fixed while the job runs is so for new workers, too."""
         return self._requests.wanted.spec
-
-    @property
-    def _pools(self) -> Sequence[NodePool]:
-        """The pools in which the job's queue lets its next worker be, in the order in which they are asked."""
-        return self._queue.pools(self._spec, self._staying())
 
     def _known(self) -> set[WorkerId]:
         """Workers that have joined, or are gone."""
@@ -235,6 +251,24 @@ class PodController:
         out = {*self._requests.wanted.gone, *leaving}
         return {name: pod for name, pod in self.pods.living().items() if name not in out}
 
+    def _queue_request(self) -> QueueRequest | None:
+        """What the job asks its queue for next; None if it is in no queue."""
+        if self._spec.queue is None:
+            return None
+        grid = self._requests.status().grid
+        pipeline = len(grid[0]) if grid and grid[0] else self._spec.topology.stages
+        return next_request(self._spec.queue, self._staying(), self._requests.fewest_to_begin(), pipeline)
+
+    def _may_ask_for_quota(self) -> bool:
+        """Tell whether one more pod may wait in the job's queue, if it is in one."""
+        request = self._queue_request()
+        return request is None or (request.room > 0 and time.monotonic() >= self._quota.until)
+
+    @property
+    def unmanaged(self) -> str:
+        """Why the job's queue has no effect, a sentence; "" if it has."""
+        return unmanaged(self._spec, self.pods.living().values())
+
     def _unjoined(self, since: datetime) -> dict[WorkerId, float]:
         return join_timeout.seconds_unjoined(self.pods.living(), self._requests.joined, since, utc_now())
 
@@ -243,7 +277,8 @@ class PodController:
         self.created = max(self.created, self.pods.next_number())  # the answer to a creation may have been lost
         self._withdraw()
         self._releases.observe(self._without_node(), now)
-        if not self._unscheduled() and not self.adding:
+        self._look_at_quota(now)
+        if not self._unscheduled() and not (self.adding and self._may_ask_for_quota()):
             self._waiting_since = None
         elif self._waiting_since is None:
             released = {name: self._releases.at(name) for name in self._unscheduled()}
@@ -255,6 +290,17 @@ class PodController:
             number = worker_number(pods.get(name) or {}) or 0
             self._backoff = self._backoff.after(number, self.created, now, f"{name} {detail}")
         self._rolling.look(self._sight())
+
+    def _look_at_quota(self, now: float) -> None:
+        """Note whether the job holds quota in vain: with what it holds it cannot begin, and other pods of it wait."""
+        phase, staying = self._requests.status().phase, self._staying()
+        waits = phase in ("Pending", "Restoring") and any(map(waits_for_quota, staying.values()))
+        in_vain = waits and 0 < admitted(staying) < self._requests.fewest_to_begin()
+        self._quota = self._quota.look(in_vain=in_vain, trains=phase in ("Running", "Saving"), now=now)
+        if in_vain:
+            self._holders.note(self._job.key, (self._made, self._job.uid))
+        else:
+            self.close()
 
     def _sight(self) -> Sight:
         return Sight(
@@ -296,20 +342,28 @@ class PodController:
             now = time.monotonic()
             if not self.adding or self._requests.finished or self._backoff.holds(now) or now > end:
                 return
-            if not self._queue.knows_nodes:
+            if not self._may_ask_for_quota():
                 return
-            pools = self._pools
+            pools = self._spec.node_pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
             if pools and pool is None:
                 self._pools_full = True
                 return
             await self._create(self._rolling.template(self._sight()), pool)
 
-    async def _follow_seats(self) -> None:
-        """A pod that waits for a node where its seat was before is created again where that is now."""
-        waiting = self._without_node()
-        for name in self._queue.moved(waiting):
-            await self._deletions.delete(waiting[name])
+    async def _let_quota_go(self) -> None:
+        """Delete all pods of a job that has held quota in vain for too long: they would keep others from beginning, and
+        those that wait would take what the job lets go. Pods that wait as growth make place for those that are needed.
+        """
+        now, staying = time.monotonic(), self._staying()
+        if now >= self._quota.due and self._holders.lets_go(self._job.key, now):
+            self._quota = self._quota.let_go(now, admitted(staying), self._requests.fewest_to_begin())
+        request = self._queue_request()
+        going = tuple(staying) if now < self._quota.until else request.outranked if request else ()
+        for name in going:
+            if name in self._requests.joined:
+                self._release(name, f"{name} is given back: the job cannot begin with the quota that it holds")
+            await self._deletions.delete(staying[name])
 
     async def _create(self, template: WorkerTemplate, pool: NodePool | None) -> None:
         """Creates the next worker's pod. If its name is taken, the next number is tried the next time."""
@@ -320,7 +374,9 @@ class PodController:
         try:
             group = zone_group(template.job, self.pods.living().values())
             made = template.pod(number, pool, group)
-            pod = await self._create_pod(self._queue.placed(made, self._staying()))
+            if (request := self._queue_request()) is not None:
+                made = with_priority_class(made, request.priority)
+            pod = await self._create_pod(made)
         except ApiError as error:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)
@@ -401,7 +457,7 @@ class PodController:
             if pool is None or name in self._probes or self._deletions.asked(pod):
                 continue
             since = max(self._waiting_since, released or 0.0)
-            target = fallback_pool(self._pools, pool, time.monotonic(), since, self.pods.by_pool())
+            target = fallback_pool(self._spec.node_pools, pool, time.monotonic(), since, self.pods.by_pool())
             if target is not None:
                 self._record(
                     Emit("FallbackPool", f"{name} finds no node in pool {pool}; pool {target.name} is tried", True)
@@ -410,11 +466,7 @@ class PodController:
                 return  # the coordinator learns of the loss and requests another worker
 
     async def _roll(self) -> None:
-        """Let a worker go whose pod would be made in another way now; not as long as the job's queue has not admitted
-        what such a pod asks for.
-        """
-        if self._queue.standing.outgrown:
-            return
+        """Let a worker go whose pod would be made in another way now."""
         step = self._rolling.step()
         useless = self.pods.all().get(step.delete) if step.delete is not None else None
         if useless is not None:  # it may have been deleted in this very reconciliation
@@ -427,7 +479,7 @@ class PodController:
 
     async def _refuses_newest(self) -> bool:
         """Return whether the API server refuses a pod of the newest template, whatever else there is."""
-        pool = choose_pool(self._pools, time.monotonic(), None, self.pods.by_pool())
+        pool = choose_pool(self._spec.node_pools, time.monotonic(), None, self.pods.by_pool())
         try:
             await self._api.try_pod(self._rolling.template(self._sight()).pod(self.created, pool))
         except ApiError as error:
@@ -444,7 +496,7 @@ class PodController:
         self._probes = decision.probes
         if decision.release is not None:
             self._release(decision.release, decision.reason)
-        elif decision.probe is not None and self._queue.has_seat(len(self.pods.living())):
+        elif decision.probe is not None and self._may_ask_for_quota():
             self._probes |= {worker_name(self._spec.name, self.created)}
             await self._create(self._rolling.template(self._sight()), decision.probe)
         elif decision.delete is not None:
@@ -454,7 +506,7 @@ class PodController:
         status, gone = self._requests.status(), self._requests.wanted.gone
         by_state = {state: [w for w, found in status.workers if found is state] for state in WorkerState}
         return WorkersByPool(
-            pools=self._pools,
+            pools=self._spec.node_pools,
             placed={name: worker_pool(pod) or "" for name, pod in self.pods.living().items() if name not in gone},
             without_node={name: worker_pool(pod) or "" for name, pod in self._without_node().items()},
             joined={worker for worker, _ in status.workers},

@@ -10,9 +10,8 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
 from bamboo_operator.pods.starting.scheduling_gates import gates_of
-from bamboo_operator.signals.signals import lives, worker_exit
+from bamboo_operator.signals.signals import lives
 
-SILENT_SECONDS = 30.0
 PodsByName = dict[WorkerId, dict[str, Any]]
 
 
@@ -29,13 +28,6 @@ class JobPods:
         if (pods := self.all()) is not self._seen:
             self._seen, self._living = pods, {n: p for n, p in pods.items() if lives(p)}
         return self._living
-
-    def present(self) -> PodsByName:
-        """The pods that have not ended, those that are to go included, but for those whose time for that is long over:
-        their node is silent.
-        """
-        now = utc_now()
-        return {n: p for n, p in self.all().items() if worker_exit(p) is None and _overdue(p, now) < SILENT_SECONDS}
 
     def placed(self) -> PodsByName:
         """Living ones that have a node, as far as a watch has told."""
@@ -65,12 +57,6 @@ class JobPods:
         """
         paid = (p for n, p in self.living().items() if p["spec"].get("nodeName") or n in joined)
         return Counter(worker_pool(pod) or "" for pod in paid)
-
-
-def _overdue(pod: dict[str, Any], now: datetime) -> float:
-    """For how many seconds the pod should have been gone."""
-    until = pod["metadata"].get("deletionTimestamp")
-    return (now - datetime.fromisoformat(until)).total_seconds() if until else 0.0
 
 
 def age(pod: dict[str, Any]) -> float:

@@ -27,6 +27,9 @@ class PodRequests(Protocol):
 
     def status(self) -> Status: ...
 
+    def fewest_to_begin(self) -> int:
+        """Workers of the smallest grid that has room, as far as that is known."""
+
     def withdraw(self, count: int) -> None:
         """Takes back the request for so many pods, which are not needed any more."""
 

@@ -134,7 +134,9 @@ LABELS: dict[tuple[str, str], DisruptionMark] = {
     ),
 }
 
-# Reasons of a pod's condition DisruptionTarget, and of a failed pod's status, that are no fault of the worker's
+TARGETED = ("DisruptionTarget", "TerminationTarget")  # conditions of a pod that goes: Kubernetes' and Kueue's
+
+# Reasons of these conditions, and of a failed pod's status, that are no fault of the worker's
 DISRUPTIONS: dict[str, str] = {
     "PreemptionByScheduler": "is preempted by a pod of higher priority",
     "DeletionByTaintManager": "is deleted because of a taint of its node",
@@ -149,5 +151,9 @@ DISRUPTIONS: dict[str, str] = {
     "Preempting": "was terminated in favour of a critical pod",
     "Preempted": "was preempted by a pod of higher priority",
     "NodeLost": "was on a node that is lost",
+    "WorkloadEvictedDueToPreempted": "is preempted by Kueue in favour of another workload",
+    "WorkloadEvictedDueToPodsReadyTimeout": "is deleted by Kueue, because it was not ready in time",
+    "WorkloadEvictedDueToClusterQueueStopped": "is deleted by Kueue, because its queue is drained",
+    "WorkloadEvictedDueToLocalQueueStopped": "is deleted by Kueue, because its queue is drained",
 }
 GONE_WITH_NODE = "DeletionByPodGC"

@@ -237,7 +237,7 @@ def _disruption(pod: Json) -> str | None:
     """Why the pod goes or went, if that is no fault of the worker's."""
     metadata, status = _metadata(pod), pod.get("status") or {}
     for condition in status.get("conditions") or ():
-        targeted = condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+        targeted = condition.get("type") in marks.TARGETED and condition.get("status") == "True"
         if targeted and not _had_ended(pod, _time(condition.get("lastTransitionTime"))):
             return condition.get("reason") or "DisruptionTarget"
     if (deadline := _time(metadata.get("deletionTimestamp"))) is not None:

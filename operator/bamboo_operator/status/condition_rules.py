@@ -11,7 +11,6 @@ from bamboo_core.job.spec import RedundancyMode, whole_workers
 from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
 from bamboo_operator.pods.rollout import RolloutState
-from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.status.budget import date_missed, money_low, money_spent
 from bamboo_operator.status.facts import StatusFacts
 
@@ -102,7 +101,7 @@ def _accepted(given: RuleInput) -> ConditionResult:
         return ConditionResult(False, "InvalidSpec", "; ".join(facts.problems))
     if facts.refused:
         return ConditionResult(False, "ChangeRefused", facts.refused)
-    if warnings := (*facts.warnings, *filter(None, [facts.queue_warning])):
+    if warnings := (*facts.warnings, *filter(None, [facts.unmanaged])):
         return ConditionResult(True, "AcceptedInPart", "; ".join(warnings))
     return ConditionResult(True, "Accepted", "the manifest is valid")
 
@@ -120,10 +119,8 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
         needed = min(needed, given.status.wanted)
     ready = given.ready()
     message, problems = f"{min(ready, needed)} of {needed} workers are ready", given.facts.startup_problems
-    if (queue := given.facts.queue).reason:
-        problems = (StartupProblem(queue.reason, queue.message), *problems)
     if ready >= needed:
-        return ConditionResult(True, "WorkersReady", "; ".join(filter(None, [message, queue.message])))
+        return ConditionResult(True, "WorkersReady", message)
     reason = problems[0].reason if problems else "WorkersMissing"
     return ConditionResult(False, reason, "; ".join([message, *(problem.message for problem in problems)]))
 
@@ -263,8 +260,6 @@ def _suspended(given: RuleInput) -> ConditionResult:
         spec = given.facts.spec
         if (why := money_spent(given.facts)) and spec and not spec.suspend:
             return ConditionResult(True, "BudgetSpent", why)
-        if not given.facts.stopped:
-            return ConditionResult(True, given.facts.queue.reason, given.facts.queue.message)
         return ConditionResult(True, "Suspended", "the job is suspended")
     return ConditionResult(False, "NotSuspended", "the job is not suspended")
 

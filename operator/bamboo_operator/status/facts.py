@@ -12,7 +12,6 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
-from bamboo_operator.queues.decision import FREE, QueueStanding
 from bamboo_operator.status.savings import CostComparison
 
 
@@ -66,8 +65,7 @@ class StatusFacts:
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
     rollout: RolloutRecord | None = None  # None if it is not known yet
-    queue: QueueStanding = FREE  # what its queue lets the job do
-    queue_warning: str = ""  # why its queue is not followed
+    unmanaged: str = ""  # why its queue has no effect, a sentence
 
     @property
     def pools(self) -> tuple[NodePool, ...]:
@@ -76,12 +74,7 @@ class StatusFacts:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is suspended: by its user, because money is spent, or because its queue says so."""
-        return self.stopped or (self.spec is not None and self.queue.holds)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it is suspended for another reason than its queue."""
+        """Whether the job is suspended: by its user, or because money is spent."""
         return self.spec is not None and (self.spec.suspend or self.spent)
 
     @property

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.quantities import quantity
-from bamboo.remote.operator_pods import is_told
 from bamboo_core.job.spec import JobSpec, storage_place, whole_workers
 
 SHARED = {"ReadWriteMany", "ReadOnlyMany"}
@@ -108,16 +107,14 @@ def _prices(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
 def _queue(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
     if spec.queue is None:
         return
-    subject, pod, queue = f"queue {spec.queue.name}", facts.operator_pod, facts.queue
-    if pod is not None and is_told(pod, "--no-kueue"):
-        yield warning(subject, "the operator follows no queues", "set the chart's kueue.enabled (docs/install.md)")
-    elif isinstance(queue, Unreadable):
+    subject, queue = f"queue {spec.queue.name}", facts.queue
+    if isinstance(queue, Unreadable):
         yield unknown(subject, queue.why)
     elif queue is None:
         yield problem(
             subject,
             f"{facts.namespace} has no such LocalQueue of kueue.x-k8s.io/v1beta2",
-            "create it, or install Kueue 0.15 or newer (docs/install.md)",
+            "create it, or install Kueue 0.18 or newer (docs/install.md)",
         )
     else:
         active = [one for one in (queue.get("status") or {}).get("conditions") or () if one.get("type") == "Active"]
@@ -125,4 +122,4 @@ def _queue(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
         if stopped:
             yield problem(subject, f"it is not active: {stopped[0]}", "look at its ClusterQueue")
         else:
-            yield ok(subject, "the job waits there for its workers' quota")
+            yield ok(subject, "the job's workers wait there for quota")

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
-from bamboo.remote.diagnosis.rights import FOR_QUEUES, OPERATOR, PERSON
-from bamboo.remote.operator_pods import arguments, is_told, operator_pods, running_operator
+from bamboo.remote.diagnosis.rights import OPERATOR, PERSON
+from bamboo.remote.operator_pods import arguments, operator_pods, running_operator
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
@@ -104,8 +104,7 @@ async def _operator_rights(api: KubeApi, pod: Object | None, namespace: str) -> 
         "system:authenticated",
     ]
     who = {"user": user, "groups": groups}
-    rights = OPERATOR + FOR_QUEUES * (not is_told(pod, "--no-kueue"))
-    return await _read(_reviewed(api, "subjectaccessreviews", "SubjectAccessReview", rights, namespace, who))
+    return await _read(_reviewed(api, "subjectaccessreviews", "SubjectAccessReview", OPERATOR, namespace, who))
 
 
 async def _reviewed(
@@ -135,6 +134,6 @@ async def _claim(api: KubeApi, of_namespace: str, name: str | None) -> Object | 
 
 
 async def _queue(api: KubeApi, namespace: str, name: str | None) -> Object | Unreadable | None:
-    """A LocalQueue, in the oldest version in which the operator uses Kueue."""
+    """A LocalQueue of Kueue."""
     path = f"/apis/{KUEUE}/v1beta2/namespaces/{namespace}/localqueues/{name}"
     return None if name is None else await _read(_there(api, path))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from bamboo.remote.diagnosis.facts import Right
-from bamboo_core.names import GROUP, KUEUE, PLURAL
+from bamboo_core.names import GROUP, PLURAL
 
 
 def _rights(group: str, resource: str, verbs: str, *, namespaced: bool = True) -> Iterator[Right]:
@@ -30,14 +30,6 @@ OPERATOR: Final = _all(  # as operator/rbac.yaml grants them, but for those in t
     _rights("apiextensions.k8s.io", "customresourcedefinitions", "list watch", namespaced=False),
     _rights("", "namespaces", "list watch", namespaced=False),
 )
-FOR_QUEUES: Final = _all(  # also of operator/rbac.yaml; not with --no-kueue
-    _rights(KUEUE, "workloads", "get list watch create patch delete"),
-    _rights(KUEUE, "workloads/status", "patch"),
-    _rights(KUEUE, "resourceflavors", "get", namespaced=False),
-    _rights(KUEUE, "workloadpriorityclasses", "get", namespaced=False),
-    _rights("scheduling.k8s.io", "priorityclasses", "get", namespaced=False),
-)
-
 PERSON: Final = {  # what each command needs
     "list, status and top": _all(_rights(GROUP, PLURAL, "get list"), _rights("", "pods", "list")),
     "events and logs": _all(_rights("", "events", "list"), _rights("", "pods/log", "get")),

@@ -1,9 +1,10 @@
-"""Pods that a scheduling gate of their template holds back: they do not look for a node yet."""
+"""Pods that a scheduling gate of their template, or of Kueue, holds back: they do not look for a node yet."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import QUEUE_GATE
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.template import read_templates
 
@@ -15,6 +16,11 @@ def gates_of(pod: Json) -> tuple[str, ...]:
     return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
 
 
+def waits_for_quota(pod: Json) -> bool:
+    """Tell whether Kueue holds the pod back until there is quota for it."""
+    return QUEUE_GATE in gates_of(pod)
+
+
 class GateReleases:
     """The times at which the gates of pods without a node went away.
 
@@ -24,14 +30,15 @@ class GateReleases:
 
     def __init__(self, job: JobSpec) -> None:
         readings = (one for pool in (None, *job.node_pools) for one in read_templates(job, pool))
-        self._template = any(one.template["spec"].get("schedulingGates") for one in readings)
+        of_template = any(one.template["spec"].get("schedulingGates") for one in readings)
+        self._expected = of_template or job.queue is not None
         self._seen, self._held, self._at = set[WorkerId](), set[WorkerId](), dict[WorkerId, float]()
 
     def observe(self, waiting: Mapping[WorkerId, Json], now: float) -> None:
         """Notes which gates have gone away. waiting: the pods that have no node, held back or not."""
         held = {name for name, pod in waiting.items() if gates_of(pod)}
         new = waiting.keys() - self._seen
-        released = (self._held | (new if self._template else set())) - held
+        released = (self._held | (new if self._expected else set())) - held
         at = self._at | dict.fromkeys(released, now)
         self._at = {name: at[name] for name in at.keys() & waiting.keys()}
         self._seen, self._held = set(waiting), held

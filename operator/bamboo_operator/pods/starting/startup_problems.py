@@ -1,5 +1,6 @@
 """Why workers' pods do not start, as their status says: no node for them, no image, a secret that is missing, or
-a gate that holds them back. Where the status is silent, their events are read (`startup_events`).
+a gate that holds them back (of Kueue's see `queueing`). Where the status is silent, their events are read
+(`startup_events`).
 """
 
 import re
@@ -10,7 +11,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from bamboo_operator.pods.starting.scheduling_gates import gates_of
+from bamboo_operator.pods.starting.scheduling_gates import gates_of, waits_for_quota
 from bamboo_operator.pods.starting.start_backoff import StartBackoff
 from bamboo_operator.signals.signals import lives
 
@@ -97,7 +98,7 @@ def _sentence(reason: str, count: int, name: str, message: str) -> str:
 
 
 def _held_back(pods: Mapping[str, Json]) -> Iterator[StartupProblem]:
-    held = [found for pod in pods.values() if lives(pod) and (found := gates_of(pod))]
+    held = [found for pod in pods.values() if lives(pod) and (found := gates_of(pod)) and not waits_for_quota(pod)]
     if held:
         names = ", ".join(sorted({name for found in held for name in found}))
         yield StartupProblem(GATED, f"{len(held)} worker(s) are held back by scheduling gates: {names}"[:500])

@@ -1,0 +1,164 @@
+"""What a job asks its queue for, and when it lets go of what it holds. No I/O.
+
+Kueue admits each worker's pod by itself (docs/design/operator.md): its webhook puts a scheduling gate on a new pod, and
+its manager removes the gate once the queue has quota for that pod. To preempt a worker it deletes the worker's pod.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any, Final
+
+from bamboo_core.job.spec import JobSpec, QueueSpec
+from bamboo_core.names import LABEL_QUEUE, LABEL_QUEUE_MANAGED, LABEL_QUEUE_PRIORITY
+from bamboo_core.planning.plan import WorkerId
+from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.pods.starting.scheduling_gates import waits_for_quota
+from bamboo_operator.pods.starting.startup_problems import StartupProblem
+from bamboo_operator.signals.signals import lives
+
+Json = Mapping[str, Any]
+Pods = Mapping[WorkerId, Json]
+
+WAITING = "WaitingForQuota"
+PATIENCE_SECONDS: Final = 60.0  # for which a job holds quota that it cannot begin with
+FIRST_PAUSE, LAST_PAUSE = 30.0, 480.0  # seconds without pods, after the job has let go
+JITTER: Final = 0.5  # both are longer by up to this share, so that two jobs do not return together
+SETTLE_SECONDS: Final = 10.0  # after a job has let go, in which its quota may suffice for the next one
+
+
+def admitted(pods: Pods) -> int:
+    return sum(not waits_for_quota(pod) for pod in pods.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRequest:
+    """What a job asks its queue for next.
+
+    room: how many more pods it may create. priority: the class of the next one, None for that of its template.
+    outranked: pods that wait as growth although the job lacks workers to train at all, to be deleted and created again
+    with the class of those.
+    """
+
+    room: int
+    priority: str | None
+    outranked: tuple[WorkerId, ...] = ()
+
+
+def next_request(queue: QueueSpec, pods: Pods, fewest: int, pipeline: int) -> QueueRequest:
+    """Decide how many pods a job may add, and with which priority.
+
+    The job grows by one pipeline at a time, and only once the workers that it needs are admitted: what waits in a queue
+    comes before all that other jobs ask for later.
+
+    pods: those of workers that stay. fewest: workers with which the job can train. pipeline: workers of a pipeline.
+    """
+    first, later = queue.priority_class, queue.growth_priority_class or queue.priority_class
+    growth = [name for name, pod in pods.items() if first != later and _label(pod, LABEL_QUEUE_PRIORITY) == later]
+    needed = fewest - (len(pods) - len(growth))
+    if needed > 0:
+        waiting = sorted(name for name in growth if waits_for_quota(pods[name]))
+        return QueueRequest(room=needed, priority=first, outranked=tuple(waiting[:needed]))
+    held = admitted(pods)
+    return QueueRequest(room=max(0, held + pipeline - len(pods)) if held >= fewest else 0, priority=later)
+
+
+def _label(pod: Json, key: str) -> str | None:
+    found: str | None = (pod["metadata"].get("labels") or {}).get(key)
+    return found
+
+
+def with_priority_class(pod: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """The pod in that WorkloadPriorityClass; None leaves it as it is. Its revision stays."""
+    if name is None:
+        return pod
+    metadata = pod["metadata"]
+    return {**pod, "metadata": {**metadata, "labels": {**metadata["labels"], LABEL_QUEUE_PRIORITY: name}}}
+
+
+def waiting_for_quota(pods: Pods, unrequested: int) -> Iterator[StartupProblem]:
+    """What the job waits for in its queue. unrequested: workers that it asks for later."""
+    queues = [_label(pod, LABEL_QUEUE) or "" for pod in pods.values() if lives(pod) and waits_for_quota(pod)]
+    if queues:
+        later = f"; {unrequested} more are requested once these are admitted" if unrequested else ""
+        names = ", ".join(sorted(set(queues)))
+        yield StartupProblem(WAITING, f"{len(queues)} worker(s) wait for quota in Kueue's queue {names}{later}")
+
+
+def unmanaged(job: JobSpec, pods: Iterable[Json]) -> str:
+    """Say that the job's queue has no effect, if Kueue has not marked its pods; "" if it has."""
+    if job.queue is None or all(_label(pod, LABEL_QUEUE_MANAGED) for pod in pods):
+        return ""
+    return (
+        f"spec.queue: Kueue does not manage pods of namespace {job.namespace} (no label {LABEL_QUEUE_MANAGED} on"
+        " workers' pods), so these workers need no quota"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldQuota:
+    """How long a job has held quota with which it cannot begin while others may wait for that quota.
+
+    since: None while it does not (time.monotonic()). times: how often it has let go since it began last. until: when it
+    asks again. uid: the job's, by which its jitter differs from that of other jobs. message: why it has let go.
+    """
+
+    uid: str
+    since: float | None = None
+    times: int = 0
+    until: float = -math.inf
+    message: str = ""
+
+    def look(self, *, in_vain: bool, trains: bool, now: float) -> "HeldQuota":
+        """in_vain: the job holds too little, and pods of it wait at Kueue's gate. Waiting for nodes does not count."""
+        if trains:
+            return HeldQuota(uid=self.uid)
+        since = (now if self.since is None else self.since) if in_vain else None
+        return self if since == self.since else replace(self, since=since)
+
+    @property
+    def due(self) -> float:
+        """When the job lets go, unless a younger one has to do so before (time.monotonic())."""
+        return math.inf if self.since is None else self.since + self._jittered(PATIENCE_SECONDS)
+
+    def let_go(self, now: float, held: int, fewest: int) -> "HeldQuota":
+        """held: how many workers the queue has admitted; fewest: with how many the job can begin."""
+        waited = now - (now if self.since is None else self.since)
+        pause = self._jittered(min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.times, 10)))
+        message = (
+            f"the queue admitted {held} of the {fewest} workers with which the job can begin, within {waited:.0f} s;"
+            f" the job lets them go, and asks again after {pause:.0f} s"
+        )
+        return HeldQuota(uid=self.uid, times=self.times + 1, until=now + pause, message=message)
+
+    def problem(self, now: float) -> Iterator[StartupProblem]:
+        """Why the job has no pods, while that is so because it has let go."""
+        if now < self.until:
+            yield StartupProblem("QuotaGivenBack", self.message)
+
+    def _jittered(self, seconds: float) -> float:
+        drawn = sha256(f"{self.uid} {self.times}".encode()).digest()[0] / 256
+        return seconds * (1 + JITTER * drawn)
+
+
+class QuotaHolders:
+    """The jobs of an operator that hold quota in vain. Only the youngest lets go, and then others may begin."""
+
+    def __init__(self) -> None:
+        self._made: dict[JobKey, tuple[float, str]] = {}  # when each was created, and its uid
+        self.settled = -math.inf  # when another one may let go (time.monotonic())
+
+    def note(self, job: JobKey, made: tuple[float, str]) -> None:
+        self._made[job] = made
+
+    def forget(self, job: JobKey) -> None:
+        self._made.pop(job, None)
+
+    def lets_go(self, job: JobKey, now: float) -> bool:
+        """Let the job go if it is its turn."""
+        if now < self.settled or job != max(self._made, key=lambda key: self._made[key], default=None):
+            return False
+        self.forget(job)
+        self.settled = now + SETTLE_SECONDS
+        return True
