@@ -26,6 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -152,9 +153,10 @@ class Clock:
             return {"problem": str(error).partition("\n")[0]}
 
 
-def steps_of(handle: bamboo.JobHandle) -> dict[int, Figures]:
-    """The committed steps of a job that has ended, by number."""
-    return {row["step"]: row for row in handle.history() if row["kind"] == "step"}
+def steps_of(handle: bamboo.JobHandle, sizes: Sizes) -> list[tuple[float, float]]:
+    """When each step was committed that counts, and how many seconds after the one before; of a job that has ended."""
+    ends = [row["time"] for row in handle.history() if row["kind"] == "step"]
+    return [(end, end - before) for before, end in pairwise(ends)][sizes.warmup - 1 :]
 
 
 def train(job: bamboo.Job, sizes: Sizes, seconds: float) -> Figures:
@@ -163,8 +165,8 @@ def train(job: bamboo.Job, sizes: Sizes, seconds: float) -> Figures:
     with job.run(page=False) as handle:
         reach(handle, lambda now: now.step >= sizes.warmup + sizes.least, end)
         handle.stop()
-        steps = steps_of(handle)
-    return measured(sizes, [row["seconds"] for number, row in steps.items() if number > sizes.warmup])
+        steps = steps_of(handle, sizes)
+    return measured(sizes, [seconds for _, seconds in steps])
 
 
 def reach(handle: bamboo.JobHandle, met: Callable[[JobProgress], bool], end: float) -> None:
@@ -303,12 +305,12 @@ def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
                 handle.preempt(handle.progress.grid[0][number % sizes.workers])
                 reach(handle, partial(has_taken_over, number + 1), end)
         handle.stop()
-        steps = sorted(steps_of(handle).values(), key=lambda row: row["step"])[sizes.warmup :]
+        steps = steps_of(handle, sizes)
         events = list(handle.events())
     if not moments or not steps:
         raise TimeoutError("no time was left to kill a worker")
-    calm_step = statistics.median(row["seconds"] for row in steps)
-    affected = [next((row["seconds"] for row in steps if row["time"] > moment), math.nan) for moment in moments]
+    calm_step = statistics.median(seconds for _, seconds in steps)
+    affected = [next((seconds for end, seconds in steps if end > moment), math.nan) for moment in moments]
     said = (PAUSE.search(event.message) for event in events if event.reason == "TakenOver")
     pauses = [int(one[1]) for one in said if one]
     return {
