@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from bamboo_core.names import KIND, LABEL_JOB_NAME
 
 JobKey = tuple[str, str]  # namespace and name
-ZONE = "topology.kubernetes.io/zone"  # the label by which clouds say in which zone a node is
 
 
 class JobIdentity(NamedTuple):
@@ -27,11 +26,6 @@ def job_of(pod: Mapping[str, Any]) -> JobKey | None:
     """Namespace and name of the job whose worker's pod it is, by its labels."""
     name = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
     return (pod["metadata"]["namespace"], name) if name else None
-
-
-def zone_of(node: Mapping[str, Any]) -> str:
-    """The zone of the cloud in which a node is; "" if it says none."""
-    return str((node["metadata"].get("labels") or {}).get(ZONE, ""))
 
 
 def utc_now() -> datetime:

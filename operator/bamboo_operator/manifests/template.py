@@ -8,7 +8,7 @@ from typing import Any
 
 from bamboo_core.job.node_placement import placement
 from bamboo_core.job.placement_spec import NodePool
-from bamboo_core.job.pod_template import KEYED, merge
+from bamboo_core.job.pod_template import KEYED
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import (
     ENV_CA,
@@ -46,14 +46,6 @@ def read_templates(job: JobSpec, pool: NodePool | None) -> tuple[ReadTemplate, .
     """Those of which a pod of that pool is made, in the order in which they are merged."""
     of_pool = (read_pool_template(job, pool),) if pool is not None and pool.template else ()
     return (read_template(job), *of_pool)
-
-
-def asked_spec(job: JobSpec, pool: NodePool | None) -> dict[str, Any]:
-    """What users say of the spec of a pod of that pool."""
-    spec: dict[str, Any] = {}
-    for reading in read_templates(job, pool):
-        spec = merge(spec, reading.template["spec"])
-    return spec
 
 
 def read_template(job: JobSpec) -> ReadTemplate:
