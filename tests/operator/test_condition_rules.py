@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from bamboo_core.coordinator.events import Finish, Outcome, SlowWorker, WorkerState
+from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from operator_kit import NOW, at, job, said
 from status_kit import POOLED, conditions, holding, seen
 
@@ -221,6 +222,16 @@ def test_a_restarted_operator_wants_as_many_workers_as_the_one_before():
     for status in (before, after):
         assert conditions(status)["WorkersReady"]["status"] == "True", conditions(status)["WorkersReady"]
         assert status["workers"]["desired"] == 2
+
+
+@pytest.mark.parametrize(("workers", "reason"), [(BUSY, "WorkersReady"), (BUSY[:1], "WaitingForQuota")])
+def test_what_a_job_waits_for_in_its_queue_is_told_whether_or_not_it_trains_with_all_it_needs(
+    workers: tuple[tuple[str, WorkerState], ...], reason: str
+) -> None:
+    waits = StartupProblem("WaitingForQuota", "2 worker(s) wait for quota")
+    found = conditions(seen(said(workers=workers), startup_problems=(waits,)))["WorkersReady"]
+    assert found["reason"] == reason
+    assert found["message"].endswith("; 2 worker(s) wait for quota")
 
 
 def test_a_queue_without_effect_is_a_warning() -> None:

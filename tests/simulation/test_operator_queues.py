@@ -154,7 +154,7 @@ def test_a_job_shrinks_for_a_more_important_one_and_grows_again(seed: int, kille
             await self.until_holding(first=2, second=4)
             await self.until_trains("second", 2)
             await self.until_trains("first", 1)
-            assert self.condition("first", "WorkersReady")[1] == "WaitingForQuota"
+            assert "2 worker(s) wait for quota" in self.condition("first", "WorkersReady")[2]
             assert self.waiting() == {"first": 2}
             await self.complete("second")
             await self.until_trains("first", 2)

@@ -10,6 +10,7 @@ from bamboo_core.coordinator.protection import UNHEARD, counts_nodes, crowd, pro
 from bamboo_core.job.spec import RedundancyMode, whole_workers
 from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
+from bamboo_operator.pods.queueing import WAITING
 from bamboo_operator.pods.rollout import RolloutState
 from bamboo_operator.status.budget import date_missed, money_low, money_spent
 from bamboo_operator.status.facts import StatusFacts
@@ -120,7 +121,8 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
     ready = given.ready()
     message, problems = f"{min(ready, needed)} of {needed} workers are ready", given.facts.startup_problems
     if ready >= needed:
-        return ConditionResult(True, "WorkersReady", message)
+        waits = [problem.message for problem in problems if problem.reason == WAITING]
+        return ConditionResult(True, "WorkersReady", "; ".join([message, *waits]))
     reason = problems[0].reason if problems else "WorkersMissing"
     return ConditionResult(False, reason, "; ".join([message, *(problem.message for problem in problems)]))
 
