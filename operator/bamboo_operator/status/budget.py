@@ -32,10 +32,10 @@ def suspends(facts: StatusFacts, phase: str) -> str:
 def money_lasts(facts: StatusFacts) -> float:
     """Seconds until the budget is spent by the workers that are paid for now; math.inf if that will not be."""
     money = facts.spec.budget.money if facts.spec and facts.spec.budget else None
-    per_hour = price_per_hour(facts.pools, facts.paid or {})
-    if money is None or not (per_hour or facts.spent):
-        return math.inf
-    return max(0.0, float((money - facts.total_cost) / per_hour) * HOUR) if per_hour else 0.0
+    if money is None or facts.spent:
+        return math.inf if money is None else 0.0
+    hours = hours_left(money, facts.total_cost, price_per_hour(facts.pools, facts.paid or {}))
+    return math.inf if hours is None else hours * HOUR
 
 
 def budget_left(facts: StatusFacts, per_hour: Decimal | None) -> str | None:
