@@ -154,7 +154,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             loggers=(
                 t.LoggerSpec(name="own", type=t.LoggerType.CUSTOM, entrypoint="a.b:log", config={"folder": "/x"}),
             ),
-            profiler=t.ProfilerSpec(first_step=20, last_step=25, stage=1, pipeline=0, worker="w3", to="s3://bucket/p"),
             ema=0.99,
             deterministic=True,
             compile=True,

@@ -39,14 +39,14 @@ def test_a_loss_that_is_not_finite_ends_the_job() -> None:
     assert world.finish.reason == "LossNotFinite"
 
 
-def test_what_loggers_lack_and_a_profiler_wrote_is_told_although_the_job_is_over() -> None:
+def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
     """On a cluster, too, where the workers are the only ones who know; nothing else of them counts any more."""
     world = World(2, 1, 0)
     world.settle()
     world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="no")))
     over, said = world.state, len(world.told)
     of_loggers = (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed", "CallbackFailed")
-    reasons = (*of_loggers, "HistoryNotWritten", protocol.PROFILER_WRITTEN, "ProfilerFailed")
+    reasons = (*of_loggers, "HistoryNotWritten")
     for reason in reasons:
         world.tell(Received("w0", protocol.WorkerWarning(reason=reason, message="so it is")))
     assert world.state == over
@@ -55,6 +55,4 @@ def test_what_loggers_lack_and_a_profiler_wrote_is_told_although_the_job_is_over
         ("LoggerIncomplete", "w0: so it is", True),
         ("LoggerFailed", "w0: so it is", True),
         ("CallbackFailed", "w0: so it is", True),
-        ("ProfilerWritten", "w0: so it is", False),
-        ("ProfilerFailed", "w0: so it is", True),
     ]

@@ -238,18 +238,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.training.loggers.0.entrypoint: expected with type Custom, and",
     ),
     (
-        {"training.profiler": {"firstStep": 3, "lastStep": 2}},
-        "spec.training.profiler.lastStep: expected firstStep or a later step",
-    ),
-    (
-        {"training.profiler": {"firstStep": 3, "lastStep": 23}},
-        "spec.training.profiler.lastStep: expected firstStep or a later step",
-    ),
-    (
-        {"training.profiler": {"firstStep": 100, "lastStep": 101}},
-        "spec.training.profiler.lastStep: expected at most spec.training.steps",
-    ),
-    (
         {"training.evaluation": ABSENT, "checkpoint.keepBest": True},
         "spec.checkpoint.keepBest: expected only with spec.training.evaluation",
     ),
@@ -450,9 +438,6 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     else:
         training.pop("until", None)
         training["steps"] = draw(st.integers(1, 2**31 - 1))
-    if training.get("profiler") is not None:
-        first = training["profiler"]["firstStep"] = draw(st.integers(1, training.get("steps") or 2**31 - 1))
-        training["profiler"]["lastStep"] = draw(st.integers(first, min(first + 19, training.get("steps") or 2**31 - 1)))
     if (initial := spec["task"].get("initialFrom")) is not None and initial.get("url") is None:
         initial["job"] = draw(st.sampled_from(["before", "a-1"]))
     elif initial is not None and initial.get("job") is None:

@@ -35,7 +35,6 @@ spec:
              maxGradientNorm: 1, nonFinite: Skip, maxConsecutiveSkips: 4,
              evaluation: {everySteps: 20, batches: 5, metric: right, goal: Max, patience: 3, minDelta: 0.5},
              loggers: [{name: own, type: Custom, entrypoint: "a.b:log", config: {folder: "/x"}}],
-             profiler: {firstStep: 20, lastStep: 25, stage: 1, pipeline: 0, worker: w3, to: "s3://bucket/p"},
              ema: {decay: 0.99}, deterministic: true, compile: true, reproducible: true, gradientGroups: 16}
   topology: {stages: 4, pipelines: 2, lookahead: 2, schedule: ZBH1, flowsPerLink: 8,
              split: [3, 4, 4, 2]}

@@ -15,13 +15,11 @@ import pytest
 import torch
 
 import pretended_gpu
-from bamboo_core.control.protocol import PROFILER_WRITTEN, Message, WorkerWarning
-from bamboo_core.job.training_spec import ProfilerSpec
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.memory import host_copies
 from bamboo_trainer.memory.host_copies import CudaCopies, together
 from bamboo_trainer.memory.placement import choose_devices, wait_for
-from bamboo_trainer.telemetry.step_profiler import StepProfiler, TraceWriter
+from bamboo_trainer.telemetry.step_profiler import StepProfiler
 from bamboo_trainer.telemetry.trace import Silent
 
 HERE = Path(__file__)
@@ -253,17 +251,13 @@ def test_every_event_and_wait_of_copies_is_among_those_that_are_taken_out() -> N
 @on_one
 def test_of_a_pretended_gpu_torch_profiler_records_the_thread_that_gives_it_work(tmp_path: Path) -> None:
     """As with any device that it cannot watch, as torch was built."""
-    told, device, cell = list[Message](), torch.device("cuda", 0), Cell(0, 0)
-    files = TraceWriter(tmp_path.as_uri(), "w0", told.append)
-    wanted = ProfilerSpec(first_step=1, last_step=1)
-    profiler = StepProfiler(Silent(), wanted, "w0", device, lambda: "a frame", files)
-    profiler.prepare()
+    device, cell = torch.device("cuda", 0), Cell(0, 0)
+    profiler = StepProfiler(Silent(), "w0", 1, 1, tmp_path)
     for microbatch in range(2):
         profiler.started("Forward", cell, 0, microbatch)
         torch.ones(8, device=device) + 1.0
         profiler.finished("Forward", cell, 0, microbatch)
-    profiler.close(SECONDS)
-    assert [one.reason for one in told if isinstance(one, WorkerWarning)] == [PROFILER_WRITTEN]
+    profiler.close()
     assert [path.name for path in tmp_path.iterdir()] == ["w0.1.pt.trace.json.gz"]
 
 

@@ -146,6 +146,7 @@ def run(
         replace_after=local.replace_after,
         output=local.output,
         trace=local.trace,
+        profile=local.profiled(spec),
         heartbeat_timeout=local.heartbeat_timeout,
         folders=source.folders,
         store_writable=store_writable,

@@ -63,9 +63,9 @@ _Trace = Annotated[
 _Profile = Annotated[
     str | None,
     typer.Option(
-        metavar="FIRST:LAST[@WHO]",
-        help="Run torch.profiler in these steps, the last one included, for TensorBoard and Perfetto. WHO: stage N,"
-        " pipeline N or worker NAME, or several with commas between them.",
+        metavar="FIRST:LAST",
+        help="Run torch.profiler in these steps, the last one included; the files, for TensorBoard and Perfetto, are in"
+        " --output.",
     ),
 ]
 _MetricsPort = Annotated[
@@ -145,13 +145,11 @@ class LocalRunOptions:
     def job(self, path: Path) -> "JobSource":
         """The job with the options' values in it."""
         from bamboo.jobs.errors import InvalidRequest
-        from bamboo.jobs.here import on_this_machine, profiled
+        from bamboo.jobs.here import on_this_machine
 
         try:
             given = job_of(path, pods=False)
             found, warnings = on_this_machine(self._sized(given), checkpoints=self.checkpoints, resume=self.resume)
-            if self.profile is not None:
-                found = profiled(found, self.profile, kept=self.output is not None)
         except InvalidRequest as error:
             usage(*str(error).split("\n"))
         for warning in warnings:
@@ -193,6 +191,16 @@ class LocalRunOptions:
             _check_output(self.output)
         if self.page is False and self.page_port is not None:
             usage("--page-port and --no-page: expected at most one of them")
+
+    def profiled(self, spec: "JobSpec") -> tuple[int, int] | None:
+        """The first and the last step in which torch.profiler runs."""
+        from bamboo.jobs.errors import InvalidRequest
+        from bamboo.jobs.here import profiled_steps
+
+        try:
+            return None if self.profile is None else profiled_steps(self.profile, spec, self.output)
+        except InvalidRequest as error:
+            usage(str(error))
 
     def check_checkpoints(self, spec: "JobSpec") -> bool:
         """Whether checkpoints can be written, as far as that can be told now."""

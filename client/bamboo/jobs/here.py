@@ -21,8 +21,8 @@ from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError
 from bamboo_core.storage.url import parse_url
 
-_WHO: Final = r"(?:(?:stage|pipeline) +[0-9]{1,4}|worker +[a-z0-9][-.a-z0-9]*)"
-_PROFILE: Final = re.compile(rf"([1-9][0-9]{{0,8}})(?::([1-9][0-9]{{0,8}}))?(?:@ *({_WHO}(?: *, *{_WHO})*))?")
+_PROFILE: Final = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")
+MOST_PROFILED: Final = 20  # steps
 _LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is started
 
 
@@ -38,35 +38,19 @@ def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
         raise InvalidRequest("\n".join(f"{flag}: {problem}" for problem in error.problems)) from None
 
 
-def profiled(job: JobSource, text: str, *, kept: bool) -> JobSource:
-    """The job in which torch.profiler runs: FIRST:LAST[@WHO], both steps included. WHO is `stage N`, `pipeline N` or
-    `worker NAME`, or several with commas between them, which have to be true together; by default all workers.
-
-    kept: whether the run has an output. Raises InvalidRequest.
-    """
-    flag = f"--profile {text}"
-    found = _PROFILE.fullmatch(text.strip())
+def profiled_steps(text: str, spec: JobSpec, output: Path | None) -> tuple[int, int]:
+    """The steps FIRST:LAST in which torch.profiler runs, both included. Raises InvalidRequest."""
+    flag, found = f"--profile {text}", _PROFILE.fullmatch(text.strip())
     if found is None:
-        raise InvalidRequest(f"{flag}: expected FIRST:LAST[@WHO], such as 20:25, or 20:25@stage 1, pipeline 0")
-    first, last, who = found.groups()
-    fields: dict[str, Any] = {"firstStep": int(first), "lastStep": int(last or first)}
-    for name, value in (one.split() for one in (who or "").split(",") if one):
-        if name in fields:
-            raise InvalidRequest(f"{flag}: {name} is said twice")
-        fields[name] = value if name == "worker" else int(value)
-    training = job.document["spec"]["training"]
-    before = {name: value for name, value in (training.get("profiler") or {}).items() if name == "to"}
-    job = changed(job, flag, training={**training, "profiler": {**before, **fields}})
-    spec = job.spec
-    stages, pipelines = spec.elastic.most_stages(spec.topology), spec.elastic.max_pipelines
-    for name, most in (("stage", stages), ("pipeline", pipelines)):
-        if fields.get(name, 0) >= most:
-            raise InvalidRequest(f"{flag}: the job has {name}s 0 to {most - 1}")
-    if not (kept or before or spec.checkpoint):
-        raise InvalidRequest(
-            f"{flag}: the job keeps nothing; --output DIR or --checkpoints URL says where the files go"
-        )
-    return job
+        raise InvalidRequest(f"{flag}: expected FIRST:LAST, such as 20:25")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not first <= last < first + MOST_PROFILED:
+        raise InvalidRequest(f"{flag}: expected at most {MOST_PROFILED} steps, the last one not before the first")
+    if spec.training.until is None and last > spec.training.steps:
+        raise InvalidRequest(f"{flag}: the job has steps 1 to {spec.training.steps}")
+    if output is None:
+        raise InvalidRequest(f"{flag}: --output DIR says where the files go")
+    return first, last
 
 
 def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | None) -> tuple[JobSource, list[str]]:

@@ -18,7 +18,7 @@ from bamboo.jobs.cluster_access import cluster_access
 from bamboo.jobs.entrypoint import entrypoint_of
 from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
 from bamboo.jobs.handle import JobHandle
-from bamboo.jobs.here import on_this_machine, profiled, store_trouble
+from bamboo.jobs.here import on_this_machine, profiled_steps, store_trouble
 from bamboo.jobs.local_job import LocalJob, LocalRunRequest
 from bamboo.jobs.plan import JobPlan
 from bamboo.jobs.planning import PlanRequest, planned
@@ -248,16 +248,17 @@ class Job:
             )
         try:
             job, told = on_this_machine(self._source, checkpoints=checkpoints, resume=resume)
-            if profile is not None:
-                job = profiled(job, profile, kept=output is not None)
             schedule = parse_schedule([preempt] if isinstance(preempt, str) else list(preempt), seed=seed)
             check_schedule(schedule, job.spec)
+            folder = None if output is None else Path(output).absolute()
+            steps = None if profile is None else profiled_steps(profile, job.spec, folder)
             trouble = store_trouble(job.spec, resume=bool(resume))
         except ValueError as error:
             raise InvalidRequest(_as_arguments(str(error))) from None
         options = RunOptions(
             preempt=schedule,
-            output=None if output is None else Path(output).absolute(),
+            output=folder,
+            profile=steps,
             trace=None if trace is None else Path(trace).absolute(),
             replace_after=replace_after,
             folders=job.folders,

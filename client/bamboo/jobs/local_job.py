@@ -199,7 +199,7 @@ class LocalJob:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
         before, wanted = self._progress, self._wanted
         part = {**wanted.job.document["spec"]["checkpoint"], "resume": "Latest"}
-        options = replace(wanted.options, preempt=Schedule(), trace=None)
+        options = replace(wanted.options, preempt=Schedule(), trace=None, profile=None)
         self._wanted = replace(wanted, job=changed(wanted.job, "checkpoint", checkpoint=part), options=options)
         self._before = before
         self._known = JobProgress(

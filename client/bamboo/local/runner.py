@@ -51,7 +51,7 @@ from bamboo_core.coordinator.events import (
     Tick,
 )
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.history.place import history_url, profiler_url
+from bamboo_core.history.place import history_url
 from bamboo_core.history.records import HistoryError
 from bamboo_core.job.placement_spec import one_price
 from bamboo_core.job.spec import JobSpec, wanted_workers
@@ -59,7 +59,6 @@ from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.plan import ROOT, WorkerId
 from bamboo_core.serving.descriptors import raise_limit
 from bamboo_core.storage.errors import StorageError
-from bamboo_core.storage.url import shown_url
 from bamboo_core.text import count, one_line
 
 logger = logging.getLogger(__name__)
@@ -70,6 +69,7 @@ ANSWER_SECONDS = 30.0  # for the root of a complete job to say whether it waits 
 LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
 SAMPLE_SECONDS = 660.0  # the call itself is given up before: it may take 60, and 600 on a busy machine
 SAMPLE = "bamboo_trainer.sample:sample"
+PROFILER_FOLDER = "profiler"  # in the output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,7 @@ class RunOptions:
     preempt: Schedule = field(default_factory=Schedule)
     output: Path | None = None  # folder for weights and logs
     trace: Path | None = None  # file for the merged trace
+    profile: tuple[int, int] | None = None  # the first and the last step in which torch.profiler runs
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
     undisturbed: bool = False  # nobody may take workers
     replace_after: float = 0.0  # seconds until a worker that is gone is replaced, as a cluster takes its time
@@ -152,7 +153,6 @@ class _LocalRun:
         self._interrupted = False
         self._closing = False
         self._sampling: asyncio.Future[Any] | None = None  # the call that makes the model's sample
-        self._profiled = False  # files of torch.profiler were written
         self._logging: set[WorkerId] = set()  # who lets its loggers finish, and is waited for
 
     async def run(self) -> Summary:
@@ -297,7 +297,6 @@ class _LocalRun:
             case RemoveWorker(worker):
                 self._workers.remove(worker)
             case Emit():
-                self._profiled |= command.reason == protocol.PROFILER_WRITTEN
                 self._view.emit(command)
             case Finish():
                 self._finish = self._finish or command
@@ -323,7 +322,7 @@ class _LocalRun:
         for _ in range(starting):
             try:
                 traces = self._traces if self._options.trace else None
-                self._workers.start(self._preemptor.gate, self._url, self._token, traces)
+                self._workers.start(self._preemptor.gate, self._url, self._token, traces, self._profile)
             except ForkServerError as error:
                 self._fail("LauncherLost", said_by(error))
                 return
@@ -500,9 +499,16 @@ class _LocalRun:
             log_shown=self._log is not None,
         )
 
-    def _profiler_told(self) -> str | None:
-        if self._spec.training.profiler is None:
+    @property
+    def _profile(self) -> str | None:
+        """What a worker's torch.profiler is to record: steps, and the folder of its files."""
+        if self._options.profile is None:
             return None
-        if self._profiled:
-            return f"the files are in {shown_url(profiler_url(self._spec, self._state.terms.history))}"
-        return "there are no files, as no worker that was chosen has recorded one of these steps"
+        first, last = self._options.profile
+        return f"{first}:{last}:{self._folder / PROFILER_FOLDER}"
+
+    def _profiler_told(self) -> str | None:
+        if self._options.profile is None:
+            return None
+        folder = self._folder / PROFILER_FOLDER
+        return f"the files are in {folder}" if folder.is_dir() else "there are no files, as no worker recorded a step"

@@ -59,7 +59,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
             spec, manifest = undisturbed_job(spec, manifest, summary)
             if not report.json:
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
-        calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
+        calm = replace(options, preempt=Schedule(), output=None, trace=None, profile=None, undisturbed=True)
         check = _run(spec, manifest, calm, report)
     except (MetricsError, PageError, OutputInUse) as error:
         complain(error)
@@ -95,7 +95,6 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) ->
     part["redundancy"] = {"mode": RedundancyMode.NONE.value}
     for name in ("elastic", "standby", "checkpoint", "budget"):
         part.pop(name, None)
-    part["training"].pop("profiler", None)
     return parse_manifest(changed), changed
 
 

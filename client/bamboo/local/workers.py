@@ -31,13 +31,13 @@ class LocalWorkers:
     def alive(self) -> Sequence[WorkerId]:
         return self._pool.alive
 
-    def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None) -> None:
+    def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None, profile: str | None) -> None:
         """Starts one more worker. gate: the steps in which it asks before it goes on. traces: the folder for its trace,
-        if it writes one. Raises ForkServerError.
+        if it writes one. profile: what its torch.profiler records, if anything. Raises ForkServerError.
         """
         worker, zone = self._places.next()
         trace = str(traces / f"{worker}.json") if traces else None
-        self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace)
+        self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace, profile=profile)
 
     def remove(self, worker: WorkerId) -> None:
         """Asks a worker to go, and kills it if it has not gone soon."""

@@ -31,7 +31,6 @@ LOSS_SCALE = "loss_scale"  # the metric of a step in fp16
 Number = Annotated[float, msgspec.Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]  # of fp32, and sums of them
 Metrics = Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
 LOGGERS_AWAITED = "LoggersAwaited"  # the reason of a worker's warning: it ends once its loggers are done
-PROFILER_WRITTEN = "ProfilerWritten"  # the reason of what is no warning either: where torch.profiler's files are
 INITIAL_WEIGHTS = "InitialWeights"  # the reason of what is no warning either: which first values were taken
 MOST_TEXT = 4000  # characters of what a worker says in words
 Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
@@ -260,7 +259,6 @@ class HistoryKept(Message, frozen=True):
 class WorkerWarning(Message, frozen=True):
     """Something beside the training does not work, which goes on. LOGGERS_AWAITED: after the end of the job, which is
     no warning; the worker ends once they are done. INITIAL_WEIGHTS: what task.initialFrom has come to,
-    PROFILER_WRITTEN: where torch.profiler's files are, which are none either.
     """
 
     reason: Short

@@ -240,21 +240,15 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
             turn.do(Emit("CallbacksNotCalled", text, warning=True))
         case "CopiesNotKept":
             turn.do(Emit("CopiesNotKept", text, warning=True))
-        case "ProfilerFailed":
-            turn.do(Emit("ProfilerFailed", text, warning=True))
-        case protocol.PROFILER_WRITTEN:
-            turn.do(Emit("ProfilerWritten", text))
         case protocol.INITIAL_WEIGHTS if turn.state.plan and turn.state.plan.at(ROOT).owner == worker:
             turn.do(Emit("InitialWeights", one_line(message.message)))  # every worker says the same
 
 
 def told_when_over(worker: WorkerId, message: object) -> tuple[Emit, ...]:
-    """What a worker of a job that is over still has to say: of its loggers, which take what is left of the history, and
-    of torch.profiler's files.
-    """
+    """What a worker of a job that is over still has to say of its loggers, which take what is left of the history."""
     if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
         return ()
-    warning = message.reason not in (protocol.LOGGERS_AWAITED, protocol.PROFILER_WRITTEN)
+    warning = message.reason != protocol.LOGGERS_AWAITED
     return (Emit(message.reason, f"{worker}: {one_line(message.message)}", warning=warning),)
 
 
@@ -269,8 +263,6 @@ AFTER_THE_END = (
     "LoggerIncomplete",
     "LoggerFailed",
     "CallbackFailed",
-    protocol.PROFILER_WRITTEN,
-    "ProfilerFailed",
 )
 _OF_STATES = (
     protocol.ReplicaSynced,

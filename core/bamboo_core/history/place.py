@@ -1,13 +1,10 @@
-"""The place where a job's history is kept, and what else is beside it."""
+"""The place where a job's history is kept."""
 
 from pathlib import Path
-from typing import Final
 
 from bamboo_core.history.files import FOLDER
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import STORAGE_FOLDER
-
-PROFILER_FOLDER: Final = "profiler"
 
 
 def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = True) -> str:
@@ -19,9 +16,3 @@ def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = Tru
     else:
         return ""
     return f"{place.rstrip('/')}/{FOLDER}/{spec.name}"
-
-
-def profiler_url(spec: JobSpec, history: str) -> str:
-    """Where torch.profiler's files are: as the manifest says, or else in the job's history; "" for nowhere."""
-    to = spec.training.profiler.to if spec.training.profiler is not None else None
-    return to or (history and f"{history}/{PROFILER_FOLDER}")

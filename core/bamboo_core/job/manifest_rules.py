@@ -15,12 +15,10 @@ from bamboo_core.job.placement_spec import WorkerSpec
 from bamboo_core.job.spec import AUTO, BudgetSpec, InitialSpec, JobSpec, StorageSpec, TopologySpec
 from bamboo_core.job.training_spec import (
     DEFAULT_GROUPS,
-    MOST_PROFILED,
     LoggerSpec,
     LoggerType,
     ParameterPrecision,
     Precision,
-    ProfilerSpec,
     TrainingSpec,
     Unit,
     Until,
@@ -189,27 +187,6 @@ def _groups_are_of_microbatches(t: TrainingSpec) -> bool:
 )
 def _custom_loggers_have_an_entrypoint(logger: LoggerSpec) -> bool:
     return (logger.type is LoggerType.CUSTOM) == (logger.entrypoint is not None)
-
-
-@rule(
-    ProfilerSpec,
-    "lastStep",
-    f"expected firstStep or a later step, at most {MOST_PROFILED - 1} after it",
-    cel=f"self.lastStep >= self.firstStep && self.lastStep - self.firstStep <= {MOST_PROFILED - 1}",
-)
-def _few_steps_are_profiled(profiler: ProfilerSpec) -> bool:
-    return 0 <= profiler.last_step - profiler.first_step < MOST_PROFILED
-
-
-@rule(
-    TrainingSpec,
-    "profiler.lastStep",
-    "expected at most spec.training.steps",
-    cel="!has(self.profiler) || !has(self.steps) || self.profiler.lastStep <= self.steps",
-    said=lambda t: f"the job has steps 1 to {t.steps}",
-)
-def _profiled_steps_are_steps(t: TrainingSpec) -> bool:
-    return t.profiler is None or t.until is not None or t.profiler.last_step <= t.steps
 
 
 def _in_step(t: TrainingSpec) -> str:

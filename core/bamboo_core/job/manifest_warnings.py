@@ -14,7 +14,6 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
     found = (
         *of_protection,
         _loggers(spec),
-        _profiler(spec),
         _one_zone(spec),
         _nodes(spec),
         _devices(spec),
@@ -86,13 +85,6 @@ def _loggers(spec: JobSpec) -> str:
     """They are given what is in the history, which is kept beside the checkpoints."""
     if spec.training.loggers and spec.checkpoint is None:
         return "spec.training.loggers are given nothing without spec.checkpoint, but by bamboo run --output"
-    return ""
-
-
-def _profiler(spec: JobSpec) -> str:
-    """Its files are beside the history, unless the manifest says where."""
-    if (profiler := spec.training.profiler) is not None and profiler.to is None and spec.checkpoint is None:
-        return "spec.training.profiler writes nothing without to or spec.checkpoint, but by bamboo run --output"
     return ""
 
 

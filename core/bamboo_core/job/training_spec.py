@@ -6,13 +6,11 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from bamboo_core.job.fields import MAX_INT64
-from bamboo_core.job.forms import Inside, Integer, Number, TextOf, Tree
+from bamboo_core.job.forms import Inside, Integer, Number, Tree
 from bamboo_core.job.model import ListOf, Mark, Unless, Values, completes
-from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME, ENTRYPOINT, METRIC, URI
-from bamboo_core.storage.url import shown_url
+from bamboo_core.job.text_patterns import DNS_LABEL, ENTRYPOINT, METRIC
 
 UNKNOWN_STEPS = 2**31  # more than any job has
-MOST_PROFILED = 20  # steps
 MOST_SKIPS, MOST_SCALE_POWER = 1000, 32  # skips: in a row
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
@@ -129,26 +127,6 @@ class LoggerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilerSpec:
-    """In which steps which workers run torch.profiler: those for which all that is said of worker, stage and pipeline
-    is true. to: None: beside the job's history.
-    """
-
-    first_step: Annotated[int, Integer()]
-    """The first step that is recorded; the first one of a job is 1."""
-    last_step: Annotated[int, Integer()]
-    """The last one, at most 19 after the first."""
-    stage: Annotated[int | None, Integer(0, 1023)] = None
-    """Only workers that run this stage."""
-    pipeline: Annotated[int | None, Integer(0, 1023)] = None
-    """Only workers of this pipeline."""
-    worker: Annotated[str | None, DNS_NAME] = None
-    """Only this worker, by its name, with or without the job's, or its number."""
-    to: Annotated[str | None, TextOf(URI, shown=shown_url)] = None
-    """The URL of the files' folder, which workers can write to. By default profiler in the job's history."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaleSpec:
     """How losses in fp16 are scaled."""
 
@@ -197,10 +175,6 @@ class TrainingSpec:
     """Measures the model on other data from time to time."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
     """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
-    profiler: Annotated[ProfilerSpec | None, Mark.NO_NUMBERS] = None
-    """Runs torch.profiler in chosen steps of chosen workers: a file for each worker and step, which TensorBoard and
-    Perfetto read. It needs spec.checkpoint, a place of its own (to), or `bamboo run --output`.
-    """
     ema: Annotated[
         float | None,
         Inside(

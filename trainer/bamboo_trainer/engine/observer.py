@@ -16,3 +16,9 @@ class Observer(Protocol):
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None: ...
 
     def event(self, name: str, **facts: object) -> None: ...
+
+
+class ClosingObserver(Observer, Protocol):
+    """Closed at the worker's end."""
+
+    def close(self) -> None: ...

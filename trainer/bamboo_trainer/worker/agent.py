@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 
@@ -44,7 +44,6 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.control.weights import CommitWeights, Save
 from bamboo_core.history.files import HistoryFiles
-from bamboo_core.history.place import profiler_url
 from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo_core.planning.plan import ROOT
@@ -55,7 +54,7 @@ from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
-from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.observer import ClosingObserver
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.memory.cgroup import host_memory
@@ -67,7 +66,6 @@ from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
 from bamboo_trainer.tasks.user_code import tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.telemetry.place import place_of
-from bamboo_trainer.telemetry.step_profiler import StepProfiler, TraceWriter
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
@@ -87,14 +85,9 @@ LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
 FLUSH_SECONDS = 2.0
 LATE_SECONDS = 0.02  # after which what nobody waits for is told between two pieces of work
 HISTORY_SECONDS = 2.0  # for what happened last
-PROFILER_SECONDS = 2.0  # for files of a step that was in progress
 LEAST_NOTICE_SECONDS = 5.0  # when one is said again: it alone must not end a worker that still talks
 SHORT_LOGGER_SECONDS = 5.0  # if others wait for this worker's end, to take its work over
 LOGGER_SECONDS = 60.0  # for loggers at the end, to take what is left
-
-
-class ClosingObserver(Observer, Protocol):
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +138,6 @@ class WorkerAgent:
         self.job: LoadedJob | None = None
         self.checkpoints: Checkpointing | None = None
         self.history: HistoryKeeper | None = None
-        self.profiler: StepProfiler | None = None
         self.job_over = False  # or goes on without this worker
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the deadline, once there is a notice
@@ -182,8 +174,6 @@ class WorkerAgent:
             logger.exception("the task failed")
             self._fail(failure_reason(error), failure_message(error))
         finally:
-            if self.profiler:
-                self.profiler.close(PROFILER_SECONDS)
             if self.history:
                 self.history.close(HISTORY_SECONDS, self.logger_seconds if self.job_over else SHORT_LOGGER_SECONDS)
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
@@ -271,7 +261,6 @@ class WorkerAgent:
         require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
         if welcome.history:
             self.history = self._keep_history(job, welcome.history)
-        self.profiler = self._profile(job, devices[0], welcome.history)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
         rate = job.spec.redundancy.transfer_mbps * 1e6
         self.transport.trust(welcome.secret, rate, job.spec.topology.flows_per_link, together(by_device).buffer)
@@ -297,16 +286,6 @@ class WorkerAgent:
         loggers = LoggingThreads(job.loggers, job.task.callbacks, facts, files, self.control.send)
         return HistoryKeeper(files, rates, self.control.send, loggers)
 
-    def _profile(self, job: LoadedJob, device: torch.device, history: str) -> StepProfiler | None:
-        """torch.profiler in the steps that the manifest chooses, if it does. history: its URL, "" if there is none."""
-        wanted, url = job.spec.training.profiler, profiler_url(job.spec, history)
-        if wanted is None or not url:
-            return None  # that there is no place was told when the job was checked
-        files = TraceWriter(url, self.worker, self.control.send)
-        profiler = StepProfiler(self.inside, wanted, self.worker, device, self._waits_for, files)
-        profiler.prepare()
-        return profiler
-
     def _waits_for(self) -> str:
         return self.engine.waits_for() if self.engine else "a plan"
 
@@ -321,7 +300,7 @@ class WorkerAgent:
             transport=self.transport,
             coordinator=self,
             history=self.history or NoHistory(partial(self._tell_of_callbacks, task)),
-            observer=self.profiler or self.inside,
+            observer=self.inside,
             clock=time.monotonic,
             work_clock=WorkClock(),
             lookahead=spec.topology.lookahead,
@@ -350,16 +329,12 @@ class WorkerAgent:
             self.inbox.put(written)
 
     def tell(self, message: Message) -> None:
-        """To the coordinator, which may end the job once all cells have finished: its history is written by then, and
-        what torch.profiler recorded.
+        """To the coordinator, which may end the job once all cells have finished: its history is written by then.
 
         That a step is committed is told when the next instruction has been run, or there is none.
         """
         if isinstance(message, CellFinished):
             finish = partial(self.control.send, message)
-            if self.profiler:
-                self.profiler.end()
-                finish = partial(self.profiler.when_written, finish)
             if self.history and message.cell == ROOT:
                 self.history.complete(finish)
             else:

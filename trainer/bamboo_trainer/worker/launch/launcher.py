@@ -4,7 +4,7 @@
 
 One thread, one loop. JSON lines on stdin:
 
-    {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "main": "module:function"}
+    {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "profile": .., "main": ".."}
     {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
     {"op": "proceed", "worker": W}
     {"op": "close"}
@@ -212,7 +212,7 @@ class Launcher:
         worker, steps = command["worker"], command.get("gate")
         main = command.get("main") or (GATED_MAIN if steps else WORKER_MAIN)
         arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
-        arguments["trace"] = command.get("trace")
+        arguments["trace"], arguments["profile"] = command.get("trace"), command.get("profile")
         try:
             theirs = self._gates.open(worker) if steps else None
             with theirs or contextlib.nullcontext():

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
+from bamboo_trainer.engine.observer import ClosingObserver
 from bamboo_trainer.telemetry import logs
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.telemetry.trace import Silent, TraceFile
-from bamboo_trainer.worker.agent import LOCAL_SETTINGS, ClosingObserver, WorkerAgent, WorkerSettings
+from bamboo_trainer.worker.agent import LOCAL_SETTINGS, WorkerAgent, WorkerSettings
 
 
 def _read_token(path: Path) -> str:
@@ -26,12 +27,13 @@ def main(
     token: str | Path,
     zone: str = "",
     trace: str | None = None,
+    profile: str | None = None,
     observer: ClosingObserver | None = None,
     settings: WorkerSettings = LOCAL_SETTINGS,
 ) -> int:
     """Run one worker in this process until it is told to stop; returns its exit code.
 
-    token: or the file that always holds the newest one.
+    token: or the file that always holds the newest one. profile: see `StepProfiler.of`.
     """
     torch.set_num_threads(1)
     if observer is None:
@@ -42,14 +44,19 @@ def main(
             if settings.metrics_port
             else Silent()
         )
+    tally = observer
+    if profile:
+        from bamboo_trainer.telemetry.step_profiler import StepProfiler  # nobody else needs it
+
+        observer = StepProfiler.of(observer, worker, profile)
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
     agent = WorkerAgent(worker, url, newest, zone, observer, settings)
     logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=settings.shared_log)
     try:
-        if settings.metrics_port and isinstance(observer, TimeAccount):
+        if settings.metrics_port and isinstance(tally, TimeAccount):
             from bamboo_trainer.worker.metrics import serve  # nobody else needs it
 
-            serve(agent, observer, settings.host, settings.metrics_port)
+            serve(agent, tally, settings.host, settings.metrics_port)
         return agent.run()
     finally:
         logs.end()

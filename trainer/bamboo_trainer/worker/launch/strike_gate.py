@@ -11,8 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.engine.observer import ClosingObserver
 from bamboo_trainer.telemetry.trace import Silent, TraceFile
-from bamboo_trainer.worker.agent import ClosingObserver
 from bamboo_trainer.worker.launch.process import main as run_worker
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,17 @@ class StrikeGate:
             self._steps = frozenset()
 
 
-def main(worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: Collection[int]) -> int:
+def main(
+    worker: str,
+    url: str,
+    token: str,
+    zone: str,
+    trace: str | None,
+    profile: str | None,
+    gate: int,
+    steps: Collection[int],
+) -> int:
     """Like `worker.main`. gate: the descriptor of the socket to the launcher; steps: those in which it asks."""
     observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
-    return run_worker(worker, url, token, zone, observer=StrikeGate(observer, socket.socket(fileno=gate), steps))
+    gated = StrikeGate(observer, socket.socket(fileno=gate), steps)
+    return run_worker(worker, url, token, zone, profile=profile, observer=gated)
