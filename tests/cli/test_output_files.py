@@ -31,8 +31,6 @@ def test_a_dash_is_standard_output_where_text_is_written() -> None:
 @pytest.mark.parametrize(
     ("words", "flag", "expected"),
     [
-        (["plan", JOB, "--preempt-rate", "0.1", "--profile", "bert-v100", "--write", "-"], "--write", "a file"),
-        (["plan", JOB, "--preempt-rate", "0.1", "--profile", "bert-v100", "--plot", "-"], "--plot", "a file"),
         (["simulate", JOB, "--preempt-rate", "0.1", "--profile", "bert-v100", "--plot", "-"], "--plot", "a file"),
         (["run", JOB, "--trace", "-"], "--trace", "a file"),
         (["run", JOB, "--output", "-"], "--output", "a folder"),

@@ -19,9 +19,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "said"),
     [
         (["list"], "NAME   STATE"),
-        (["get", "story", "-o", "name"], "bamboojob.bamboo.dev/story\n"),
         (["list", "-A"], "NAMESPACE  NAME"),
-        (["list", "-o", "wide"], "TAKEOVERS"),
         (["status", "story"], "step 100/1000, loss 2.5000"),
         (["status", "bj/story"], "node-1  zone-1"),
         (["status", "FILE"], "OfBambooJob: a sentence"),

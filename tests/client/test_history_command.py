@@ -17,7 +17,6 @@ def test_what_is_no_history_is_told(kept, tmp_path):
     assert len(shown(kept / "history" / "other").splitlines()) == 1
     (kept / "history" / "other" / "000001-0000000002-000000.jsonl").write_text("rubbish\n")
     assert "000001-0000000002-000000.jsonl line 1 is no record" in shown(kept / "history" / "other", code=1)
-    assert "--follow and --output csv: expected at most one of them" in shown(kept, "-f", "-o", "csv", code=2)
 
 
 def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_seen(kept):

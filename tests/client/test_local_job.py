@@ -92,7 +92,6 @@ def test_a_run_with_a_loss_is_followed_to_its_weights(capsys: pytest.CaptureFixt
     history = disturbed.history()
     assert [step for step, _ in history.losses()] == list(range(1, 41))
     assert {row["kind"] for row in history} == {"step", "event"}
-    assert history.to_csv().count("\n") > 40
     with safe_open(disturbed.export(tmp_path / "all.safetensors"), "pt") as exported:
         assert set(exported.keys()) == weights.keys()
     with pytest.raises(bamboo.BambooError, match="exists"):

@@ -38,36 +38,28 @@ def invoke(folder: Path, *arguments: str) -> Any:
 QUICK = ("--preempt-rate", "0.5", "--nodes", "4", "--seeds", "2", "--micro-batch", "4", "--hours", "0.5")
 
 
-def test_the_command_recommends_writes_and_draws(files: Path) -> None:
-    pytest.importorskip("matplotlib")
-    written, picture = files / "planned.yaml", files / "front.png"
-    done = invoke(files, *QUICK, "--write", str(written), "--plot", str(picture))
+def test_the_command_recommends_and_says_what_to_change(files: Path) -> None:
+    done = invoke(files, *QUICK)
     assert done.exit_code == 0, done.output
     assert "Recommended " in done.output
     assert "on demand, " in done.output
     assert "95 % confidence" in done.output or "no node was lost" in done.output or "all copies" in done.output
-    assert written.read_text().startswith("# my job\n")
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert CliRunner().invoke(app, ["validate", str(written)]).exit_code == 0
+    assert "To change in the manifest:\n" in done.output
 
 
-def test_the_command_prints_json_and_csv(files: Path) -> None:
+def test_the_command_prints_json(files: Path) -> None:
     done = invoke(files, *QUICK, "--output", "json", "--deadline", "2h")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["recommended"]["hoursOf95"] <= 2
     assert found["recommended"]["usd"] == min(one["usd"] for one in found["front"] if one["hoursOf95"] <= 2)
     parse_manifest(found["recommended"]["manifest"])
-    lines = invoke(files, *QUICK, "--output", "csv").stdout.splitlines()
-    assert lines[0].startswith("recommended,machine,stages,pipelines,microBatchSize,mode,")
-    assert len(lines) > 1
 
 
 def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
-    done = invoke(files, *QUICK, "--budget", "0.000001", "--write", str(files / "out.yaml"))
+    done = invoke(files, *QUICK, "--budget", "0.000001")
     assert done.exit_code == 1
     assert "no plan keeps the bounds by 2 runs (mean and 1.645 deviations): the fastest takes up to " in done.output
-    assert not (files / "out.yaml").exists()
 
 
 @pytest.mark.parametrize(
@@ -85,8 +77,6 @@ def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
         (["--trace", "nothing.csv"], "nothing.csv"),
         (["--preempt-rate", "0.1", "--deadline", "0"], "--deadline 0: expected a number above 0"),
         (["--preempt-rate", "0.1", "--micro-batch", "4,7"], "--micro-batch 7: expected sizes of which training."),
-        (["--preempt-rate", "0.1", "--write", "/no/x"], "--write: cannot write /no/x: there is no folder /no"),
-        (["--preempt-rate", "0.1", "--plot", "/"], "--plot: expected a file, and / is a folder"),
     ],
 )
 def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: str) -> None:

@@ -34,7 +34,6 @@ def test_the_command_prints_a_table_json_and_csv(files: tuple[str, str], tmp_pat
     assert 0 < document[0]["mean"]["goodput"] <= 1
     assert document[0]["mean"]["usd"] is None  # no price is known
     assert len(document[0]["overTime"]["hours"]) == len(document[0]["overTime"]["throughput"]) == 200
-    assert invoke(*common, "--output", "csv", "--price", "1").stdout.startswith("case,runs,fatal_share,preemptions,")
 
 
 def test_hours_beyond_a_recording_end_with_it(files: tuple[str, str], tmp_path: Path) -> None:

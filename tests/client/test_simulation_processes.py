@@ -27,7 +27,7 @@ ENDLESS = [
     pytest.param(
         [
             *("plan", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "50"),
-            *("--stages", "12", "--pipelines", "2,3,4", "--micro-batch", "1", "--nodes", "48", "--write", "out.yaml"),
+            *("--stages", "12", "--pipelines", "2,3,4", "--micro-batch", "1", "--nodes", "48"),
         ],
         id="plan",
     ),

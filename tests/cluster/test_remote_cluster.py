@@ -128,7 +128,7 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     assert re.search(r"w\d +training +0/0 +spot-", status), status
     events = shell.type("events", file)
     assert events.index("WorkerJoined") < events.index("Started")
-    assert yaml.safe_load(shell.type("status", "story", "-o", "yaml"))["status"]["state"] == "Running"
+    assert json.loads(shell.type("status", "story", "-o", "json"))["status"]["state"] == "Running"
 
     # drills
     told = shell.type("preempt", "story", "--stage", "1")

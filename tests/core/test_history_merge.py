@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.history.files import HistoryFile, HistoryFiles, find
-from bamboo_core.history.merge import curve, merged, newest, to_csv
+from bamboo_core.history.merge import curve, merged, newest
 from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, StepRecord, to_lines
 from history_kit import evaluated, event, shown, step
 
@@ -65,21 +65,16 @@ def test_each_step_is_there_once_or_in_one_gap(attempts):
     assert not set(there) & set(missing)
 
 
-def test_a_history_is_printed_as_lines_json_and_csv(kept, tmp_path):
+def test_a_history_is_printed_as_lines_and_json(kept, tmp_path):
     lines = shown(kept).splitlines()
     assert len(lines) == 8
     assert "Happened: no 1" in lines[1]
     assert lines[-1].endswith("step 6, loss not finite, gradient norm 0.5, a b 2.0, skipped, attempt 2")
     assert len(shown(kept, "--all").splitlines()) == 10
     assert [json.loads(line)["kind"] for line in shown(kept, "-o", "json").splitlines()].count("step") == 6
-    table = shown(kept, "-o", "csv").splitlines()
-    assert table[0].startswith("attempt,step,time,loss,")
-    assert table[0].endswith(",skipped,a b")
-    assert table[-1] == "2,6,2006.0,,0.5,,,,,,,True,2.0"
     whole = tmp_path / "history.jsonl"
     whole.write_text(shown(kept, "--all", "-o", "json"))
     assert shown(whole) == shown(kept)
-    assert to_csv([]) == table[0].removesuffix(",a b") + "\n"
 
 
 def test_an_evaluation_is_of_the_state_after_its_step_and_shown_as_it_was_done_last():
@@ -88,18 +83,9 @@ def test_an_evaluation_is_of_the_state_after_its_step_and_shown_as_it_was_done_l
     records = merged([*reversed(first), *reversed(again)])
     assert records == [*first, *again], "each behind its step"
     assert newest(records) == [*map(step, (1, 2)), *again]
-    table = [line.split(",") for line in to_csv(newest(records)).splitlines()]
-    assert table[0][-1] == "evaluation x"
-    assert [(row[1], row[-1]) for row in table[1:]] == [("1", ""), ("2", "0.5"), ("3", ""), ("4", "0.25")]
     assert [record.step for record in curve(records)] == [1, 2, 3, 4]
     gone_back_before = [*first, *(step(s, 2) for s in (2, 3, 4, 5))]
     assert [r for r in newest(merged(gone_back_before)) if isinstance(r, EvaluationRecord)] == []
-
-
-def test_an_evaluation_of_the_state_that_the_job_began_with_has_a_line_of_its_own():
-    table = to_csv([evaluated(0, x=2.0), step(1)]).splitlines()
-    assert [line.split(",")[1] for line in table[1:]] == ["0", "1"]
-    assert table[1].endswith(",2.0")
 
 
 def test_a_history_is_shown_with_its_evaluations(tmp_path):
@@ -123,13 +109,6 @@ def test_a_history_of_several_files_is_shown_as_text_and_as_records(tmp_path):
         "step 3, loss 0.333333, gradient norm 0.5",
         "step 4, loss 0.25, gradient norm 0.5",
         "after step 4, evaluation x 0.25",
-    ]
-    table = [line.split(",") for line in shown(tmp_path, "-o", "csv").splitlines()]
-    assert [(row[1], row[3], row[-1]) for row in table[1:]] == [
-        ("1", "1.0", ""),
-        ("2", "0.5", "0.5"),
-        ("3", "0.3333333333333333", ""),
-        ("4", "0.25", "0.25"),
     ]
     lines = [json.loads(line) for line in shown(tmp_path, "-o", "json").splitlines()]
     assert lines[0] == {"kind": "history", "version": 2}

@@ -13,6 +13,7 @@ import typer
 
 from bamboo.cli import options
 from bamboo.cli.output_files import check_is_path
+from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
@@ -27,13 +28,6 @@ checkpoints = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-class ListFormat(StrEnum):
-    """The forms in which checkpoints are printed."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 class ExportFormat(StrEnum):
@@ -55,14 +49,13 @@ Url = Annotated[
         show_default=False,
     ),
 ]
-Output = Annotated[ListFormat, typer.Option("--output", "-o", help="Output format.")]
 Step = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Only checkpoints of this step.", show_default="all")
 ]
 
 
 @checkpoints.command("list")
-def list_checkpoints(url: Url, output: Output = ListFormat.TEXT) -> None:
+def list_checkpoints(url: Url, output: Output = OutputFormat.TEXT) -> None:
     """List checkpoints, the newest first.
 
     Also damaged ones, with the reason. No file's contents are read: see `verify`.
@@ -75,7 +68,7 @@ def list_checkpoints(url: Url, output: Output = ListFormat.TEXT) -> None:
 
     with _told():
         found = _open(url).list()
-    if output is ListFormat.JSON:
+    if output is OutputFormat.JSON:
         typer.echo(json.dumps([document(one) for one in found], indent=2))
     elif found:
         wide = None if sys.stdout.isatty() else 1000
@@ -85,7 +78,7 @@ def list_checkpoints(url: Url, output: Output = ListFormat.TEXT) -> None:
 
 
 @checkpoints.command()
-def verify(url: Url, step: Step = None, output: Output = ListFormat.TEXT) -> None:
+def verify(url: Url, step: Step = None, output: Output = OutputFormat.TEXT) -> None:
     """Read every checkpoint, and say which file is not what was written.
 
     Exits with 1 if one is damaged or cannot be read.
@@ -107,9 +100,9 @@ def verify(url: Url, step: Step = None, output: Output = ListFormat.TEXT) -> Non
             problems = _problems(store, one)
             bad += bool(problems)
             documents.append({**document(one), "problems": problems})
-            if output is ListFormat.TEXT:
+            if output is OutputFormat.TEXT:
                 _print_verified(one, problems)
-    if output is ListFormat.JSON:
+    if output is OutputFormat.JSON:
         typer.echo(json.dumps(documents, indent=2))
     elif not found:
         typer.echo("no checkpoints" if step is None else f"no checkpoint of step {step}", err=True)

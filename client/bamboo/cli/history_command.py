@@ -1,15 +1,14 @@
 """`bamboo history`: prints, follows and converts what a job has written down."""
 
-import sys
 import time
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from bamboo.cli import options
+from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_core.option_groups import grouped
@@ -27,14 +26,6 @@ SOURCES: Final = (
 )
 
 
-class HistoryFormat(StrEnum):
-    """The forms in which a history is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
-
-
 @app.command()
 @grouped
 def history(
@@ -49,9 +40,8 @@ def history(
         ),
     ],
     output: Annotated[
-        HistoryFormat,
-        typer.Option("--output", "-o", help="json: a line for each record; csv: the steps as a table."),
-    ] = HistoryFormat.TEXT,
+        OutputFormat, typer.Option("--output", "-o", help="json: a line for each record.")
+    ] = OutputFormat.TEXT,
     every: Annotated[
         bool, typer.Option("--all", help="Also steps that were repeated after going back to a checkpoint.")
     ] = False,
@@ -70,8 +60,6 @@ def history(
 
     A job on the cluster is read from its object store, with this machine's credentials.
 
-    Example: bamboo history run -o csv > curve.csv
-
     With --to the history goes into a logger: into the same run of W&B or MLflow, if it is still there.
 
     Example: bamboo history run --to WeightsAndBiases:project=my-project
@@ -82,7 +70,7 @@ def history(
 
     if to is not None:
         kind, config = _logger(to)
-        if follow or every or output is not HistoryFormat.TEXT:
+        if follow or every or output is not OutputFormat.TEXT:
             usage("--to and --follow, --all or --output: expected only --to")
 
     def show(source: str) -> int:
@@ -90,8 +78,6 @@ def history(
             return _write(source, kind, config)
         return _show(_reader(source), output, every, follow, interval)
 
-    if follow and output is HistoryFormat.CSV:
-        usage("--follow and --output csv: expected at most one of them")
     place = Path(source)
     if not ("://" in source or place.is_dir() or place.suffix == ".jsonl"):
         try:
@@ -163,14 +149,14 @@ async def _of_job(session: "Session", target: "Target", show: Callable[[str], in
     return await asyncio.to_thread(show, place)
 
 
-def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, follow: bool, interval: float) -> int:
+def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, follow: bool, interval: float) -> int:
     from bamboo.terminal.history_lines import first_json_line, json_line, line
-    from bamboo_core.history.merge import merged, newest, to_csv
+    from bamboo_core.history.merge import merged, newest
     from bamboo_core.history.records import HistoryError
     from bamboo_core.storage.errors import StorageError
 
     told: set[object] = set()
-    begun = form is not HistoryFormat.JSON
+    begun = form is not OutputFormat.JSON
     while True:
         try:
             records = merged(read())
@@ -179,9 +165,6 @@ def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, 
             return EXIT_FAILED
         if not every:
             records = newest(records)
-        if form is HistoryFormat.CSV:
-            sys.stdout.write(to_csv(records))
-            return EXIT_OK
         if not begun:
             print(first_json_line(), flush=True)
             begun = True
@@ -189,7 +172,7 @@ def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, 
             key = _key(record)
             if key not in told:
                 told.add(key)
-                print(json_line(record) if form is HistoryFormat.JSON else line(record), flush=True)
+                print(json_line(record) if form is OutputFormat.JSON else line(record), flush=True)
         if not follow:
             return EXIT_OK
         time.sleep(interval)

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from bamboo.terminal.output_format import OutputFormat
-
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 LONGEST_SECONDS = 366 * 86400.0
 
@@ -48,7 +46,6 @@ JobName = Annotated[
         show_default=False,
     ),
 ]
-Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")]
 Interval = Annotated[

@@ -25,7 +25,7 @@ class JobPlan(Generic[J]):
         """The job as it should be; None if no plan keeps the bounds: `why` says what would be needed."""
         if self._report.found.chosen is None:
             return None
-        text, _ = recommended_text(self._job, self._report)
+        text = recommended_text(self._job, self._report)
         return self._make(source_of_manifest(source_of(f"plan of {self._job.name}", text), self._job.folders))
 
     @property

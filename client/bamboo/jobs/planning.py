@@ -14,7 +14,6 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, named_zones
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons
-from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo.sizing.rounds import Trials
 from bamboo.sizing.search import SearchResult, search
@@ -29,10 +28,8 @@ from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.summary import summarize
 from bamboo.traces.trace import NodeTraceError, unpriced
 from bamboo_core.job.budget_reach import HOUR, past
-from bamboo_core.job.manifest import ManifestError
 from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
-from bamboo_core.job.yaml_file import source_of
 from bamboo_core.planning.profile import ProfileError
 
 ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any
@@ -246,22 +243,9 @@ def _told(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ...]:
     )
 
 
-def recommended_text(job: JobSource, report: PlanReport) -> tuple[str, bool]:
-    """The manifest of the recommended plan, of which there is one; and whether it has the comments of the job's own
-    text, which it cannot always keep.
-    """
+def recommended_text(job: JobSource, report: PlanReport) -> str:
+    """Return the manifest of the recommended plan, of which there is one."""
     chosen = report.found.chosen
     assert chosen is not None
-    changes = edits(chosen.candidate, job.spec, job.document)
-    wanted = edited(job.document, changes)
-    text = edited_text(job.text, changes)
-    if text is None or not _says(text, wanted):
-        return yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True), False
-    return text, True
-
-
-def _says(text: str, wanted: object) -> bool:
-    try:
-        return source_of("", text).document == wanted
-    except ManifestError:
-        return False
+    wanted = edited(job.document, edits(chosen.candidate, job.spec, job.document))
+    return yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from bamboo.terminal.progress_words import progress_words
 from bamboo_core.coordinator.events import Status
-from bamboo_core.history.merge import merged, newest, to_csv
+from bamboo_core.history.merge import merged, newest
 from bamboo_core.history.records import Record, StepRecord
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.view.job_view import JobView, view_of_run
@@ -123,9 +123,6 @@ class HistoryRows(Sequence[dict[str, Any]]):
     def losses(self) -> list[tuple[int, float | None]]:
         """The loss of each step."""
         return [(one.step, one.loss) for one in self._records if isinstance(one, StepRecord)]
-
-    def to_csv(self) -> str:
-        return to_csv(self._records)
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a line for each row. Raises ImportError where pandas is not installed."""

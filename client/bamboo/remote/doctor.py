@@ -38,8 +38,6 @@ async def doctor(
     """EXIT_FAILED if there is a problem. target: the job that is looked at, too. file: its manifest; None if it is the
     cluster's.
     """
-    if form not in (OutputFormat.TEXT, OutputFormat.JSON):
-        raise UsageError(f"--output {form}: expected text or json")
     of_namespace, spec = session.namespace, None
     if target is not None:
         of_namespace, name = session.of(target)

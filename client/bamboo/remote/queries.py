@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import sys
 from datetime import UTC, datetime
 from typing import Any
 
-import yaml
 from rich.text import Text
 
 from bamboo.remote.job_view import render
@@ -16,35 +14,27 @@ from bamboo.remote.session import Session, Target
 from bamboo.remote.watch import until_over
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.kube.errors import UsageError
-from bamboo_core.names import EXIT_OK, GROUP, KIND
+from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView, view_of
 
 
-def print_objects(found: list[dict[str, Any]], form: OutputFormat, *, single: bool) -> None:
-    """For programs: as the API server has them, without its bookkeeping of fields."""
+def print_objects(found: list[dict[str, Any]], *, single: bool) -> None:
+    """Print JSON: the objects as the API server has them, without its bookkeeping of fields."""
     for body in found:
         body.get("metadata", {}).pop("managedFields", None)
-    if form is OutputFormat.NAME:
-        for body in found:
-            print(f"{KIND.lower()}.{GROUP}/{body['metadata']['name']}")
-        return
     whole = found[0] if single else {"apiVersion": "v1", "kind": "List", "items": found}
-    if form is OutputFormat.JSON:
-        print(json.dumps(whole, indent=2))
-    else:
-        yaml.safe_dump(whole, sys.stdout, sort_keys=False)
+    print(json.dumps(whole, indent=2))
 
 
 async def jobs(session: Session, names: list[Target], *, everywhere: bool, form: OutputFormat) -> int:
     found = await _found(session, names, everywhere)
-    if form not in (OutputFormat.TEXT, OutputFormat.WIDE):
-        print_objects(found, form, single=len(names) == 1)
+    if form is OutputFormat.JSON:
+        print_objects(found, single=len(names) == 1)
         return EXIT_OK
     if not found:
         session.say("no jobs" if everywhere else f"no jobs in namespace {session.namespace}")
         return EXIT_OK
-    wide = form is OutputFormat.WIDE
-    session.console.print(render.jobs(_sorted(found), datetime.now(UTC), wide=wide, namespaces=everywhere))
+    session.console.print(render.jobs(_sorted(found), datetime.now(UTC), namespaces=everywhere))
     return EXIT_OK
 
 
@@ -63,8 +53,8 @@ async def status(session: Session, name: Target, *, form: OutputFormat, watch: b
         if form is not OutputFormat.TEXT:
             raise UsageError(f"--output {form}: cannot be watched; leave out one of --output and --watch")
         return await until_over(session, *session.of(name), interval=interval)
-    if form not in (OutputFormat.TEXT, OutputFormat.WIDE):
-        print_objects([await session.api.job(*session.of(name))], form, single=True)
+    if form is OutputFormat.JSON:
+        print_objects([await session.api.job(*session.of(name))], single=True)
         return EXIT_OK
     snapshot = await JobReader(session.api, *session.of(name)).snapshot()
     session.console.print(render.status(snapshot, datetime.now(UTC), session.console.width))
@@ -78,13 +68,13 @@ async def events(session: Session, name: Target, *, form: OutputFormat, follow: 
     job_reader, unseen = JobReader(session.api, *session.of(name)), UnseenEvents()
     while True:
         snapshot = await session.patiently(lambda: job_reader.snapshot(pod_events=True))
-        if form in (OutputFormat.JSON, OutputFormat.YAML):
-            _print_events(snapshot, form)
+        if form is OutputFormat.JSON:
+            _print_events(snapshot)
             return EXIT_OK
         if snapshot.missing and not follow:
             session.console.print(*(Text(f"not shown: {what}", style="dim") for what in snapshot.missing), sep="\n")
         told = unseen.of(snapshot.events)
-        for line in render.events(told, datetime.now(UTC), snapshot.job, times=follow or form is OutputFormat.WIDE):
+        for line in render.events(told, datetime.now(UTC), snapshot.job, times=follow):
             session.console.print(line, soft_wrap=True)
         if not follow:
             if not snapshot.events:
@@ -95,7 +85,7 @@ async def events(session: Session, name: Target, *, form: OutputFormat, follow: 
         await asyncio.sleep(interval)
 
 
-def _print_events(snapshot: JobSnapshot, form: OutputFormat) -> None:
+def _print_events(snapshot: JobSnapshot) -> None:
     found = [
         {
             "time": one.at.astimezone(UTC).isoformat(),
@@ -107,7 +97,4 @@ def _print_events(snapshot: JobSnapshot, form: OutputFormat) -> None:
         }
         for one in snapshot.events
     ]
-    if form is OutputFormat.JSON:
-        print(json.dumps(found, indent=2))
-    else:
-        yaml.safe_dump(found, sys.stdout, sort_keys=False)
+    print(json.dumps(found, indent=2))

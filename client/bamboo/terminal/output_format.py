@@ -1,13 +1,16 @@
 """The forms in which commands print things. Imported at every start: nothing heavy here."""
 
 from enum import StrEnum
+from typing import Annotated
+
+import typer
 
 
 class OutputFormat(StrEnum):
-    """The forms in which things are printed."""
+    """TEXT is for people, JSON for programs."""
 
     TEXT = "text"
-    WIDE = "wide"
     JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
+
+
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]

@@ -1,6 +1,5 @@
 """Plans as a person or a program reads them. Pure."""
 
-import csv
 import io
 import json
 from collections.abc import Sequence
@@ -122,16 +121,6 @@ def document(report: PlanReport) -> str:
     )
 
 
-def plan_csv(report: PlanReport) -> str:
-    """A line for each option of the front."""
-    out = io.StringIO()
-    rows = [_flat(one, one is report.found.chosen) for one in report.found.front]
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
 def _heads(time: ReadableUnit, money: ReadableUnit) -> tuple[str, ...]:
     return f"TIME {time.name.upper()}", f"COST {money.name.upper()}", f"TRAFFIC {money.name.upper()}"
 
@@ -183,7 +172,7 @@ def _changes(report: PlanReport) -> list[str]:
     if not changes:
         return ["The manifest says so already."]
     told = [f"  {_path(path)}: {value}" for path, value in changes.items()]
-    return ["To change in the manifest (--write FILE does it):", *told]
+    return ["To change in the manifest:", *told]
 
 
 def _path(path: Sequence[str | int]) -> str:

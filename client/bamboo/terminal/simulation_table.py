@@ -1,7 +1,5 @@
 """Simulated runs as a person or a program reads them. Pure."""
 
-import csv
-import io
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
@@ -123,22 +121,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def simulation_csv(cases: Sequence[Case]) -> str:
-    """A line for each case: name, runs, share of runs with a fatal preemption, mean and deviation of each figure, or
-    nothing where that is not known.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = list(cases[0][1].mean)
-    columns = [column for figure in names for column in (figure, f"{figure}_deviation")]
-    writer.writerow(["case", "runs", "fatal_share", *columns])
-    for name, found in cases:
-        values = [value for figure in names for value in (found.mean[figure], found.deviation[figure])]
-        known = [value if math.isfinite(value) else "" for value in values]
-        writer.writerow([name, found.runs, found.fatal_share, *known])
-    return text.getvalue()
 
 
 def _cell(found: Spread, figure: str) -> str:

@@ -1,28 +1,11 @@
 """The way from the files of those who have written a history, one after the other, to the history. Pure."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from bamboo_core.history.gaps import NOT_RECORDED, Range, holes, joined, without
 from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
-
-COLUMNS = (
-    "attempt",
-    "step",
-    "time",
-    "loss",
-    "gradient_norm",
-    "learning_rate",
-    "seconds",
-    "samples",
-    "samples_per_second",
-    "tokens",
-    "tokens_per_second",
-    "skipped",
-)
 
 
 def merged(records: Iterable[Record]) -> list[Record]:
@@ -146,41 +129,3 @@ def curve(records: Iterable[Record]) -> list[StepRecord]:
             found = {step: kept for step, kept in found.items() if step < record.step}
         found[record.step] = record
     return [found[step] for step in sorted(found)]
-
-
-def to_csv(records: Iterable[Record]) -> str:
-    """The steps as a table; a column for each metric, and for each of an evaluation of the state after the step."""
-    records = list(records)
-    steps = [record for record in records if isinstance(record, StepRecord)]
-    of_step = _evaluations(steps, [record for record in records if isinstance(record, EvaluationRecord)])
-    metrics = sorted({name for record in steps for name in record.metrics})
-    evaluated = sorted({name for record in of_step.values() for name in record.metrics})
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*COLUMNS, *metrics, *(f"evaluation {name}" for name in evaluated)])
-    rows: list[tuple[StepRecord | EvaluationRecord, list[object]]] = []
-    for record in steps:
-        found = of_step.pop((record.attempt, record.step), None)
-        values = [getattr(record, name) for name in COLUMNS] + [record.metrics.get(name) for name in metrics]
-        rows.append((record, values + [found and found.metrics.get(name) for name in evaluated]))
-    for alone in of_step.values():  # of the state that a job began with
-        values = [getattr(alone, name, None) for name in COLUMNS] + [None for _ in metrics]
-        rows.append((alone, values + [alone.metrics.get(name) for name in evaluated]))
-    for _, values in sorted(rows, key=lambda row: _place(row[0])) if of_step else rows:
-        writer.writerow(["" if value is None else value for value in values])
-    return out.getvalue()
-
-
-def _evaluations(
-    steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
-) -> dict[tuple[int, int], EvaluationRecord]:
-    """The evaluations by attempt and step. What an attempt evaluated before its first step belongs to the step that the
-    attempt before it has done, unless that has one of its own.
-    """
-    there = {(record.attempt, record.step) for record in steps}
-    found = {(record.attempt, record.step): record for record in evaluations}
-    for attempt, step in [key for key in found if key not in there]:
-        before = max((one for one, other in there if other == step and one < attempt), default=0)
-        if before and (before, step) not in found:
-            found[before, step] = found.pop((attempt, step))
-    return found

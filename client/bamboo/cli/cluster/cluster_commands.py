@@ -7,7 +7,7 @@ import typer
 from bamboo.cli import options
 from bamboo.cli.dispatch import on_cluster, run, targets_of, usage
 from bamboo.cli.options import INTERVAL, WAIT, ClusterOptions, ClusterPlace
-from bamboo.terminal.output_format import OutputFormat
+from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.option_groups import grouped
 
 app = typer.Typer(rich_markup_mode=None)
@@ -50,7 +50,7 @@ def list_jobs(
         ),
     ] = None,
     everywhere: options.Everywhere = False,
-    output: options.Output = OutputFormat.TEXT,
+    output: Output = OutputFormat.TEXT,
 ) -> None:
     """List jobs, a line each. Also as `get`."""
     from bamboo.remote import queries
@@ -73,7 +73,7 @@ def status(
         bool, typer.Option("--watch", "-w", help="Show it until the job ends, and exit with its result.")
     ] = False,
     interval: options.Interval = INTERVAL,
-    output: options.Output = OutputFormat.TEXT,
+    output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show a job's progress.
 
@@ -92,7 +92,7 @@ def events(
     job: options.JobName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     interval: options.Interval = INTERVAL,
-    output: options.Output = OutputFormat.TEXT,
+    output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show what has happened to a job and its workers' pods, oldest first."""
     from bamboo.remote import queries
@@ -276,7 +276,7 @@ def doctor(
         ),
     ] = None,
     operator_namespace: OperatorNamespace = None,
-    output: options.Output = OutputFormat.TEXT,
+    output: Output = OutputFormat.TEXT,
 ) -> None:
     """Look for what may keep jobs from training: versions, rights, the operator, nodes, quotas, storage, prices.
 

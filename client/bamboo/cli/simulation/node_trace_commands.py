@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import Written
+from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo.traces.generate import Generation, Pattern, generate
 from bamboo.traces.json_lines import to_json_lines
 from bamboo.traces.trace import NodeTraceError, Trace
@@ -24,13 +24,6 @@ node_traces = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-class TraceFormat(StrEnum):
-    """The forms in which a trace is printed."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 Files = Annotated[
@@ -46,7 +39,7 @@ Zone = Annotated[
 def show(
     files: Files,
     zone: Zone = "",
-    output: Annotated[TraceFormat, typer.Option("--output", "-o", help="Output format.")] = TraceFormat.TEXT,
+    output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show what a trace says: nodes, removals, lifetimes, zones, prices.
 
@@ -59,7 +52,7 @@ def show(
 
     trace = _read(files, zone)
     summary = summarize(trace)
-    if output is TraceFormat.JSON:
+    if output is OutputFormat.JSON:
         typer.echo(json.dumps(trace_document(trace, summary), indent=2))
     else:
         wide = None if sys.stdout.isatty() else 1000

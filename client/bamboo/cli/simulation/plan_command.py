@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,28 +11,18 @@ import typer
 
 from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.options import LONGEST_SECONDS, seconds
-from bamboo.cli.output_files import check_output_file, check_plot
 from bamboo.cli.simulation.job_file import job_of
-from bamboo_core.complaints import complain, system_reason
+from bamboo.terminal.output_format import Output, OutputFormat
+from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_core.option_groups import grouped
 
 if TYPE_CHECKING:
     from bamboo.jobs.planning import PlanRequest
-    from bamboo.local.job_source import JobSource
-    from bamboo.terminal.plan_table import PlanReport
 
 app = typer.Typer(rich_markup_mode=None)
 MOST_LISTED = 64
 NOT_BESIDE_TRACE = ("preempt_rate", "replace_rate", "pattern", "zones", "notice")
-
-
-class PlanFormat(StrEnum):
-    """The forms in which options are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,15 +123,10 @@ class PlanOptions:
     seeds: Annotated[
         int, typer.Option(metavar="N", min=1, max=1000, help="Runs of each plan of the last round, which differ.")
     ] = 5
-    write: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Save the recommended manifest."),
-    ] = None
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw time and cost of the plans, as PNG.")] = None
     jobs: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
     ] = None
-    output: Annotated[PlanFormat, typer.Option("--output", "-o", help="Output format.")] = PlanFormat.TEXT
+    output: Output = OutputFormat.TEXT
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False
 
 
@@ -156,10 +140,10 @@ def plan(
 ) -> None:
     """Find out which machines, grid and protection a job should have, and what it will cost, before paying.
 
-    Printed are the plans of which no other one is both faster and cheaper, the recommended one, and why.
+    Prints the Pareto-optimal plans, the recommended one with what to change in the manifest, and why.
 
     Example: bamboo plan job.yaml --device a100,h100 --preempt-rate 0.1
-    Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500 --write planned.yaml
+    Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500
     """
     from bamboo.jobs.planning import PlanRequest
 
@@ -195,7 +179,7 @@ def _plan(wanted: "PlanRequest", options: PlanOptions) -> int:
     """The exit code: of a failure if no option keeps the bounds. A mistake ends the command."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.planning import planned
-    from bamboo.terminal.plan_table import document, plan_csv, plan_text
+    from bamboo.terminal.plan_table import document, plan_text
 
     try:
         found = planned(wanted)
@@ -204,46 +188,14 @@ def _plan(wanted: "PlanRequest", options: PlanOptions) -> int:
     for warning in found.warnings:
         complain(warning)
     report = found.report
-    if options.plot is not None:
-        _draw(report, wanted.job.name, options.plot)
-    if options.output is PlanFormat.JSON:
+    if options.output is OutputFormat.JSON:
         print(document(report))
-    elif options.output is PlanFormat.CSV:
-        print(plan_csv(report), end="")
     else:
         print(plan_text(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     if report.found.chosen is None:
         complain(" ".join(report.told))
         return EXIT_FAILED
-    if options.write is not None:
-        _write(options.write, wanted.job, report)
     return EXIT_OK
-
-
-def _draw(report: "PlanReport", name: str, path: Path) -> None:
-    from bamboo.simulation.figures import SimulationError
-    from bamboo.sizing.front_plot import draw_front
-
-    found = report.found
-    points = [one for one in found.ends if one.hours < float("inf")]
-    try:
-        draw_front(points, found.front, found.chosen, name, path)
-    except SimulationError as error:
-        usage(str(error))
-
-
-def _write(path: Path, job: "JobSource", report: "PlanReport") -> None:
-    """The user's text where that can be kept, else the same fields without comments."""
-    from bamboo.jobs.planning import recommended_text
-
-    text, commented = recommended_text(job, report)
-    if not commented:
-        complain(f"{path} has no comments: they could not be kept")
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        usage(f"--write: cannot write {path}: {system_reason(error)}")
-    print(f"{path} is written; bamboo validate {path} checks it", file=sys.stderr)
 
 
 def _check(ctx: typer.Context, options: PlanOptions) -> None:
@@ -263,8 +215,6 @@ def _check(ctx: typer.Context, options: PlanOptions) -> None:
     ):
         if amount is not None and not 0 < amount <= most:
             usage(f"{name} {amount:g}: expected a number above 0 and at most {most:.0f}")
-    check_output_file("--write", options.write)
-    check_plot("--plot", options.plot)
     if options.profile is not None and options.device is not None:
         usage("--device: not with --profile, which says on what device the job runs; @NAME is a profile, too")
     if options.profile is None and options.prices is None and options.device is None:

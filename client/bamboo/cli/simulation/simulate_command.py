@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.output_files import check_plot
 from bamboo.cli.simulation.job_file import job_of
+from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.option_groups import grouped
 
 if TYPE_CHECKING:
@@ -22,14 +22,6 @@ app = typer.Typer(rich_markup_mode=None)
 
 MOST_SEEDS = 1_000_000
 MOST_HOURS = 87_600
-
-
-class SimulationFormat(StrEnum):
-    """The forms in which results of simulations are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +91,7 @@ class SimulateOptions:
     jobs: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
     ] = None
-    output: Annotated[SimulationFormat, typer.Option("--output", "-o", help="Output format.")] = SimulationFormat.TEXT
+    output: Output = OutputFormat.TEXT
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False
 
 
@@ -212,16 +204,14 @@ def _seeds(text: str) -> range:
     return seeds
 
 
-def _print(cases: "list[Case]", over_time: list[dict[str, Any]], form: SimulationFormat) -> None:
+def _print(cases: "list[Case]", over_time: list[dict[str, Any]], form: OutputFormat) -> None:
     """over_time: of each case, for JSON."""
     from rich.console import Console
 
-    from bamboo.terminal.simulation_table import simulation_csv, simulation_documents, simulation_table
+    from bamboo.terminal.simulation_table import simulation_documents, simulation_table
 
-    if form is SimulationFormat.JSON:
+    if form is OutputFormat.JSON:
         typer.echo(json.dumps(simulation_documents(cases, over_time), indent=2))
-    elif form is SimulationFormat.CSV:
-        typer.echo(simulation_csv(cases), nl=False)
     else:
         console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
         console.print(simulation_table(cases, console.width))

@@ -50,14 +50,12 @@ class JobSnapshot:
     missing: tuple[str, ...] = ()
 
 
-def jobs(found: Sequence[JobView], now: datetime, *, wide: bool = False, namespaces: bool = False) -> Table:
+def jobs(found: Sequence[JobView], now: datetime, *, namespaces: bool = False) -> Table:
     """A line for each job. namespaces: whether they differ."""
     table = _plain_table(*(["NAMESPACE"] if namespaces else []), "NAME", "STATE")
     _right(table, "STEP", "PIPELINES", "WORKERS")
     table.add_column("PROTECTED", no_wrap=True)
     _right(table, "PREEMPTIONS", "AGE")
-    if wide:
-        _right(table, "TAKEOVERS", "SAMPLES/S", "LOSS", "ETA", "COST", "EPOCH")
     for job in found:
         cells: list[str | Text] = [
             *([job.namespace] if namespaces else []),
@@ -70,16 +68,6 @@ def jobs(found: Sequence[JobView], now: datetime, *, wide: bool = False, namespa
             str(job.status.preemptions),
             phrases.age(job.metadata.creation_timestamp, now),
         ]
-        if wide:
-            running, training = job.status.ended is None, job.status.training
-            cells += [
-                str(job.status.takeovers),
-                _number(training.samples_per_second if running else None, 1),
-                _number(training.loss, 4),
-                phrases.duration(training.eta_seconds) if running and training.eta_seconds is not None else "-",
-                job.status.cost.total or "-",
-                str(job.status.epoch),
-            ]
         table.add_row(*cells)
     return table
 
