@@ -46,12 +46,9 @@ def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str,
         },
     }
     if chosen:
-        document["spec"]["elastic"] = {
-            "objective": "Throughput",
-            "minStages": FEWEST_STAGES,
-            "maxStages": MOST_STAGES,
-            "maxWorkers": workers,
-            "stabilizationSeconds": 2,
+        document["spec"] |= {
+            "topology": {"schedule": "1F1B"},
+            "elastic": {"minStages": FEWEST_STAGES, "maxWorkers": workers, "stabilizationSeconds": 2},
             "stragglerPolicy": "Ignore",
         }
     return document

@@ -181,9 +181,12 @@ async def change(place: Lab, what: str, task: TaskName, stages: int) -> dict[str
     """The figures of a change, in a job of its own."""
     document = manifest(task, stages, 8, MANY, mode="EagerForward", standby=1 if what in ("heal", "roll") else 0)
     spec = document["spec"]
-    two = what in ("grow", "shrink")
-    spec["elastic"] |= {"minPipelines": 1, "maxPipelines": 2 if two else 1, "stabilizationSeconds": 1}
-    spec["topology"]["pipelines"] = 2 if what == "shrink" else 1
+    if what in ("grow", "shrink"):
+        spec["elastic"] = {"maxWorkers": 2 * stages, "stabilizationSeconds": 1}
+    elif what in ("resplit", "regain"):
+        spec["topology"] = {"pipelines": 1}
+        spec["elastic"] = {"maxWorkers": stages, "stabilizationSeconds": 1}
+    spec["topology"]["schedule"] = "1F1B"
     if what == "restore":
         spec["checkpoint"] = {"storage": {"uri": place.new_folder().as_uri()}, "everySteps": 20}
     job = Job(place, document, main="bamboo_trainer.worker.launch.process:main")

@@ -34,7 +34,6 @@ from bamboo.simulation.job.zone_traffic import GB
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import ScheduleChoice
 from strategies.choose import ON_DEMAND, SPOT, Aim
 from strategies.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
 from strategies.costs import Costs
@@ -66,7 +65,7 @@ class Work:
     hours: float  # of each run, at most
     rate: float = 0.0
     recording: Trace | None = None
-    schedule: str = ScheduleChoice.AUTO.value
+    schedule: str | None = None
 
     def job(self, rendezvous: float | None = None) -> ComparedJob:
         """rendezvous: seconds, if not the profile's."""
@@ -76,7 +75,7 @@ class Work:
         known = published_job(profile)
         if self.schedule == known.spec.topology.schedule:
             return known
-        topology = {**known.document["spec"]["topology"], "schedule": self.schedule}
+        topology = {"schedule": self.schedule}
         document = {**known.document, "spec": {**known.document["spec"], "topology": topology}}
         spec = parse_manifest(document)
         place = dataclasses.replace(known.place, costs=Costs(profile, spec))
@@ -94,7 +93,7 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="Two models, one rate, six hours.")] = False,
     seeds: Annotated[int, typer.Option(min=1)] = 1,
     hours: Annotated[float, typer.Option(help="Of each run, at most; recordings are cut.")] = 24.0,
-    schedule: Annotated[str, typer.Option(help="Of all: Auto, 1F1B or ZBH1.")] = ScheduleChoice.AUTO.value,
+    schedule: Annotated[str | None, typer.Option(help="Of all, 1F1B or ZBH1.")] = None,
     cases: Annotated[str | None, typer.Option(help="Only these rates and recordings, as 33%,p3-trace.")] = None,
     restarts: Annotated[
         str | None, typer.Option(help="Seconds of a restart of checkpoint and restart, with commas; nothing else.")

@@ -1,7 +1,7 @@
 """What does a change of the plan cost with many workers: bytes, processor time of the coordinator, virtual half hours?
 
     python bench/scale_plan.py [--workers 1000] [--losses 10] [--json FILE]
-    python bench/scale_plan.py --half-hour [--workers 1000] [--rate 0.06] [--objective] [--json FILE]
+    python bench/scale_plan.py --half-hour [--workers 1000] [--rate 0.06] [--chosen] [--json FILE]
 
 The first one drives the real coordinator with workers that answer at once, loses some of them one after the other, and
 puts what it sends on channels as a server does. All times are of the processor. A change is a new plan. Its decision is
@@ -39,12 +39,8 @@ LAYERS = 50
 STATUSES = 9
 
 
-def document(workers: int, *, objective: bool) -> Json:
-    elastic = (
-        {"objective": "Throughput", "minStages": 2, "maxStages": 25, "maxWorkers": workers}
-        if objective
-        else {"minPipelines": 1, "stabilizationSeconds": 60}
-    )
+def document(workers: int, *, chosen: bool) -> Json:
+    """chosen: the stages, too, and not only the pipelines."""
     pipelines = workers // STAGES
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
@@ -58,8 +54,8 @@ def document(workers: int, *, objective: bool) -> Json:
                 "microBatchSize": 1,
                 "gradientGroups": max(16, 2 * pipelines),
             },
-            "topology": {"stages": STAGES, "pipelines": pipelines},
-            "elastic": elastic,
+            "topology": {} if chosen else {"stages": STAGES},
+            "elastic": {"minStages": 2 if chosen else 1, "maxWorkers": workers, "stabilizationSeconds": 60},
             "redundancy": {"mode": "LazyForward", "placement": "Host"},
             "checkpoint": {"storage": {"uri": "s3://bench/checkpoints"}, "everySteps": 50},
         },
@@ -79,7 +75,7 @@ class Job:
     made: list[Json] = field(default_factory=list)  # of each plan
 
     def __post_init__(self) -> None:
-        manifest = document(self.workers, objective=False)
+        manifest = document(self.workers, chosen=False)
         del manifest["spec"]["checkpoint"]
         spec = parse_manifest(manifest)
         self.state = coordinator.initial(spec, manifest, secret="", save_path=None, now=0.0)
@@ -157,12 +153,12 @@ def run(
     losses: Annotated[int, typer.Option(min=1, help="One after the other.")] = 10,
     half_hour: Annotated[bool, typer.Option("--half-hour", help="Half an hour of virtual time.")] = False,
     rate: Annotated[float, typer.Option(help="Probability within an hour that a node is taken away.")] = 0.06,
-    objective: Annotated[bool, typer.Option("--objective", help="The coordinator chooses the grid.")] = False,
+    chosen: Annotated[bool, typer.Option("--chosen", help="The coordinator chooses the stages, too.")] = False,
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
 ) -> None:
     """Lose workers one after the other, or run half an hour of virtual time."""
     if half_hour:
-        write_json(json, _half_hour(workers, rate, objective=objective))
+        write_json(json, _half_hour(workers, rate, chosen=chosen))
         return
     say(f"{workers} workers join")
     job = Job(workers)
@@ -203,14 +199,14 @@ def _status_seconds(state: CoordinatorState) -> float:
     return median(times)
 
 
-def _half_hour(workers: int, rate: float, *, objective: bool) -> Json:
-    manifest = document(workers, objective=objective)
+def _half_hour(workers: int, rate: float, *, chosen: bool) -> Json:
+    manifest = document(workers, chosen=chosen)
     trace = generate(Generation(nodes=workers + 2, hours=0.5, removal=rate, addition=0.5), 1)
     job = JobRun(spec=parse_manifest(manifest), manifest=manifest, profile=read_profile("gpt-2-v100"), trace=trace)
     began = time.process_time()
     figures = simulate_job(job).figures
     seconds = time.process_time() - began
-    kind = "elastic.objective Throughput" if objective else "elastic"
+    kind = "stages and pipelines chosen" if chosen else "pipelines chosen"
     show(
         f"half an hour of virtual time, {workers} workers, {kind}",
         ("steps", "workers lost", "processor time, s"),
@@ -220,7 +216,7 @@ def _half_hour(workers: int, rate: float, *, objective: bool) -> Json:
         "machine": machine(),
         "workers": workers,
         "rate": rate,
-        "objective": objective,
+        "chosen": chosen,
         "seconds": seconds,
         "steps": figures.steps,
         "preemptions": figures.preemptions,

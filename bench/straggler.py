@@ -104,7 +104,11 @@ async def slowdown(place: Lab, what: str, stages: int, factor: float) -> dict[st
     config = {"layers": layers, "forwardMs": 10 * stages / layers, "backwardMs": 20 * stages / layers}
     document["spec"]["task"]["config"] = {**config, "slow": {"mark": str(mark), "factor": factor}}
     policy = "Report" if what == "nothing" else "Mitigate"
-    document["spec"]["elastic"] = {"stabilizationSeconds": 1, "stragglerPolicy": policy}
+    document["spec"] |= {
+        "stragglerPolicy": policy,
+        "topology": {"stages": stages, "schedule": "1F1B"},
+        "elastic": {"minWorkers": stages, "maxWorkers": stages, "stabilizationSeconds": 1},
+    }
     job = Job(place, document, main="bamboo_trainer.worker.launch.process:main")
     job.machines = stages + (what == "replaced")
     wanted = Slowdown(job, what, mark)

@@ -46,6 +46,7 @@ HEAD = "# Made by `make docs` from the types in core/bamboo_core/job/ and from c
 VALIDATIONS = "x-kubernetes-validations"
 CANNOT_CHANGE = "cannot change; create a new job instead"
 ONLY_SUSPENDED = "can change only while the job is suspended"
+COMES_AND_GOES = "can come or go only while the job is suspended"
 
 
 def crd(frame: dict[str, Any]) -> dict[str, Any]:
@@ -150,9 +151,10 @@ def _suspended_rules(kind: type, above: str) -> Iterator[Schema]:
         free = [inner.name for inner in inside if Mark.FREE in inner.marks]
         kept = [_same(inner, f"{path}.{inner.name}") for inner in inside if Mark.FREE not in inner.marks]
         same = " && ".join(kept) if free else _same(one, path)
-        but = f", except {' and '.join(free)}" if free else ""
-        rule = f"oldSelf.suspend || self.suspend || ({same})"
-        yield {"rule": rule, "fieldPath": f".{path}", "message": ONLY_SUSPENDED + but}
+        message = f"{ONLY_SUSPENDED}, except {' and '.join(free)}" if free else ONLY_SUSPENDED
+        if free and not kept:
+            same, message = f"has(self.{path}) == has(oldSelf.{path})", COMES_AND_GOES
+        yield {"rule": f"oldSelf.suspend || self.suspend || ({same})", "fieldPath": f".{path}", "message": message}
 
 
 # The status

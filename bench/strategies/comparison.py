@@ -17,7 +17,7 @@ from bamboo.simulation.job.zone_traffic import GB, traffic_usd
 from bamboo.traces.trace import Trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import SpreadPolicy
-from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
+from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement, gives_back
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRates
@@ -52,11 +52,7 @@ class ComparedJob:
         """The job that holds that many at most."""
         if nodes == self.place.nodes:
             return self
-        elastic = {**self.document["spec"].get("elastic", {}), "maxWorkers": nodes}
-        topology = {**(self.document["spec"].get("topology") or {}), "pipelines": 1}
-        if not self.spec.topology.chooses_stages:
-            topology["stages"] = min(topology["stages"], nodes)
-        spec = {**self.document["spec"], "elastic": elastic, "topology": topology}
+        spec = {**self.document["spec"], "elastic": {**self.document["spec"]["elastic"], "maxWorkers": nodes}}
         document = {**self.document, "spec": spec}
         return ComparedJob(place=replace(self.place, nodes=nodes), spec=parse_manifest(document), document=document)
 
@@ -76,7 +72,7 @@ def published_job(profile: ModelProfile) -> ComparedJob:
     nodes = known.stages * known.pipelines
 
     def made(samples: int) -> tuple[JobSpec, dict[str, Any]]:
-        document = _document(profile, samples, grid.stages, nodes)
+        document = _document(profile, samples, nodes)
         return parse_manifest(document), document
 
     sizes = [samples for samples in range(profile.samples, 0, -1) if known.batch % samples == 0]
@@ -87,7 +83,7 @@ def published_job(profile: ModelProfile) -> ComparedJob:
     return ComparedJob(place=place, spec=spec, document=document)
 
 
-def _document(profile: ModelProfile, samples: int, stages: int, nodes: int) -> dict[str, Any]:
+def _document(profile: ModelProfile, samples: int, nodes: int) -> dict[str, Any]:
     """What a user of that model would write who leaves the grid to the coordinator, and pays for what crosses zones."""
     assert profile.published is not None
     task = profile.task
@@ -98,8 +94,7 @@ def _document(profile: ModelProfile, samples: int, stages: int, nodes: int) -> d
         "spec": {
             "task": {"entrypoint": task.entrypoint if task else "published:build"},
             "training": {"steps": ENDLESS, "globalBatchSize": profile.published.batch, "microBatchSize": samples},
-            "topology": {"stages": stages, "pipelines": 1},
-            "elastic": {"objective": "Throughput", "maxStages": len(profile.layers), "maxWorkers": nodes},
+            "elastic": {"maxWorkers": nodes},
             "spread": {"policy": SpreadPolicy.ZONE_PER_PIPELINE.value},
             "redundancy": {"mode": RedundancyMode.LAZY_FORWARD.value, "placement": ReplicaPlacement.HOST.value},
             "checkpoint": {"storage": {"uri": "s3://published/checkpoints"}},
@@ -164,7 +159,7 @@ class CoordinatorRuns:
         choose.check(self.job.place, self.trace)
         speed, found = choose.on_demand_speed(self.job.place), list[StrategyResult]()
         for choice in self._ordered(objective, speed)[:MOST_RUNS]:
-            by_bound = not self.job.spec.elastic.gives_back  # else it does not pay for all of those nodes
+            by_bound = not gives_back(self.job.spec)  # else it does not pay for all of those nodes
             if (
                 found
                 and by_bound

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-from bamboo_core.job.spec import ElasticSpec, JobSpec, Objective, PipelineSchedule, RedundancyMode, schedules
+from bamboo_core.job.spec import ElasticSpec, JobSpec, PipelineSchedule, RedundancyMode, schedules
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.resplit import Grid
@@ -303,13 +303,14 @@ def _plain(spec: JobSpec, layers: int) -> JobSpec:
     return replace(
         spec,
         training=training,
-        topology=replace(spec.topology, split=None),
-        elastic=ElasticSpec(
-            min_pipelines=1,
-            max_pipelines=training.most_pipelines,
-            objective=Objective.THROUGHPUT,
-            max_stages=layers,
-            max_workers=layers * training.most_pipelines,
+        topology=replace(
+            spec.topology,
+            stages=1,
+            pipelines=1,
+            split=None,
+            chooses_stages=True,
+            chooses_pipelines=True,
         ),
+        elastic=ElasticSpec(max_workers=layers * training.most_pipelines),
         redundancy=replace(spec.redundancy, mode=RedundancyMode.NONE),
     )

@@ -35,12 +35,12 @@ def test_zero_bubble_makes_steps_shorter() -> None:
 
 def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_each_grid() -> None:
     """In hindsight, as far as there is the memory for it."""
-    free, plain, late = (costs_of(profile(), 8, schedule) for schedule in ("Auto", "1F1B", "ZBH1"))
+    free, plain, late = (costs_of(profile(), 8, schedule) for schedule in (None, "1F1B", "ZBH1"))
     for grid in (Grid(1, 2), Grid(3, 1), Grid(4, 2)):
         assert free.step(grid) == min(plain.step(grid), late.step(grid))
     assert free.step(Grid(4, 1)) < plain.step(Grid(4, 1))
     assert free.uneven((4, 2)) == min(plain.uneven((4, 2)), late.uneven((4, 2)))
-    small = costs_of(profile(state=400), 8, "Auto")
+    small = costs_of(profile(state=400), 8, None)
     assert [small.grid(4, stages).stages for stages in (1, 2, 3, 4)] == [0, 2, 3, 4]
 
 

@@ -1,20 +1,20 @@
 """What of a job may change after it was created, and what only while it is suspended."""
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
 
 from bamboo_core.job.edits import apply_edit, apply_edit_to_manifest, refusal_message, refused_fields
 from bamboo_core.job.manifest import parse_manifest
-from crd_cases import SPEC, Edit, Path, good_changes, running, whole
-from crd_kit import ABSENT, refusals
+from crd_cases import SPEC, Edit, Path, good_changes, running, suspended, whole, whole_of_a_fixed_grid
+from crd_kit import refusals
 from manifest_kit import minimal
 
 Document = dict[str, Any]
 FREE = {
     "budget",
     "degradedPriorityClassName",
+    "stragglerPolicy",
     *(
         "suspend",
         "elastic",
@@ -33,7 +33,9 @@ FIXED = {"managedBy", "task", "training", "spread", "checkpoint", "failurePolicy
 
 def may_change(path: Path) -> bool:
     if path[:2] == ("spec", "topology"):
-        return path[2:] in (("pipelines",), ("schedule",))
+        return path[2:] == ("schedule",)
+    if path[:2] == ("spec", "elastic"):
+        return len(path) > 2
     if path[:2] == ("spec", "redundancy"):
         return path[2:] == ("mode",)
     if path[:3] == ("spec", "worker", "devices"):
@@ -136,11 +138,11 @@ def test_a_change_without_effect_is_no_change() -> None:
     assert refusals(minimal(), spelled_out) == []
 
 
-def test_kubectl_scale_keeps_within_the_bounds() -> None:
-    old = running(whole())
-    for pipelines, kept in ((1, True), (4, True), (5, False), (0, False)):
-        new = deepcopy(old)
-        new["spec"]["topology"]["pipelines"] = pipelines
-        assert (refusals(new, old) == []) == kept
-    without_bounds = Edit(("spec", "elastic"), ABSENT, "").of(old)
-    assert refusals(Edit(("spec", "topology", "pipelines"), 16, "").of(without_bounds), without_bounds) == []
+def test_a_grid_is_opened_or_fixed_only_while_the_job_is_suspended() -> None:
+    chosen, fixed = whole(), whole_of_a_fixed_grid()
+    for old, new in ((chosen, fixed), (fixed, chosen)):
+        assert refusals(running(new), running(old)) == [
+            "spec.topology.pipelines: can change only while the job is suspended",
+            "spec.elastic: can come or go only while the job is suspended",
+        ]
+        assert refusals(suspended(new), suspended(old)) == []

@@ -86,6 +86,7 @@ def test_a_job_for_a_cluster_names_an_image_and_grows_with_the_nodes() -> None:
     done = init("far", *given, "--where", "cluster")
     assert done.exit_code == 0, done.output
     spec = bamboo.Job.from_file("far.yaml").spec
+    assert spec.elastic is not None
     assert (spec.worker.image, spec.elastic.max_workers, spec.topology.chooses_stages) == ("your/image", 4, True)
     assert done.stdout.index("your image") < done.stdout.index("bamboo submit far.yaml")
     assert "bamboo run" not in done.stdout

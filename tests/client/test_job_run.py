@@ -65,7 +65,7 @@ def test_with_notice_nobody_waits() -> None:
 def test_workers_of_one_stage_pipelines_share_what_is_lost() -> None:
     """Four pipelines of one stage, 6 microbatches each, and one is lost for good: the others run 8 each, not 12."""
     told: list[str] = []
-    document = manifest(1, 4, 24, elastic={"minPipelines": 4, "maxPipelines": 4})
+    document = manifest(1, 4, 24)
     one = JobRun(spec=parse_manifest(document), manifest=document, profile=job(1).profile, trace=make_trace())
     result = run(one, nodes(4, (1800.0, "remove", "n1")), told=told)
     assert result.figures.takeovers == 1
@@ -108,7 +108,7 @@ def test_two_neighbours_at_once_go_back_to_a_checkpoint() -> None:
 def test_the_number_of_pipelines_follows_the_nodes() -> None:
     told: list[str] = []
     changes = [(1000.0, "remove", "n5"), (2000.0, "add", "n9")]
-    found = run(job(3, 2, elastic={"minPipelines": 1}), nodes(6, *changes), told=told).figures
+    found = run(job(3, None, elastic={"maxWorkers": 6}), nodes(6, *changes), told=told).figures
     assert any("Shrinking" in line for line in told)
     assert any("Growing" in line for line in told)
     assert 0.8 < found.goodput < 1.0
@@ -116,7 +116,8 @@ def test_the_number_of_pipelines_follows_the_nodes() -> None:
 
 def test_layers_are_split_anew_over_fewer_workers() -> None:
     told: list[str] = []
-    one = job(3, 1, elastic={"minStages": 1, "stabilizationSeconds": 60})
+    document = manifest(None, 1, 6, elastic={"maxWorkers": 3, "stabilizationSeconds": 60})
+    one = JobRun(spec=parse_manifest(document), manifest=document, profile=job().profile, trace=make_trace())
     found = run(one, nodes(3, (1000.0, "remove", "n2")), told=told)
     assert any("Resplit:" in line for line in told)
     assert found.outcome == "cut"
@@ -126,7 +127,7 @@ def test_layers_are_split_anew_over_fewer_workers() -> None:
 def test_a_small_run_is_always_the_same() -> None:
     """Golden: if this changes, so do the figures in docs; say why in the commit."""
     generation = Generation(nodes=6, hours=6, removal=0.5, addition=0.9, zones=("a", "b"), price=1.0)
-    one = job(3, 2, elastic={"minPipelines": 1})
+    one = job(3, None, elastic={"maxWorkers": 6})
     runs = [JobSeed(run=one, generation=generation, seed=seed) for seed in (1, 2, 3, 4)]
     told: list[int] = []
     found = [result.figures for result in simulate_jobs(runs, 2, told.append)]

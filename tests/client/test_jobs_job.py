@@ -62,7 +62,7 @@ def test_a_wrong_job_is_refused_with_all_that_is_wrong() -> None:
     assert str(told.value).split("\n") == [
         "job quickstart: spec.training.stepz: unknown field, did you mean steps?",
         "job quickstart: spec.training.microBatchSize: expected an integer >= 1, got 0",
-        "job quickstart: spec.topology.stages: expected Auto or an integer >= 1, got -1",
+        "job quickstart: spec.topology.stages: expected an integer >= 1, got -1",
     ]
     assert len(told.value.problems) == 3
     assert isinstance(told.value, ValueError | bamboo.BambooError)

@@ -157,12 +157,16 @@ def test_a_job_without_checkpoints_is_not_suspended() -> None:
             handle.weights()
 
 
-def test_more_pipelines_are_asked_for_while_it_trains() -> None:
-    with job(ENDLESS, elastic={"stabilizationSeconds": 1}).run(page=False) as handle:
+def test_more_workers_are_asked_for_while_it_trains() -> None:
+    refused = pytest.raises(bamboo.InvalidRequest, match=r"without spec\.elastic its grid is fixed")
+    with job(ENDLESS).run(page=False) as handle, refused:
+        handle.scale(4)
+    elastic = {"maxWorkers": 2, "stabilizationSeconds": 1}
+    with job(ENDLESS, topology={"stages": 2}, elastic=elastic).run(page=False) as handle:
         trains(handle)
-        handle.scale(2)
+        handle.scale(4)
         until(lambda: len(handle.progress.grid) == 2)
-        with pytest.raises(bamboo.InvalidRequest, match=r"pipelines: spec.topology.pipelines: expected an integer"):
+        with pytest.raises(bamboo.InvalidRequest, match=r"workers: spec.elastic.maxWorkers: expected an integer"):
             handle.scale(0)
 
 

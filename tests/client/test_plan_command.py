@@ -88,8 +88,7 @@ def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: s
 
 def test_bounds_of_the_job_that_leave_no_grid_are_named(files: Path) -> None:
     document = yaml.safe_load((files / "job.yaml").read_text())
-    elastic = {"maxWorkers": 9, "minStages": 3, "minPipelines": 2}
-    document["spec"] |= {"topology": {"stages": "Auto"}, "elastic": elastic}
+    document["spec"] |= {"topology": {"pipelines": 2}, "elastic": {"maxWorkers": 9, "minStages": 3}}
     (files / "job.yaml").write_text(yaml.safe_dump(document))
     done = invoke(files, "--preempt-rate", "0.1", "--nodes", "5")
     assert done.exit_code == 2

@@ -208,8 +208,7 @@ def test_what_can_never_happen_is_refused(text: str) -> None:
 
 
 def test_a_stage_that_the_grid_may_come_to_have_can_be_hit() -> None:
-    elastic = {"objective": "Throughput", "maxStages": 4, "maxWorkers": 8}
-    spec = parse_manifest(manifest(2, 1, 4, elastic=elastic))
+    spec = parse_manifest(manifest(None, 2, 4, elastic={"maxWorkers": 8}))
     check(parse(["at:10:3"]), spec)
     with pytest.raises(ValueError, match="the job has stages 0 to 3"):
         check(parse(["at:10:4"]), spec)

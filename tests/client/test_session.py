@@ -36,7 +36,7 @@ def test_a_run_is_compared_with_one_on_another_grid(
     topology: dict[str, Any], reproducible: bool, grid: tuple[int, int], split: tuple[int, ...] | None
 ) -> None:
     manifest = yaml.safe_load(WHOLE)
-    manifest["spec"] |= {"topology": topology, "elastic": {"minPipelines": 1}}
+    manifest["spec"] |= {"topology": topology, "elastic": None}
     manifest["spec"]["training"] |= {"reproducible": reproducible, "gradientGroups": 16 if reproducible else None}
     given = yaml.safe_dump(manifest)
     job = parse_manifest(manifest)
@@ -45,7 +45,7 @@ def test_a_run_is_compared_with_one_on_another_grid(
     assert spec == parse_manifest(changed)
     assert (spec.training, spec.task) == (job.training, job.task), "it stops early where the job does"
     assert spec.redundancy.mode is RedundancyMode.NONE
-    assert (spec.elastic.min_pipelines, spec.elastic.max_pipelines, spec.standby.workers) == (grid[1], grid[1], 0)
+    assert (spec.elastic, spec.standby.workers) == (None, 0)
     assert yaml.safe_dump(manifest) == given
 
 
@@ -59,17 +59,16 @@ def test_a_run_is_compared_with_one_on_another_grid(
         ((1, 1), False, (1, 1)),
     ],
 )
-@pytest.mark.parametrize("stages", ["Auto", 1])
+@pytest.mark.parametrize("topology", [{}, {"stages": 1}, {"pipelines": 1}])
 def test_a_chosen_grid_is_compared_with_one_that_needs_no_more_memory(
-    ran: tuple[int, int], lacks_room: bool, grid: tuple[int, int], stages: str | int
+    ran: tuple[int, int], lacks_room: bool, grid: tuple[int, int], topology: dict[str, int]
 ) -> None:
-    elastic = {"maxWorkers": 4, "maxStages": 4, "objective": "Throughput"}
     manifest = bamboojob(
-        task={"entrypoint": "m:build"}, training=training(3, 8, 2), elastic=elastic, topology={"stages": stages}
+        task={"entrypoint": "m:build"}, training=training(3, 8, 2), elastic={"maxWorkers": 4}, topology=topology
     )
     spec, _ = undisturbed_job(parse_manifest(manifest), manifest, _ran(*ran, lacks_room=lacks_room))
     assert (spec.topology.stages, spec.topology.pipelines) == grid
-    assert not spec.elastic.chooses_grid
+    assert spec.elastic is None
 
 
 @pytest.mark.parametrize(

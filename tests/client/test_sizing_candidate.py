@@ -21,14 +21,7 @@ def changes(document: dict[str, Any], **fields: Any) -> dict[Any, Any]:
 
 
 def test_the_job_as_it_is_needs_no_edit() -> None:
-    for document in (
-        manifest(2, 1, 6),
-        manifest(3, 2, 8, elastic={"minPipelines": 1, "maxPipelines": 4, "minStages": 2}),
-    ):
-        spec = parse_manifest(document)
-        one = replace(as_the_job_is("m", spec), pipelines=spec.elastic.max_pipelines)
-        assert set(edits(one, spec, document)) <= {("spec", "topology", "pipelines")}
-    assert changes(manifest(2, 1, 6)) == {}
+    assert changes(manifest(2, 1, 6)) == changes(manifest(3, 2, 8)) == {}
 
 
 @pytest.mark.parametrize(
@@ -40,8 +33,7 @@ def test_the_job_as_it_is_needs_no_edit() -> None:
         ({"micro_batch": 8}, {("training", "microBatchSize"): 8}),
         ({"spread": SpreadPolicy.SINGLE_ZONE}, {("spread", "policy"): "SingleZone"}),
         ({"every_steps": 7}, {}),  # it keeps no checkpoints
-        ({"pipelines": 2, "fewest": 2}, {("topology", "pipelines"): 2}),
-        ({"pipelines": 2}, {("topology", "pipelines"): 2, ("elastic", "minPipelines"): 1}),
+        ({"pipelines": 2}, {("topology", "pipelines"): 2}),
     ],
 )
 def test_each_field_of_a_plan_is_one_of_the_manifest(fields: Any, expected: Any) -> None:
@@ -56,19 +48,21 @@ def test_plans_have_an_order_with_and_without_nodes_on_demand() -> None:
     assert sorted([replace(some, every_steps=5), some]) == [some, replace(some, every_steps=5)]
 
 
-def test_bounds_that_the_user_has_said_follow_the_grid() -> None:
-    document = manifest(4, 2, 8, elastic={"minPipelines": 1, "maxPipelines": 3, "minStages": 3})
-    found = changes(document, stages=2, pipelines=4, fewest=1)
-    assert found["spec", "elastic", "maxPipelines"] == 4
-    assert found["spec", "elastic", "minStages"] == 2
-    assert ("spec", "elastic", "minPipelines") not in found
-
-
-def test_bounds_of_a_choice_follow_a_grid_that_is_larger() -> None:
-    """As when the command line names it."""
-    document = manifest(2, 1, 8, elastic={"objective": "Throughput", "maxStages": 3, "maxWorkers": 4})
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "elastic", "expected"),
+    [
+        (None, None, {"maxWorkers": 4}, {"maxWorkers": 8}),
+        (4, None, {"maxWorkers": 4}, {"maxWorkers": 8}),
+        (None, 2, {"maxWorkers": 4, "minWorkers": 3}, {"maxWorkers": 8}),
+        (4, None, {"maxWorkers": 99, "minWorkers": 12}, {"maxWorkers": 8, "minWorkers": 8}),
+    ],
+)
+def test_where_the_grid_is_chosen_the_most_workers_are_those_of_the_plans_grid(
+    stages: int | None, pipelines: int | None, elastic: dict[str, int], expected: dict[str, int]
+) -> None:
+    document = manifest(stages, pipelines, 8, elastic=elastic)
     found = changes(document, stages=4, pipelines=2)
-    assert (found["spec", "elastic", "maxStages"], found["spec", "elastic", "maxWorkers"]) == (4, 8)
+    assert found == {("spec", "elastic", name): value for name, value in expected.items()}
     parse_manifest(edited(document, found))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bamboo.sizing.space import Limits, combined, grids, protections, smaller
-from bamboo.sizing.trials.candidate import PROTECTION, Candidate, as_the_job_is, edits
+from bamboo.sizing.trials.candidate import PROTECTION, Candidate, as_the_job_is
 from bamboo.sizing.trials.world import World
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import RedundancyMode
@@ -59,44 +59,20 @@ def test_a_split_that_the_user_has_fixed_stays() -> None:
     assert {stages for stages, _ in shapes(found, Limits(nodes=8))} == {2}
 
 
-def test_the_number_of_pipelines_with_which_it_begins_follows_the_users_bounds() -> None:
-    fixed, shrinking = at(), at(elastic={"minPipelines": 1}, topology={"stages": 2, "pipelines": 3})
-    for (found, like), fewest in ((fixed, 3), (shrinking, 1)):
-        limits = Limits(nodes=8, stages=(2,), pipelines=(3,), micro_batches=(4,))
-        assert {one.fewest for one in grids(found, limits, like)} == {fewest}
-
-
 @pytest.mark.parametrize(
-    ("elastic", "limits", "grids"),
+    ("topology", "elastic", "grids"),
     [
-        ({"maxStages": 2}, {}, {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)}),
-        ({"minStages": 2}, {}, {(2, 1), (2, 2), (3, 1), (4, 1)}),
-        ({"minPipelines": 2}, {}, {(1, 2), (1, 3), (2, 2)}),
-        ({"maxPipelines": 1}, {}, {(1, 1), (2, 1), (3, 1), (4, 1)}),
-        ({"maxWorkers": 2}, {}, {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1)}),
-        ({"maxStages": 2}, {"stages": (3,)}, {(3, 1)}),
-        ({"minPipelines": 2}, {"pipelines": (1,)}, {(1, 1), (2, 1), (3, 1), (4, 1)}),
+        ({}, {}, {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1)}),
+        ({}, {"minStages": 2}, {(2, 1), (2, 2), (3, 1), (4, 1)}),
+        ({"stages": 2}, {}, {(2, 1), (2, 2)}),
+        ({"pipelines": 2}, {}, {(1, 2), (2, 2)}),
     ],
 )
-@pytest.mark.parametrize("topology", [{}, {"stages": 1}], ids=["Auto", "1"])
-def test_a_grid_that_is_chosen_keeps_the_jobs_bounds_unless_others_are_named(
-    elastic: dict[str, int], limits: dict[str, Any], grids: set[tuple[int, int]], topology: dict[str, int]
+def test_of_a_grid_that_is_chosen_those_are_tried_that_the_coordinator_may_choose(
+    topology: dict[str, int], elastic: dict[str, int], grids: set[tuple[int, int]]
 ) -> None:
-    bounds = {"objective": "Throughput", "maxWorkers": 4, "maxStages": 4, **elastic}
-    if topology and elastic.get("minStages", 1) * elastic.get("minPipelines", 1) > 1:
-        topology = {"stages": elastic.get("minStages", 1), "pipelines": elastic.get("minPipelines", 1)}
-    found = at(elastic=bounds, topology=topology)
-    assert shapes(found, Limits(nodes=4, micro_batches=(4,), **limits)) == grids
-
-
-def test_how_far_a_chosen_grid_may_shrink_is_the_users_to_say() -> None:
-    found, like = at(microbatches=4, elastic={"maxWorkers": 4, "minPipelines": 2}, topology={})
-    tried = list(grids(found, Limits(nodes=4, stages=(1,)), like))
-    assert min(one.pipelines for one in tried) == 2
-    kept = [*tried, *protections(found, Limits(nodes=4), tried[-1])]
-    assert {one.fewest for one in kept} == {2}
-    for one in kept:
-        assert ("spec", "elastic", "minPipelines") not in edits(one, found.spec, found.document)
+    found = at(elastic={"maxWorkers": 4, **elastic}, topology=topology)
+    assert shapes(found, Limits(nodes=4, micro_batches=(4,))) == grids
 
 
 def test_a_protection_changes_one_thing() -> None:

@@ -40,9 +40,9 @@ def two_pipelines(policy: str, pipelines: int = 2, **more: Any) -> JobRun:
     )
 
 
-def chosen_grid(policy: str, **elastic: Any) -> JobRun:
-    """Of two stages, with as many pipelines as four workers fill."""
-    return two_pipelines(policy, 1, elastic={"objective": "Throughput", "maxWorkers": 4, "minStages": 2, **elastic})
+def chosen_grid(policy: str, **topology: int) -> JobRun:
+    """Of at least two stages, with as many pipelines as four workers fill."""
+    return two_pipelines(policy, topology=topology, elastic={"maxWorkers": 4, "minStages": 2})
 
 
 def test_what_crosses_zones_is_counted_and_paid_for() -> None:
@@ -101,7 +101,7 @@ def test_with_a_chosen_grid_nodes_of_all_zones_are_taken_and_pipelines_are_packe
 
 
 def test_a_chosen_grid_of_one_pipeline_at_most_is_in_one_zone() -> None:
-    supply = NodeSupply(make_trace(), chosen_grid("ZonePerPipeline", maxPipelines=1).spec, None)
+    supply = NodeSupply(make_trace(), chosen_grid("ZonePerPipeline", pipelines=1).spec, None)
     for i, zone in enumerate("aabb"):
         supply.came(f"n{i}", zone)
     assert [node and node.zone for node in (supply.take() for _ in range(3))] == ["a", "a", None]

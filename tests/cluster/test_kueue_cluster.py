@@ -296,7 +296,7 @@ def test_an_operator_that_is_killed_while_pods_are_preempted_finds_what_is_left(
 ) -> None:
     queue.set_quota(4)
     growing = {"name": queue.name, "priorityClass": "usual", "growthPriorityClass": "spare"}
-    document, slow = paced_job("job", tmp_path, {"minPipelines": 1}, growing)
+    document, slow = paced_job("job", tmp_path, {"minWorkers": 2}, growing)
     job = Job(installed.api, namespace, document)
     grown(job, 2)
     with outsiders(installed.api, namespace, queue, 2):
@@ -322,11 +322,11 @@ def test_two_jobs_share_a_quota_for_one_and_a_half(
     """
     queue.set_quota(6)
     growing = {"name": queue.name, "priorityClass": "usual", "growthPriorityClass": "spare"}
-    first_document, first_slow = paced_job("first", tmp_path, {"minPipelines": 1}, growing)
+    first_document, first_slow = paced_job("first", tmp_path, {"minWorkers": 2}, growing)
     first = Job(installed.api, namespace, first_document)
     grown(first, 2)
     important = {"name": queue.name, "priorityClass": "urgent"}
-    second_document, second_slow = paced_job("second", tmp_path, {"minPipelines": 2}, important)
+    second_document, second_slow = paced_job("second", tmp_path, {"minWorkers": 4}, important)
     second = Job(installed.api, namespace, second_document)
     grown(second, 2)
     grown(first, 1)
@@ -385,8 +385,8 @@ def undisturbed(document: Json, folder: Path) -> str:
 def paced_job(name: str, folder: Path, elastic: Json, queue: Json) -> tuple[Json, Path]:
     """A job of two pipelines, and the file as long as which is there its steps take a second."""
     (folder / name).mkdir()
-    elastic = {**elastic, "maxPipelines": 2, "stabilizationSeconds": 5, "stragglerPolicy": "Report"}
-    asked = {"topology": {"stages": 2, "pipelines": 2}, "elastic": elastic, "queue": queue}
+    elastic = {**elastic, "maxWorkers": 4, "stabilizationSeconds": 5}
+    asked = {"topology": {"stages": 2}, "elastic": elastic, "stragglerPolicy": "Report", "queue": queue}
     return slowed(manifest(name, steps=STEPS, standby=0, **asked), folder / name)
 
 

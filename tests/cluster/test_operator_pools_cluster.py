@@ -62,13 +62,13 @@ def test_full_pools_are_told(installed: Cluster, namespace: str, operator: Opera
 
 
 def test_a_job_is_scaled(installed: Cluster, namespace: str, operator: Operator) -> None:
-    job = Job(installed.api, namespace, small("scaled", elastic={"stabilizationSeconds": 1}))
+    job = Job(installed.api, namespace, small("scaled", elastic={"maxWorkers": 2, "stabilizationSeconds": 1}))
     job.until("WorkersReady")
 
-    job.edit({"topology": {"pipelines": 2}})
-    job.wait(lambda s: s["pipelines"] == {"desired": 2, "ready": 2, "degraded": 0})
+    job.edit({"elastic": {"maxWorkers": 4}})
+    job.wait(lambda s: s["pipelines"] == {"stages": 2, "desired": 2, "ready": 2, "degraded": 0})
 
-    job.edit({"topology": {"pipelines": 1}})
+    job.edit({"elastic": {"maxWorkers": 2}})
     job.wait(lambda s: s["pipelines"]["ready"] == 1)
     job.until_pods(lambda pods: len(pods) == 2)
     status = job.wait(lambda s: s["state"] == "Running" and s["workers"]["ready"] == 2)

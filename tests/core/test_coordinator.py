@@ -10,7 +10,7 @@ from bamboo_core.coordinator.events import (
     PreemptionNotice,
 )
 from replica_kit import copies
-from world import World
+from slow_world import Slowed
 
 actions = st.lists(
     st.tuples(st.sampled_from(["lose", "notice", "deliver", "settle", "cut", "away"]), st.integers(0, 20)),
@@ -19,11 +19,13 @@ actions = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 2), st.integers(0, 1), st.integers(0, 2), st.integers(0, 3), actions)
+@given(st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(0, 3), actions)
 def test_invariants_hold_whatever_happens(
-    stages: int, pipelines: int, fewer: int, more: int, standby: int, what: list[tuple[str, int]]
+    stages: int, pipelines: int, chosen: bool, standby: int, what: list[tuple[str, int]]
 ) -> None:
-    world = World(stages, pipelines, standby, max(1, pipelines - fewer), pipelines + more)
+    """On a fixed grid, or with as many pipelines as the workers fill."""
+    chooses = ("pipelines",) if chosen else ()
+    world = Slowed(stages, pipelines, standby, chooses=chooses, schedule="1F1B")
     world.settle()
     for action, index in what:
         if world.finish:
@@ -44,6 +46,9 @@ def test_invariants_hold_whatever_happens(
             world.tell(ChannelClosed(worker))
             world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1)))
     world.settle()
+    if world.state.plan is not None:
+        world.train(40 if chosen else 0)
+        world.settle()
     if world.finish:
         assert world.finish.outcome is Outcome.UNRECOVERABLE
         return
@@ -51,14 +56,16 @@ def test_invariants_hold_whatever_happens(
     if plan is None:
         assert len(world.state.workers) < stages * pipelines
         return
-    elastic, workers = world.spec.elastic, sum(r.notice_until is None for r in world.state.workers.values())
+    workers = sum(r.notice_until is None for r in world.state.workers.values())
     for worker, record in world.state.workers.items():
         if record.notice_until is not None and workers:
             assert not plan.owned_by(worker), "a leaving worker still owns a cell, at rest"
-    wanted = max(elastic.min_pipelines, min(elastic.max_pipelines, workers // stages))
     assert len(plan.layouts) == 1
-    assert len(plan.pipelines) == plan.target.pipelines == wanted, "not resized at rest"
-    if workers >= stages * wanted:
+    assert len(plan.pipelines) == plan.target.pipelines
+    wanted = min(pipelines, workers // stages) if chosen else pipelines
+    if wanted:
+        assert len(plan.pipelines) == wanted, "not resized at rest"
+    if wanted and workers >= stages * wanted:
         assert all(len(plan.owned_by(w)) <= 1 for w in world.state.workers), "not healed, although workers were there"
     if stages > 1 and workers > 1:
         for cell in plan.cells():

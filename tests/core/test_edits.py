@@ -25,7 +25,9 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
     def changed(section, **values):
         return numbers_digest(parse_manifest({**document, "spec": {**spec, section: {**spec[section], **values}}}))
 
-    assert changed("topology", pipelines=1, lookahead=1) == changed("training", steps=200) == digest
+    assert (
+        changed("topology", lookahead=1) == changed("elastic", maxWorkers=8) == changed("training", steps=200) == digest
+    )
     assert changed("training", nonFinite="Fail", maxConsecutiveSkips=7, evaluation={"everySteps": 3}) == digest
     assert changed("training", deterministic=False) == changed("training", compile=False) == digest
     scaled = {"initialPower": 16, "growthInterval": 2000}
@@ -81,7 +83,8 @@ def edited(**spec: Any) -> dict[str, Any]:
     [
         ({}, ()),
         ({"suspend": True}, ()),
-        ({"topology": {**OLD["spec"]["topology"], "pipelines": 2}, "redundancy": {"replicas": 2}}, ()),
+        ({"topology": {**OLD["spec"]["topology"], "schedule": "ZBH1"}, "redundancy": {"replicas": 2}}, ()),
+        ({"topology": {**OLD["spec"]["topology"], "pipelines": 2}}, ("spec.topology.pipelines",)),
         ({"topology": {"stages": 4}}, ("spec.topology.stages",)),
         ({"worker": {"devices": 2}}, ("spec.worker.devices",)),
         ({"worker": {"image": "b", "devices": 2}}, ("spec.worker.devices",)),
@@ -110,10 +113,20 @@ def test_of_many_refused_fields_some_are_named() -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 4])
-def test_a_number_of_stages_in_place_of_auto_is_refused_by_its_name(stages: int) -> None:
-    """And the other way round. One is what Auto begins with."""
-    auto, fixed = (
-        parse_manifest(edited(topology={"stages": number}, elastic={"objective": "Throughput", "maxWorkers": 8}))
-        for number in ("Auto", stages)
+def test_a_number_of_stages_for_stages_that_are_chosen_is_refused_by_its_name(stages: int) -> None:
+    """And the other way round."""
+    chosen, fixed = (
+        parse_manifest(edited(topology=topology, elastic={"maxWorkers": 8})) for topology in ({}, {"stages": stages})
     )
-    assert refused_fields(auto, fixed) == refused_fields(fixed, auto) == ("spec.topology.stages",)
+    assert refused_fields(chosen, fixed) == refused_fields(fixed, chosen) == ("spec.topology.stages",)
+
+
+def test_a_grid_that_is_fixed_is_opened_only_while_the_job_is_suspended() -> None:
+    fixed, chosen = (
+        edited(topology=topology, elastic=elastic)
+        for topology, elastic in (({"stages": 4, "pipelines": 2}, None), ({"stages": 4}, {"maxWorkers": 8}))
+    )
+    for old, new in ((fixed, chosen), (chosen, fixed)):
+        before, after = parse_manifest(old), parse_manifest(new)
+        assert set(refused_fields(before, after)) == {"spec.topology.pipelines", "spec.elastic"}
+        assert apply_edit(before, after) == before == parse_manifest(apply_edit_to_manifest(old, new))

@@ -2,14 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
-from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import PipelineSchedule, RedundancySpec
 from bamboo_core.planning.desired import PlanningView, Urgency, owners_of_new_rows
-from bamboo_core.planning.elastic import desired_pipelines, drop_old_layouts, resize
+from bamboo_core.planning.elastic import drop_old_layouts, resize
 from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
-from manifest_kit import bamboojob, training
 from replica_kit import planned
 
 
@@ -28,17 +24,6 @@ def view(plan: Plan, pipelines: int, more: int = 0, filled: bool = True, leaving
     )
     synced = frozenset((Cell(0, cell.stage), worker) for cell, worker in owners_of_new_rows(made).items())
     return replace(made, synced=made.synced | synced) if filled else made
-
-
-@pytest.mark.parametrize(("staying", "pipelines"), [(0, 1), (3, 1), (4, 2), (7, 3), (8, 3), (99, 3)])
-def test_as_many_pipelines_as_workers_fill_within_the_bounds(staying: int, pipelines: int) -> None:
-    manifest = bamboojob(
-        task={"entrypoint": "m:b"},
-        topology={"stages": 2, "pipelines": 2},
-        elastic={"minPipelines": 1, "maxPipelines": 3},
-        training=training(4, 8, 1),
-    )
-    assert desired_pipelines(staying, parse_manifest(manifest)) == pipelines
 
 
 def test_nothing_changes_while_the_number_is_right_or_another_change_is_under_way() -> None:

@@ -3,15 +3,15 @@
 import re
 
 import msgspec
-import pytest
 
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.trace import make_trace
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import Machine
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
-from job_simulation_kit import HOUR, job, nodes, profile, run
+from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 from slow_world import Slowed
 
 LOST, BACK = 600.0, 2400.0
@@ -20,12 +20,13 @@ TRACE = nodes(
 )
 
 
-def elastic(memory: int = 10**9) -> JobRun:
+def elastic() -> JobRun:
     """Twelve layers on six workers, or on as many as are there. A layer's state takes 0.3 s on its way."""
-    made = job(6, 1, elastic={"minStages": 1, "minPipelines": 1, "stabilizationSeconds": 60})
+    made = job()
+    document = manifest(None, 1, 6, elastic={"maxWorkers": 6, "stabilizationSeconds": 60})
     model = profile(12, made.profile.network, forward=0.01, backward=0.02, parameters=100_000, optimizer=200_000)
-    model = msgspec.structs.replace(model, times=made.profile.times, machine=Machine(memory=memory))
-    return JobRun(spec=made.spec, manifest=made.manifest, profile=model, trace=make_trace())
+    model = msgspec.structs.replace(model, times=made.profile.times, machine=Machine(memory=10**9))
+    return JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
 
 
 def told_of(one: JobRun) -> list[tuple[float, str, str]]:
@@ -50,16 +51,15 @@ def test_newcomers_are_filled_before_the_cut_and_the_pause_is_shorter() -> None:
     assert reasons(told, BACK) == ["Replicating", "Resplitting", "Resplit"]
     (filled,) = [text for at, reason, text in told if at > BACK and reason == "Replicating"]
     assert "sim-w6, sim-w7" in filled
-    without = told_of(elastic(memory=100))
-    assert reasons(without, BACK) == ["Resplitting", "Resplit"], "they have no room for states of the old stages"
-    assert pauses(told)[-1] < 0.7 * pauses(without)[-1]
+    short, back = pauses(told)[-2:]
+    assert back < 0.7 * short, "nobody is filled while the job is short of workers"
 
 
-def of_two_stages(memory: int) -> Slowed:
-    """Three workers have come to a job that had four stages. Each of two takes 1,600 bytes; a standby keeps one."""
+def of_two_stages() -> Slowed:
+    """Three workers have come to a job that had four stages, and has two; a standby keeps one of them."""
     size = LayerBytes(parameters=100, optimizer=200, gradients=100, activations=0, boundary=0)
-    told = protocol.Profile(costs=(1.0,) * 8, layers=(size,) * 8, memory=memory)
-    world = Slowed(4, 1, 1, fewest=1, standby_stages=1, profile=told)
+    told = protocol.Profile(costs=(1e12,) * 8, layers=(size,) * 8, memory=4000)
+    world = Slowed(4, 1, 1, chooses=("stages",), standby_stages=1, profile=told)
     world.train(10)
     world.away = 1000
     idle = world.state.workers.keys() - world.state.current_plan.owners()
@@ -72,21 +72,18 @@ def of_two_stages(memory: int) -> Slowed:
     return world
 
 
-@pytest.mark.parametrize(
-    ("memory", "kept"), [(1300, {"n0": {0}}), (2500, {"n0": {0}, "n1": {1}}), (4000, {"n0": {0, 1}, "n1": {1}})]
-)
-def test_what_a_worker_keeps_anyway_takes_room_as_well(memory: int, kept: dict[str, set[int]]) -> None:
-    world = of_two_stages(memory)
+def test_newcomers_keep_the_stages_that_they_will_need() -> None:
+    world = of_two_stages()
     count = len(world.plans)
     world.train(30)
     assert len(world.state.current_plan.stages) == 4
     split = [plan for plan in world.plans[count:] if len(plan.stages) == 2]
     found = {w: {c.stage for plan in split for c in plan.replicated_by(w)} for w in ("n0", "n1", "n2")}
-    assert {w: stages for w, stages in found.items() if stages} == kept
+    assert {w: stages for w, stages in found.items() if stages} == {"n0": {0, 1}, "n1": {1}}
 
 
 def test_who_was_filled_for_one_split_is_not_for_another() -> None:
-    world = of_two_stages(4000)
+    world = of_two_stages()
     origin, filled = world.state.current_plan.origin, False
     while world.state.current_plan.origin == origin:
         world.train(1)

@@ -37,20 +37,24 @@ def test_more_stages_than_layers_is_refused() -> None:
 @pytest.mark.parametrize(
     ("topology", "devices", "told"),
     [
-        (TopologySpec(stages=10), 1, "spec.topology.stages: expected at most the model's 4 layers, got 10"),
         (
-            TopologySpec(stages=10, chooses_stages=True),
+            TopologySpec(stages=10, pipelines=1),
+            1,
+            "spec.topology.stages: expected at most the model's 4 layers, got 10",
+        ),
+        (
+            TopologySpec(stages=10, pipelines=1, chooses_stages=True),
             1,
             "spec.elastic.minStages: expected at most the model's 4 layers, got 10",
         ),
         (
-            TopologySpec(stages=3, chooses_stages=True),
+            TopologySpec(stages=3, pipelines=1, chooses_stages=True),
             2,
             "spec.elastic.minStages: expected with spec.worker.devices (2) at most the model's 4 layers, "
             "got 6 (3 times 2)",
         ),
         (
-            TopologySpec(stages=1, chooses_stages=True),
+            TopologySpec(stages=1, pipelines=1, chooses_stages=True),
             5,
             "spec.worker.devices: expected at most the model's 4 layers, got 5",
         ),

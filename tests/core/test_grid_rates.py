@@ -1,6 +1,7 @@
 """Which grids workers can run, and which of them is the fastest."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,32 +9,32 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec, PipelineSchedule, ScheduleChoice
+from bamboo_core.job.spec import JobSpec, PipelineSchedule
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.splits.resplit import Grid
-from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids
+from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, is_within_bounds
 from bamboo_core.planning.steps.step_times import StepModel
 from bamboo_core.planning.steps.worker_memory import device_bytes
 from job_simulation_kit import NETWORK, manifest, profile
 
 
-def elastic_job(stages: int, pipelines: int, microbatches: int, **elastic: int) -> JobSpec:
-    return parse_manifest(manifest(stages, pipelines, microbatches, elastic={"objective": "Throughput", **elastic}))
+def elastic_job(workers: int, microbatches: int, stages: int | None = None, **elastic: int) -> JobSpec:
+    return parse_manifest(manifest(stages, None, microbatches, elastic={"maxWorkers": workers, **elastic}))
 
 
 def all_grids(spec: JobSpec, layers: int, workers: int) -> list[Grid]:
     """By the words of the fields."""
-    elastic, most = spec.elastic, min(workers, spec.elastic.most_workers(spec.topology))
-    stages = range(elastic.min_stages, min(layers, elastic.most_stages(spec.topology)) + 1)
-    pipelines = range(elastic.min_pipelines, min(elastic.max_pipelines, spec.training.most_pipelines) + 1)
+    assert spec.elastic is not None
+    most = min(workers, spec.elastic.max_workers) if workers >= spec.elastic.min_workers else 0
+    stages = range(spec.elastic.min_stages, layers + 1)
+    pipelines = range(1, spec.training.most_pipelines + 1)
     ways = [(p, d) for p in stages for d in pipelines if p * d <= most]
     return [Grid(p, d, schedule) for p, d in ways for schedule in PipelineSchedule if p > 1 or schedule == "1F1B"]
 
 
-@example(seconds=[1.0, 1.0, 0.25], workers=9, microbatches=10, rate=1e3, fewest=1)  # what is reduced takes the time
 def figures_of(seconds: list[float], rate: float) -> ModelFigures:
     """Layers whose forwards take that long, and a network of so many bytes a second."""
     layers = tuple(
@@ -43,17 +44,20 @@ def figures_of(seconds: list[float], rate: float) -> ModelFigures:
     return ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
 
 
+# What is reduced takes the time.
+@example(seconds=[1.0, 1.0, 0.25], workers=9, microbatches=10, rate=1e3, fewest=1, begins=1)
 @given(
     seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6),
     workers=st.integers(0, 9),
     microbatches=st.integers(3, 20),
     rate=st.sampled_from([1e3, 1e5, 1e12]),
     fewest=st.integers(1, 3),
+    begins=st.integers(1, 9),
 )
 def test_no_grid_within_the_bounds_is_faster_by_a_tenth_than_the_first(
-    seconds: list[float], workers: int, microbatches: int, rate: float, fewest: int
+    seconds: list[float], workers: int, microbatches: int, rate: float, fewest: int, begins: int
 ) -> None:
-    spec = elastic_job(3, 3, microbatches, minStages=fewest)
+    spec = elastic_job(9, microbatches, minStages=fewest, minWorkers=begins)
     figures = figures_of(seconds, rate)
     rates, possible = GridRates(figures, spec), all_grids(spec, len(seconds), workers)
     found = rates.ranked(workers, 3, {}, 1.0)
@@ -85,7 +89,7 @@ def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
     measured: list[tuple[int, float]],
 ) -> None:
     """Although most steps are not executed, and whatever was measured."""
-    spec = elastic_job(3, 3, microbatches, minStages=1, maxStages=6)
+    spec = elastic_job(9, microbatches)
     figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)
     grids = [grid for grid in bounded_grids(spec, len(seconds), workers) if model.fits(grid)]
@@ -101,8 +105,35 @@ def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
         assert model.rate(one.grid, known, scale) == one
 
 
+@pytest.mark.parametrize(
+    ("topology", "elastic", "workers", "grids"),
+    [
+        ({"stages": 4}, {"minWorkers": 4, "maxWorkers": 12}, 13, [(4, 3), (4, 2), (4, 1)]),
+        ({"stages": 4}, {"maxWorkers": 12}, 7, [(4, 1)]),
+        ({"stages": 4}, {"maxWorkers": 12}, 3, []),
+        ({"stages": 4}, {"minWorkers": 8, "maxWorkers": 12}, 8, [(4, 2), (4, 1)]),
+        ({"stages": 4}, {"minWorkers": 8, "maxWorkers": 12}, 7, []),
+        ({"stages": 4}, {"minWorkers": 7, "maxWorkers": 7}, 4, [(4, 1)]),
+        ({"split": [1, 2, 3, 4]}, {"maxWorkers": 9}, 9, [(4, 2), (4, 1)]),
+        ({"pipelines": 2}, {"maxWorkers": 6}, 9, [(1, 2), (2, 2), (3, 2)]),
+        ({"pipelines": 2}, {"maxWorkers": 9, "minStages": 2}, 5, [(2, 2)]),
+        ({"pipelines": 2}, {"maxWorkers": 9}, 1, []),
+        ({}, {"maxWorkers": 4, "minStages": 2}, 4, [(2, 2), (2, 1), (3, 1), (4, 1)]),
+    ],
+)
+def test_what_topology_fixes_stays_fixed_and_the_rest_is_chosen(
+    topology: dict[str, Any], elastic: dict[str, int], workers: int, grids: list[tuple[int, int]]
+) -> None:
+    document = manifest(None, None, 8, elastic=elastic)
+    document["spec"]["topology"] = topology | {"schedule": "1F1B"}
+    spec = parse_manifest(document)
+    found = list(bounded_grids(spec, 10, workers))
+    assert found == [Grid(*grid) for grid in grids]
+    assert all(is_within_bounds(spec, grid) for grid in found)
+
+
 def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None:
-    spec = elastic_job(1, 7, 8)
+    spec = elastic_job(7, 8, 1)
     assert list(bounded_grids(spec, 1, 7)) == [Grid(1, d) for d in (7, 4, 3, 2, 1)]
     rates = GridRates(profile(1).figures, spec)
     assert rates.best(7) == GridRate(Grid(1, 4), rates.seconds(Grid(1, 4)))
@@ -111,12 +142,11 @@ def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None
 @pytest.mark.parametrize("mode", ["EagerForward", "None"])
 def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
     """Two takeovers are thought of: with copies a worker may have to run its neighbour's stage, too."""
-    spec = replace(elastic_job(4, 2, 8), redundancy=replace(elastic_job(4, 2, 8).redundancy, mode=mode))
+    spec = replace(elastic_job(8, 8), redundancy=replace(elastic_job(8, 8).redundancy, mode=mode))
     figures = profile(8, NETWORK).figures
 
     def needed(grid: Grid) -> int:
-        schedule = ScheduleChoice(grid.schedule.value)
-        topology = replace(spec.topology, stages=grid.stages, pipelines=grid.pipelines, schedule=schedule)
+        topology = replace(spec.topology, stages=grid.stages, pipelines=grid.pipelines, schedule=grid.schedule)
         one = replace(spec, topology=topology)
         return max(device_bytes(figures, one, taken_over=over) for over in (False, mode != "None"))
 
@@ -144,14 +174,7 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
 ) -> None:
     """Of pipelines that are all alike only one of each number of microbatches is looked at."""
     spec = parse_manifest(
-        manifest(
-            2,
-            2,
-            microbatches,
-            mode,
-            elastic={"objective": "Throughput", "minStages": 1, "maxStages": 6},
-            worker={"devices": devices},
-        )
+        manifest(None, None, microbatches, mode, elastic={"maxWorkers": 9}, worker={"devices": devices})
     )
     spec = replace(spec, training=replace(spec.training, reproducible=reproducible, gradient_groups=None))
     layers = tuple(
@@ -179,7 +202,7 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
 def test_the_fastest_grid_of_some_stages_is_that_of_all_of_them(
     seconds: list[float], workers: int, microbatches: int, rate: float, memory: int | None
 ) -> None:
-    spec = elastic_job(3, 3, microbatches, minStages=1, maxStages=6)
+    spec = elastic_job(9, microbatches)
     figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)
     for stages in range(1, len(seconds) + 1):
@@ -196,7 +219,7 @@ def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> Non
     """Of 30 microbatches in 20 groups one of 16 pipelines runs up to 4, and each of 20 no more than 2; even shares of
     both are 2, rounded up.
     """
-    document = manifest(4, 1, 30, elastic={"objective": "Throughput", "maxWorkers": 80})
+    document = manifest(4, None, 30, elastic={"maxWorkers": 80})
     document["spec"]["training"]["gradientGroups"] = 20
     spec, sizes = parse_manifest(document), (9, 2, 5, 7, 3, 8)
     layers = tuple(

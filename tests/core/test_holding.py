@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from bamboo.simulation.job.job_record import JobResult
@@ -24,10 +25,14 @@ from bamboo_core.planning.steps.grid_rates import GridRates
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 
 
-def valued(stages: int, pipelines: int, layers: int = 12, **elastic: Any) -> JobRun:
-    """A step of 24 microbatches; the workers' price is that of the only pool."""
-    made = job(stages, pipelines)
-    more = {"objective": "Value", "stabilizationSeconds": 60, **elastic}
+def valued(
+    workers: int, layers: int = 12, stages: int | None = None, pipelines: int | None = None, **elastic: Any
+) -> JobRun:
+    """A step of 24 microbatches; the workers' price is that of the only pool. stages, pipelines: None where they are
+    chosen.
+    """
+    made = job()
+    more = {"maxWorkers": workers, "objective": "Value", "stabilizationSeconds": 60, **elastic}
     pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "1.5"}]
     document = manifest(stages, pipelines, 24, elastic=more, nodePools=pools)
     document["spec"]["topology"]["schedule"] = "1F1B"
@@ -60,7 +65,7 @@ def held(told: list[str]) -> list[int]:
 
 def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
     """Seven layers alike: with six workers the longest stage has two of them, as with four."""
-    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    one = valued(6, layers=7, pipelines=1, minStages=2)
     value, speed, told = both(one, nodes(6, duration=3 * HOUR))
     rates = GridRates(one.profile.figures, one.spec)
     batch = 1 / rates.best(6).seconds
@@ -74,7 +79,7 @@ def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
 
 
 def test_no_other_worker_is_asked_for_in_the_place_of_one_that_was_given_back() -> None:
-    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    one = valued(6, layers=7, pipelines=1, minStages=2)
     trace = nodes(6, *((2000.0 + i, "add", f"more{i}") for i in range(4)), duration=3 * HOUR)
     value, _, told = both(one, trace)
     assert value.figures.nodes < 1.05 * held(told)[0]
@@ -82,7 +87,7 @@ def test_no_other_worker_is_asked_for_in_the_place_of_one_that_was_given_back() 
 
 
 def test_one_that_is_lost_is_replaced_all_the_same() -> None:
-    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    one = valued(6, layers=7, pipelines=1, minStages=2)
     value, _, told = both(one, nodes(6, (HOUR, "remove", "n0"), duration=3 * HOUR))
     assert value.figures.preemptions == 1
     assert sum("WorkerJoined" in line for line in told) == 7
@@ -91,7 +96,7 @@ def test_one_that_is_lost_is_replaced_all_the_same() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
-    one = valued(4, 3, stabilizationSeconds=120)
+    one = valued(12, stabilizationSeconds=120)
     trace = generate(Generation(nodes=12, hours=8, removal=0.2, addition=0.9), seed)
     value, speed, told = both(one, trace)
     assert len(held(told)) <= 4
@@ -100,8 +105,13 @@ def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
 
 
 def test_those_that_cost_more_go_first() -> None:
-    """Six workers run stages, in two zones of unlike prices; those that leave are of the dear one."""
-    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    """Six workers run stages, in two zones of unlike prices; those that leave are of the dear one.
+
+    Gradients take most of a step, so that five pipelines are nearly as fast as six.
+    """
+    one = valued(6, layers=7, stages=1)
+    layers = tuple(msgspec.structs.replace(layer, gradients=500_000) for layer in one.profile.layers)
+    one = replace(one, profile=msgspec.structs.replace(one.profile, layers=layers))
     trace = nodes(6, duration=2 * HOUR)
     changes = [replace(change, zone="dear" if i % 2 else "cheap") for i, change in enumerate(trace.changes)]
     prices = [PriceChange(at=0.0, zone="dear", usd_per_hour=3.0), PriceChange(at=0.0, zone="cheap", usd_per_hour=1.0)]
@@ -118,7 +128,7 @@ def test_those_that_cost_more_go_first() -> None:
 
 def state_of(workers: int = 4, **elastic: Any) -> CoordinatorState:
     """That many workers have joined, in zones a and b in turn."""
-    one = valued(2, 2, **elastic)
+    one = valued(4, **elastic)
     state = coordinator.initial(one.spec, one.manifest, secret="", save_path=None, now=0.0)
     for i in range(workers):
         hello = protocol.Hello(worker=f"w{i}", host="h", port=1, zone="ab"[i % 2])
@@ -189,7 +199,7 @@ def test_a_replacement_that_comes_in_no_time_leaves_nothing_to_divide_by() -> No
 
 
 def test_what_was_held_for_its_price_is_forgotten_when_only_speed_counts() -> None:
-    one = valued(2, 2)
+    one = valued(4)
     held = Holding(
         prices={"w0": 0.5}, more=((0.7, 1),), target=2, aim=(3, 1.0), told="2 are held", there={"w0": ("a", 0.0)}
     )
@@ -212,7 +222,7 @@ def test_prices_that_are_told_are_known() -> None:
 def test_as_many_workers_are_asked_for_as_are_held(
     objective: str, target: int | None, standby: int, wanted: int
 ) -> None:
-    document = manifest(2, 2, 24, elastic={"objective": objective, "maxWorkers": 8}, standby={"workers": standby})
+    document = manifest(2, None, 24, elastic={"objective": objective, "maxWorkers": 8}, standby={"workers": standby})
     state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
     known = replace(state, holding=Holding(target=target))
     assert to_have(known) == min(wanted, 8 + standby)
@@ -220,7 +230,7 @@ def test_as_many_workers_are_asked_for_as_are_held(
 
 def test_a_loss_is_no_reason_to_split_layers_anew_for_the_sake_of_prices() -> None:
     """Who goes is chosen by price when some are to go; with one that is lost nobody chooses."""
-    one = valued(2, 3, layers=2, maxStages=2, minStages=2)
+    one = valued(6, layers=2, stages=2)
     prices = [PriceChange(at=0.0, zone=zone, usd_per_hour=usd) for zone, usd in (("a", 1.0), ("b", 1.2))]
     there = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="ab"[i % 2]) for i in range(6)]
     gone = [NodeChange(at=at, change=Change.REMOVE, node=node) for at, node in ((3600.0, "n1"), (3600.0, "n3"))]
@@ -233,7 +243,7 @@ def test_a_loss_is_no_reason_to_split_layers_anew_for_the_sake_of_prices() -> No
 
 def test_one_that_is_given_back_is_no_failure_and_no_preemption() -> None:
     """It is told to leave once it has no part, and its process may then end in any way."""
-    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    one = valued(6, layers=7, pipelines=1, minStages=2)
     told: list[str] = []
     found = run(one, nodes(6, duration=HOUR), told=told)
     assert any("GivenBack" in line and " of the speed for " in line for line in told)

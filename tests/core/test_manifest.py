@@ -65,8 +65,7 @@ def test_a_five_line_job_gets_the_defaults(tmp_path: Path) -> None:
         name="tiny",
         task=s.TaskSpec(entrypoint="m:build"),
         training=t.TrainingSpec(steps=10, global_batch_size=8, micro_batch_size=2),
-        topology=s.TopologySpec(stages=2),
-        elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=1),
+        topology=s.TopologySpec(stages=2, pipelines=1),
     )
     assert job.training.microbatches == 4
     assert (job.namespace, job.redundancy.mode, job.progress_deadline_seconds) == (
@@ -76,42 +75,62 @@ def test_a_five_line_job_gets_the_defaults(tmp_path: Path) -> None:
     )
 
 
-def test_elastic_bounds_default_to_the_pipelines() -> None:
+def test_without_elastic_the_grid_is_fixed() -> None:
     job = parse_manifest(changed({"spec.topology.pipelines": 3}))
-    assert job.elastic == s.ElasticSpec(min_pipelines=3, max_pipelines=3)
+    assert job.elastic is None
+    assert (s.fewest_workers(job), s.whole_workers(job), s.wanted_workers(job)) == (6, 6, 6)
 
 
-@pytest.mark.parametrize("topology", [None, {}, {"stages": "Auto"}, {"pipelines": 1, "schedule": "Auto"}])
+@pytest.mark.parametrize("topology", [None, {}])
 def test_a_job_that_says_only_how_many_workers_it_may_have_leaves_the_grid_to_the_coordinator(topology: Any) -> None:
     document = changed({"spec.topology": topology, "spec.elastic": {"maxWorkers": 9}})
     job = parse_manifest(document)
-    assert job.topology == s.TopologySpec(stages=1, chooses_stages=True)
-    assert job.elastic == s.ElasticSpec(
-        objective=s.Objective.THROUGHPUT, min_pipelines=1, max_pipelines=4, max_workers=9
-    )
-    assert job.elastic.most_stages(job.topology) == s.wanted_workers(job) == s.whole_workers(job) == 9
+    assert job.topology == s.TopologySpec(stages=1, pipelines=1, chooses_stages=True, chooses_pipelines=True)
+    assert job.elastic == s.ElasticSpec(max_workers=9)
+    assert s.most_stages(job) == s.wanted_workers(job) == s.whole_workers(job) == 9
+    assert (s.fewest_workers(job), s.most_pipelines(job)) == (1, 4)
     assert s.schedules(job) == ("1F1B", "ZBH1")
-    document["spec"]["elastic"] |= {"minStages": 2, "maxStages": 3, "minPipelines": 2}
+    document["spec"]["elastic"] |= {"minStages": 2, "maxWorkers": 8, "minWorkers": 4, "objective": "Value"}
     bounded = parse_manifest(document)
-    assert (bounded.topology.stages, bounded.elastic.most_stages(bounded.topology)) == (2, 3)
+    assert (s.fewest_stages(bounded), s.most_stages(bounded), s.fewest_workers(bounded)) == (2, 8, 4)
     assert refused_fields(job, bounded) == (), "the bounds may change while the job runs"
     assert apply_edit(job, bounded) == bounded
 
 
+@pytest.mark.parametrize(
+    ("topology", "elastic", "fewest", "most"),
+    [
+        ({"stages": 4}, {"maxWorkers": 11}, 4, 8),
+        ({"stages": 4}, {"maxWorkers": 99}, 4, 16),
+        ({"stages": 4}, {"maxWorkers": 11, "minWorkers": 11}, 8, 8),
+        ({"stages": 4}, {"maxWorkers": 11, "minWorkers": 5}, 5, 8),
+        ({"split": [1, 1, 2]}, {"maxWorkers": 7}, 3, 6),
+        ({"pipelines": 2}, {"maxWorkers": 7}, 2, 6),
+        ({"pipelines": 2}, {"maxWorkers": 7, "minStages": 3}, 6, 6),
+    ],
+)
+def test_as_many_workers_are_asked_for_as_a_grid_can_use(
+    topology: dict[str, Any], elastic: dict[str, Any], fewest: int, most: int
+) -> None:
+    """A batch has four microbatches."""
+    job = parse_manifest(changed({"spec.topology": topology, "spec.elastic": elastic}))
+    assert (s.fewest_workers(job), s.whole_workers(job)) == (fewest, most)
+
+
 def test_a_split_says_how_many_stages_there_are() -> None:
     job = parse_manifest(changed({"spec.topology": {"split": [2, 1, 1]}}))
-    assert job.topology == s.TopologySpec(stages=3, split=(2, 1, 1))
-    assert job.elastic.objective is s.Objective.NONE
+    assert job.topology == s.TopologySpec(stages=3, pipelines=1, split=(2, 1, 1))
+    assert job.elastic is None
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"spec.topology.stages": "Auto", "spec.elastic.maxWorkers": 8}, ("1F1B", "ZBH1")),
-        ({"spec.elastic.objective": "Throughput"}, ("1F1B", "ZBH1")),
-        ({"spec.elastic.objective": "Throughput", "spec.training.compile": True}, ("1F1B", "ZBH1")),
-        ({"spec.elastic.objective": "Throughput", "spec.topology.schedule": "ZBH1"}, ("ZBH1",)),
-        ({"spec.topology.schedule": "Auto"}, ("1F1B",)),
+        ({"spec.topology.stages": ABSENT, "spec.elastic.maxWorkers": 8}, ("1F1B", "ZBH1")),
+        ({"spec.elastic.maxWorkers": 8}, ("1F1B", "ZBH1")),
+        ({"spec.elastic.maxWorkers": 8, "spec.training.compile": True}, ("1F1B", "ZBH1")),
+        ({"spec.elastic.maxWorkers": 8, "spec.topology.schedule": "ZBH1"}, ("ZBH1",)),
+        ({}, ("1F1B",)),
     ],
 )
 def test_a_schedule_is_chosen_where_the_grid_is(changes: Any, found: Any) -> None:
@@ -162,13 +181,15 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ),
         topology=s.TopologySpec(
             stages=4,
-            pipelines=2,
+            pipelines=1,
+            chooses_pipelines=True,
             lookahead=2,
-            schedule=s.ScheduleChoice.ZB_H1,
+            schedule=s.PipelineSchedule.ZB_H1,
             flows_per_link=8,
             split=(3, 4, 4, 2),
         ),
-        elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),
+        elastic=s.ElasticSpec(max_workers=16, min_workers=8, stabilization_seconds=60),
+        straggler_policy=s.StragglerPolicy.REPORT,
         redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),
         standby=s.StandbySpec(workers=1),
         node_pools=(
@@ -288,30 +309,30 @@ RULE = {"name": "r", "onExitCodes": [1], "action": "FailJob"}
         (
             "spec.topology.stages",
             "auto",
-            'spec.topology.stages: expected Auto or an integer >= 1, got "auto"',
+            'spec.topology.stages: expected an integer >= 1, got "auto"',
         ),
-        ("spec.topology.stages", 0, "spec.topology.stages: expected Auto or an integer >= 1, got 0"),
-        ("spec.topology.stages", 1025, "spec.topology.stages: expected Auto or an integer <= 1024, got 1025"),
+        ("spec.topology.stages", 0, "spec.topology.stages: expected an integer >= 1, got 0"),
+        ("spec.topology.stages", 1025, "spec.topology.stages: expected an integer <= 1024, got 1025"),
         (
             "spec.topology.stages",
-            "Auto",
-            "spec.elastic.maxWorkers: required, expected the most workers that the job may have, as "
-            "spec.topology.stages says no number of stages and so the coordinator chooses them",
+            ABSENT,
+            "spec.topology.stages: required, expected a number of stages, or spec.elastic, with which they are chosen",
+        ),
+        ("spec.elastic", {}, "spec.elastic.maxWorkers: required, expected an integer >= 1"),
+        (
+            "spec.elastic",
+            {"maxWorkers": 1},
+            "spec.elastic.maxWorkers: expected at least the 2 workers of the smallest grid (2 x 1), got 1",
+        ),
+        (
+            "spec.elastic",
+            {"maxWorkers": 4, "minWorkers": 5},
+            "spec.elastic.minWorkers: expected at most spec.elastic.maxWorkers (4), got 5",
         ),
         (
             "spec.topology.pipelines",
             5,
             "spec.topology.pipelines: expected at most the number of microbatches in a step (4), got 5",
-        ),
-        (
-            "spec.elastic.minPipelines",
-            2,
-            "spec.elastic.minPipelines: expected at most spec.topology.pipelines (1), got 2",
-        ),
-        (
-            "spec.elastic.maxPipelines",
-            5,
-            "spec.elastic.maxPipelines: expected at most the number of microbatches in a step (4), got 5",
         ),
         (
             "spec.redundancy.mode",
@@ -414,7 +435,7 @@ def test_all_problems_are_told_at_once() -> None:
         "manifest: expected field names to be strings, got 1",
         f"metadata.name: {LABEL}, got 3",
         "spec.stanby: unknown field, did you mean standby?",
-        'spec.topology.stages: expected Auto or an integer >= 1, got "auto"',
+        'spec.topology.stages: expected an integer >= 1, got "auto"',
         "spec.training.globalBatchSize: expected a multiple of spec.training.microBatchSize (3), got 8",
         'spec.training.steps: expected an integer >= 1, got "ten"',
     ]

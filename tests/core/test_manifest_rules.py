@@ -8,9 +8,12 @@ from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import changed, problems
 
 
-def test_pipelines_may_not_exceed_the_elastic_maximum() -> None:
-    document = changed({"spec.topology.pipelines": 3, "spec.elastic": {"minPipelines": 1, "maxPipelines": 2}})
-    assert problems(document) == ["spec.elastic.maxPipelines: expected at least spec.topology.pipelines (3), got 2"]
+def test_where_stages_and_pipelines_are_fixed_nothing_is_left_to_choose() -> None:
+    document = changed({"spec.topology.pipelines": 3, "spec.elastic": {"maxWorkers": 8}})
+    assert problems(document) == [
+        "spec.topology.pipelines: expected only without spec.topology.stages or without spec.elastic, for which nothing"
+        " else is left to choose"
+    ]
 
 
 def test_a_rule_is_silent_where_its_field_is_wrong() -> None:
@@ -24,7 +27,7 @@ def test_a_rule_is_silent_where_its_field_is_wrong() -> None:
     "elastic",
     [
         {"maxWorkers": 8},
-        {"maxWorkers": 8, "maxStages": 4, "minStages": 2, "minPipelines": 2, "maxPipelines": 3},
+        {"maxWorkers": 8, "minStages": 2, "minWorkers": 4},
         {"maxWorkers": 8, "objective": "Value"},
     ],
 )

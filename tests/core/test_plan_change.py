@@ -32,7 +32,7 @@ from world import World
 
 def history(**shape: Any) -> list[Plan]:
     """The plans of a job that grows, heals, loses workers one after the other, and shrinks."""
-    world = World(2, 3, 1, least=1, most=3, **shape)
+    world = World(2, 3, 1, chooses=("pipelines",), **shape)
     world.settle()
     for worker in ("w0", "w4", "w6", "w2"):
         world.away = 1

@@ -19,9 +19,11 @@ from bamboo_core.coordinator.events import (
 )
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import whole_workers
 from bamboo_core.planning.desired import PlanningView
 from bamboo_core.planning.plan import Plan, plan_misfits
 from bamboo_core.planning.transitions import improve
+from slow_world import Slowed
 from world import World
 
 changes = st.lists(
@@ -32,14 +34,13 @@ changes = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 3), changes)
 def test_no_more_workers_are_to_come_than_are_wanted(stages: int, what: list[tuple[str, int]]) -> None:
-    world = World(stages, 1, 0, 1, 2)
+    world = World(stages, 2, 0, chooses=("pipelines",))
     world.settle()
     for action, index in what:
         names = sorted(world.state.workers)
         worker = names[index % len(names)] if names else None
         if action == "edit":
-            spec = world.state.spec
-            world.tell(SpecChanged(replace(spec, elastic=replace(spec.elastic, max_pipelines=1 + index % 4))))
+            world.edit(elastic={"maxWorkers": stages * (1 + index % 4)})
         elif action == "away":
             world.away += index % 4
         elif action == "deliver" and world.pending:
@@ -56,17 +57,18 @@ def test_no_more_workers_are_to_come_than_are_wanted(stages: int, what: list[tup
         state = world.state
         coming = sum(isinstance(event, WorkerJoined) for event in world.pending)
         staying = sum(record.notice_until is None for record in state.workers.values())
-        missing = max(0, stages * max(1, state.spec.elastic.max_pipelines) - staying)
+        missing = max(0, whole_workers(state.spec) - staying)
         assert state.membership.requested == coming + world.unmade, "the coordinator does not know what will come"
         assert state.membership.requested >= missing
         assert world.unmade <= max(0, missing - coming), "more than are wanted now would be made"
 
 
 def test_requests_that_are_withdrawn_are_made_anew_when_they_are_wanted() -> None:
-    world = World(2, 1, 0)
+    world = World(2, 1, 0, chooses=("pipelines",))
     world.away = 4
-    more, fewer = (replace(world.spec.elastic, max_pipelines=n) for n in (3, 1))
     world.settle()
+    assert world.spec.elastic is not None
+    more, fewer = (replace(world.spec.elastic, max_workers=n) for n in (6, 2))
     world.tell(SpecChanged(replace(world.spec, elastic=more)))
     assert (world.state.membership.requested, world.unmade) == (4, 4)
     world.tell(SpecChanged(replace(world.spec, elastic=fewer)))
@@ -78,13 +80,12 @@ def test_requests_that_are_withdrawn_are_made_anew_when_they_are_wanted() -> Non
 
 
 def test_a_pipeline_that_an_edit_takes_away_goes_at_once() -> None:
-    """As one does that a queue takes back: nothing is to be waited for."""
-    world = World(2, 2, 0, least=1, elastic={"stabilizationSeconds": 600})
-    world.settle()
-    spec = world.spec
-    fewer = replace(spec.elastic, max_pipelines=1)
-    world.tell(SpecChanged(replace(spec, elastic=fewer, topology=replace(spec.topology, pipelines=1))))
-    world.settle()
+    """Nothing is to be waited for."""
+    world = Slowed(2, 2, 0, chooses=("pipelines",), elastic={"stabilizationSeconds": 600})
+    world.train(20)
+    assert world.plan.target.pipelines == 2
+    world.edit(elastic={"maxWorkers": 2})
+    world.train(5)
     assert world.plan.target.pipelines == 1
     assert world.now < 600
 

@@ -18,7 +18,7 @@ from slow_world import Slowed
 )
 def test_however_noisy_speeds_are_moves_are_few(speeds: list[tuple[int, float, int]], noise: list[float]) -> None:
     """One of three workers has another speed for some steps, and all vary in each."""
-    world = Slowed(3, 1, 0, fewest=3)
+    world = Slowed(3, 1, 0)
     world.settle()
     workers = [world.owner(stage) for stage in range(3)]
     total = 0

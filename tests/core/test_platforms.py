@@ -123,7 +123,7 @@ def test_a_job_begins_with_what_most_of_its_workers_are() -> None:
 
 def test_with_fewer_workers_than_asked_for_it_begins_with_those_that_fit_together() -> None:
     """As soon as there are enough of one kind for what it may begin with; the others are refused then."""
-    world = World(2, 2, 0, least=1, platforms=of(H100, A100, A100, A100, A100))
+    world = World(2, 2, 0, chooses=("pipelines",), platforms=of(H100, A100, A100, A100, A100))
     world.pending = deque(event for event in world.pending if "w3" not in str(event))  # which does not come
     world.settle()
     first = world.plans[0]

@@ -9,7 +9,7 @@ def test_a_split_that_does_not_pay_is_taken_back_and_not_tried_again() -> None:
     """The dear backward is not seen in forwards, so it is put down to all layers of its stage: without that layer the
     stage is expected to be shorter than the one that gets it turns out to be.
     """
-    world = trained(2, 1, 0, fewest=2)
+    world = trained(2, 1, 0)
     world.backward = {3: 6.0}
     world.train(600)
     assert world.reasons() == ["Rebalancing", "RebalancingDidNotPay", "Rebalancing", "Rebalanced"]
@@ -20,7 +20,7 @@ def test_a_split_that_does_not_pay_is_taken_back_and_not_tried_again() -> None:
 
 
 def test_it_is_tried_again_when_speeds_have_changed() -> None:
-    world = trained(2, 1, 0, fewest=2)
+    world = trained(2, 1, 0)
     world.backward = {3: 6.0}
     world.train(200)
     assert world.reasons().count("Rebalancing") == 2
@@ -32,7 +32,7 @@ def test_it_is_tried_again_when_speeds_have_changed() -> None:
 
 def test_a_split_that_is_no_worse_stays_since_going_back_would_not_pay() -> None:
     """A step does not take what it was expected to, but going back would not make it shorter."""
-    world = trained(2, 1, 0, fewest=2)
+    world = trained(2, 1, 0)
     world.slowness[world.owner(0)] = 2.0
     seconds, world.away = world.step_seconds(), 1000
     world.train(600, seconds=seconds)
@@ -42,7 +42,7 @@ def test_a_split_that_is_no_worse_stays_since_going_back_would_not_pay() -> None
 
 
 def test_nothing_is_said_of_a_split_if_speeds_have_changed_meanwhile() -> None:
-    world = trained(2, 1, 0, fewest=2)
+    world = trained(2, 1, 0)
     slow = world.owner(0)
     world.slowness[slow] = 2.0
     while world.state.balance.trial is None:
@@ -53,7 +53,7 @@ def test_nothing_is_said_of_a_split_if_speeds_have_changed_meanwhile() -> None:
 
 
 def test_speeds_that_change_all_the_time_are_not_chased() -> None:
-    world = trained(2, 1, 0, fewest=2)
+    world = trained(2, 1, 0)
     first, second = world.owner(0), world.owner(1)
     moves = []
     for turn in range(30):
@@ -66,7 +66,7 @@ def test_speeds_that_change_all_the_time_are_not_chased() -> None:
 
 
 def test_once_a_split_has_lasted_the_next_one_comes_sooner_again() -> None:
-    world = trained(2, 1, 0, fewest=2)
+    world = trained(2, 1, 0)
     first, second = world.owner(0), world.owner(1)
     for turn in range(4):
         world.slowness = {first if turn % 2 else second: 3.0}
@@ -83,7 +83,7 @@ def test_once_a_split_has_lasted_the_next_one_comes_sooner_again() -> None:
 
 def test_who_cannot_be_compared_yet_after_a_split_is_still_slow() -> None:
     """What is done in advance is measured later than the rest; until then nothing can be said of the split, either."""
-    world = trained(2, 1, 0, fewest=2)
+    world = trained(2, 1, 0)
     world.slowness[world.owner(0)] = 3.0
     while world.state.balance.trial is None:
         world.train(1)
@@ -97,7 +97,7 @@ def test_who_cannot_be_compared_yet_after_a_split_is_still_slow() -> None:
 
 def test_a_measurement_does_not_count_if_a_worker_became_slow_that_nobody_can_be_compared_with() -> None:
     """Without shadows all workers count as equally fast. What a step took before says nothing of what it would now."""
-    world = Slowed(2, 1, 0, fewest=2, shadows=False)
+    world = Slowed(2, 1, 0, shadows=False)
     world.work = dict.fromkeys(range(4), 2.0)
     world.settle()
     world.train(70)
@@ -111,7 +111,7 @@ def test_a_measurement_does_not_count_if_a_worker_became_slow_that_nobody_can_be
 
 def test_what_steps_take_by_another_schedule_is_not_put_down_to_the_split() -> None:
     """A split is on trial that does not pay, and the schedule is edited: steps become shorter by that."""
-    world = trained(2, 1, 0, fewest=2, schedule="1F1B")
+    world = trained(2, 1, 0, schedule="1F1B")
     world.backward = {3: 6.0}
     while world.state.balance.trial is None or world.state.splits.resplit is not None:
         world.train(1)
@@ -125,7 +125,7 @@ def test_what_steps_take_by_another_schedule_is_not_put_down_to_the_split() -> N
 
 def test_a_pipeline_over_two_pools_is_split_by_their_measured_speeds() -> None:
     """With equal stages all wait for the slower pool's workers; the best of all splits is three quarters as long."""
-    world = trained(4, 1, 0, fewest=4)
+    world = trained(4, 1, 0)
     equal = world.step_seconds()
     assert [end - first for first, end in world.plan.stages] == [2, 2, 2, 2]
     world.slowness = {world.owner(stage): 2.0 for stage in (1, 3)}

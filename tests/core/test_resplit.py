@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from bamboo_core.planning.plan import Cell, CheckpointId, Peer, plan_misfits, pl
 from bamboo_core.planning.splits.resplit import (
     Beginning,
     Grid,
-    desired_grid,
     grid_of,
     in_places,
     moved_plan,
@@ -25,6 +23,7 @@ from bamboo_core.planning.splits.resplit import (
 )
 from bamboo_core.planning.splits.speeds import WorkEstimate
 from manifest_kit import bamboojob, training
+from slow_world import Slowed
 from world import World
 
 LAYERS = 12
@@ -42,31 +41,6 @@ def peers(count: int) -> list[Peer]:
     return [Peer(worker=f"w{i}", host="h", port=1, zone=f"z{i % 3}") for i in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("staying", "elastic", "grid"),
-    [
-        (8, {"minPipelines": 1}, (4, 2)),
-        (7, {"minPipelines": 1}, (4, 1)),
-        (4, {"minPipelines": 1}, (4, 1)),
-        (3, {"minPipelines": 1}, (3, 1)),
-        (1, {"minPipelines": 1}, (1, 1)),
-        (0, {"minPipelines": 1}, (4, 1)),
-        (7, {}, (3, 2)),
-        (5, {}, (2, 2)),
-        (1, {}, (4, 2)),
-        (5, {"minStages": 3}, (4, 2)),
-    ],
-)
-def test_pipelines_follow_the_workers_first_then_stages(
-    staying: int, elastic: dict[str, int], grid: tuple[int, int]
-) -> None:
-    assert desired_grid(staying, job(4, 2, elastic=elastic), Grid(4, 2)) == Grid(*grid)
-
-
-def test_a_split_that_the_manifest_fixes_stays() -> None:
-    assert desired_grid(2, job(4, topology={"split": [1, 1, 1, 9]}), Grid(4, 1)) == Grid(4, 1)
-
-
 @given(
     stages=st.integers(1, 6),
     pipelines=st.integers(1, 3),
@@ -77,7 +51,7 @@ def test_a_split_that_the_manifest_fixes_stays() -> None:
 def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
     stages: int, pipelines: int, lost: set[int], data: st.DataObject, costs: list[float]
 ) -> None:
-    spec = job(stages, pipelines, elastic={"minPipelines": data.draw(st.integers(1, pipelines))})
+    spec = job(stages, pipelines)
     everybody = peers(stages * pipelines)
     first = initial_plan(everybody, layer_ranges(costs, spec.topology), pipelines, spec.training, spec.redundancy)
     live = [peer for i, peer in enumerate(everybody) if i not in lost] + peers(20)[18:]
@@ -87,7 +61,7 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
     assert (sources is None) == (set().union(*held.values()) != set(range(LAYERS)))
     if sources is None:
         return
-    wanted = desired_grid(len(staying), spec, grid_of(first))
+    wanted = Grid(data.draw(st.integers(1, LAYERS)), data.draw(st.integers(1, 3)))
     plan = resplit_plan(first, wanted, spec, WorkEstimate(tuple(costs)), staying, live, Beginning(CUT, sources))
     assert grid_of(plan) == wanted
     assert plan_problems(plan) == plan_misfits(plan, spec) == []
@@ -120,11 +94,18 @@ def test_who_is_left_stays_in_its_place_and_others_fill_the_gaps() -> None:
 # the coordinator
 
 
-def wished() -> World:
-    """A cut is asked for, and not made yet."""
-    world = World(4, 1, 0, fewest=1)
-    world.settle()
+def four_stages(**options: Any) -> Slowed:
+    """The number of stages follows the workers; what layers take is measured."""
+    world = Slowed(4, 1, 0, chooses=("stages",), profile=protocol.Profile(costs=(1e12,) * 8), **options)
+    world.train(20)
+    assert len(world.plan.stages) == 4
     world.away = 1000
+    return world
+
+
+def wished() -> Slowed:
+    """A cut is asked for, and not made yet."""
+    world = four_stages()
     world.lost.add("w1")
     world.tell(WorkerLost("w1", "killed"))
     while world.state.splits.resplit is None:
@@ -132,7 +113,7 @@ def wished() -> World:
     return world
 
 
-def at_the_cut() -> World:
+def at_the_cut() -> Slowed:
     """Three workers of four are left, and the cut is made."""
     world = wished()
     assert world.state.splits.resplit is not None
@@ -189,10 +170,9 @@ def test_a_layer_that_is_lost_while_layers_move_ends_a_job_without_checkpoints()
 
 
 def test_nothing_is_split_anew_after_the_last_step() -> None:
-    world = World(4, 1, 0, fewest=1, steps=3)
-    world.settle()
+    world = four_stages(steps=20)
     plan = world.state.plan
-    world.tell(Received("w0", protocol.StateHeld(checkpoint=CheckpointId(step=3, id="ab12"), layers=(0, 1))))
+    world.tell(Received("w0", protocol.StateHeld(checkpoint=CheckpointId(step=20, id="ab12"), layers=(0, 1))))
     assert world.state.splits.resplit is None
     assert world.state.plan == plan
 
@@ -240,9 +220,7 @@ def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:
 
 def test_who_has_no_part_any_more_may_leave_while_a_cut_is_made() -> None:
     """It waits until its log cannot be needed; the cut is asked for meanwhile."""
-    world = World(4, 1, 0, fewest=1)
-    world.settle()
-    world.away = 1000
+    world = four_stages()
     world.tell(PreemptionNotice("w1", 600.0))
     while world.state.splits.resplit is None:
         world.deliver() if world.pending else world.commit()
@@ -252,9 +230,7 @@ def test_who_has_no_part_any_more_may_leave_while_a_cut_is_made() -> None:
 
 
 def test_a_cut_is_not_asked_for_when_the_job_is_about_to_end() -> None:
-    world = World(4, 1, 0, fewest=1, steps=30)
-    world.settle()
-    world.away = 1000
+    world = four_stages(steps=30)
     while world.state.step < 27:
         world.commit()
     world.lost.add("w1")

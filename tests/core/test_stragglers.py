@@ -25,9 +25,8 @@ from bamboo_core.planning.splits.stage_times import StageTimes
 from slow_world import BACKWARD, FORWARD, Slowed, trained
 
 
-def edit(world: Slowed, **elastic: object) -> None:
-    document = {**world.document, "spec": {**world.document["spec"]}}
-    document["spec"]["elastic"] = {**document["spec"]["elastic"], **elastic}
+def edit(world: Slowed, policy: str) -> None:
+    document = {**world.document, "spec": {**world.document["spec"], "stragglerPolicy": policy}}
     world.tell(SpecChanged(parse_manifest(document)))
 
 
@@ -60,7 +59,7 @@ def test_a_job_in_which_nobody_is_slow_any_more_is_left_alone() -> None:
 
 
 def test_without_a_standby_it_gets_fewer_layers() -> None:
-    world = trained(2, 1, 0, fewest=2)
+    world = trained(2, 1, 0)
     slow = world.owner(1)
     world.slowness[slow] = 3.0
     world.train(60)
@@ -160,7 +159,7 @@ def test_who_becomes_slow_is_compared_with_itself_where_nobody_runs_the_same_lay
 
 def test_a_slow_worker_is_told_of_long_before_something_is_done() -> None:
     world = trained(4, 1, 1)
-    edit(world, stabilizationSeconds=300)
+    world.edit(elastic={"stabilizationSeconds": 300})
     world.slowness[world.owner(1)] = 1.6
     world.train(45)
     assert world.reasons() == ["StragglerFound"]
@@ -182,7 +181,10 @@ def test_who_is_no_faster_than_the_one_before_it_was_not_slow() -> None:
     world = trained(4, 1, 2, shadows=False)
     world.work = {2: 3.0, 3: 3.0}
     world.slowness = {}
-    document = {**world.document, "spec": {**world.document["spec"], "topology": {"stages": 4, "split": [2, 2, 2, 2]}}}
+    document = {
+        **world.document,
+        "spec": {**world.document["spec"], "topology": {"stages": 4, "split": [2, 2, 2, 2], "schedule": "1F1B"}},
+    }
     world.state = replace(world.state, terms=replace(world.state.terms, spec=parse_manifest(document)))
     world.train(400)
     assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
@@ -224,8 +226,8 @@ def test_a_slow_worker_that_holds_nobody_up_is_left_alone() -> None:
 
 
 def test_one_that_recovers_is_told_of() -> None:
-    world = trained(4, 1, 0, fewest=4)
-    edit(world, stragglerPolicy="Report")
+    world = trained(4, 1, 0)
+    edit(world, "Report")
     slow = world.owner(1)
     world.slowness[slow] = 2.0
     world.train(30)
@@ -241,7 +243,7 @@ def test_one_that_recovers_is_told_of() -> None:
 @pytest.mark.parametrize(("name", "reasons"), [("Report", ["StragglerFound"]), ("Ignore", [])])
 def test_what_is_done_is_for_the_user_to_say(name: str, reasons: list[str]) -> None:
     world = trained(4, 1, 1)
-    edit(world, stragglerPolicy=name)
+    edit(world, name)
     plan = world.state.plan
     world.slowness[world.owner(1)] = 3.0
     world.train(60)
@@ -324,7 +326,7 @@ def test_a_worker_that_is_not_needed_any_more_is_not_asked_for(how: str) -> None
         world.lost.add(slow)
         world.tell(WorkerLost(slow, "killed"))
     else:
-        edit(world, stragglerPolicy="Report")
+        edit(world, "Report")
     world.train(10)
     missing = how == "it is lost"
     assert (world.state.membership.requested, surplus_requests(world.state)) == (1 + missing, 1)
@@ -437,7 +439,7 @@ def test_a_replaced_worker_is_told_to_leave_only_after_it_has_handed_its_stage_o
 
 def test_what_is_measured_counts_when_workers_become_fewer_too() -> None:
     """Layers are split over fewer workers by what they take, not by what was counted."""
-    world = trained(4, 1, 0, fewest=1)
+    world = trained(4, 1, 0, chooses=("stages",), profile=protocol.Profile(costs=(1e12,) * 8), schedule="1F1B")
     world.work = dict.fromkeys(range(4), 3.0)  # 2 layers of each stage
     world.train(2)
     assert world.state.stragglers.estimate is not None
@@ -445,7 +447,7 @@ def test_what_is_measured_counts_when_workers_become_fewer_too() -> None:
     lost = world.owner(3)
     world.lost.add(lost)
     world.tell(WorkerLost(lost, "killed"))
-    world.train(12)
+    world.train(90)
     plan = world.plan
     assert plan.stages == ((0, 2), (2, 4), (4, 8))
 

@@ -76,7 +76,6 @@ def job(stages: int, pipelines: int, folder: Path) -> dict[str, Any]:
         task=gpt_task(blocks=3),
         training=training(100_000, 8, 2),
         topology={"stages": stages, "pipelines": pipelines},
-        elastic={"minPipelines": 1, "maxPipelines": pipelines, "stabilizationSeconds": 0},
         checkpoint={"storage": {"uri": f"file://{folder}"}, "everySteps": 10},
         cleanPodPolicy="All",
     )
@@ -84,16 +83,16 @@ def job(stages: int, pipelines: int, folder: Path) -> dict[str, Any]:
 
 async def train(world: World, folder: Path) -> None:
     """A job trains with two pipelines until it has a checkpoint; a node is tainted, and its worker replaced; the job is
-    edited to have one pipeline, and deleted. It is made again with other stages, on GPUs, and goes on.
+    edited to have another schedule, and deleted. It is made again with other stages, on GPUs, and goes on.
     """
     first = world.create(job(2, 2, folder))
     await world.until(lambda: (runner := world.runner("trained")) and runner.state.checkpoints.kept)
     runner = world.runner("trained")
     world.taint(runner.state.plan.at(MOVED).owner)
     await world.until(lambda: runner.state.moves.takeovers)
-    await world.until(lambda: len(runner.state.ready) == 4 and _is_settled(runner.state, pipelines=2))
-    world.edit(first, _with_one_pipeline)
-    await world.until(lambda: _is_settled(runner.state, pipelines=1))
+    await world.until(lambda: len(runner.state.ready) == 4 and _is_settled(runner.state, "1F1B"))
+    world.edit(first, _with_another_schedule)
+    await world.until(lambda: _is_settled(runner.state, "ZBH1"))
     await world.delete(first)
     world.device = "cuda"
     again = world.create(job(3, 1, folder))
@@ -101,14 +100,14 @@ async def train(world: World, folder: Path) -> None:
     await world.delete(again)
 
 
-def _is_settled(state: Any, *, pipelines: int) -> bool:
-    """Does a plan with so many pipelines run, and nothing of the one before it?"""
+def _is_settled(state: Any, schedule: str) -> bool:
+    """Whether a plan with that schedule runs, and nothing of the one before it."""
     plan = state.plan
-    return (len(plan.pipelines), len(plan.layouts)) == (pipelines, 1) and state.plans.steady
+    return (plan.target.schedule, len(plan.layouts)) == (schedule, 1) and state.plans.steady
 
 
-def _with_one_pipeline(spec: dict[str, Any]) -> None:
-    spec["topology"]["pipelines"] = spec["elastic"]["maxPipelines"] = 1
+def _with_another_schedule(spec: dict[str, Any]) -> None:
+    spec["topology"]["schedule"] = "ZBH1"
 
 
 def _goes_on(runner: Any) -> bool:

@@ -34,13 +34,13 @@ def test_of_a_manifest_that_is_not_valid_nothing_is_followed_but_a_suspension() 
     assert found.spec.suspend
 
 
-def test_what_is_valid_only_with_another_training_is_not_followed() -> None:
-    """The number of pipelines fits the batch of the newest manifest, and not that of the job."""
-    newest = edited(training={"globalBatchSize": 64}, topology={"pipelines": 16})
+def test_what_is_valid_only_with_another_grid_is_not_followed() -> None:
+    """The most workers are enough for the stages of the newest manifest, and not for those of the job."""
+    before, newest = edited(elastic={"maxWorkers": 4}), edited(topology={"stages": 1}, elastic={"maxWorkers": 1})
     parse_manifest(newest)
-    accepted, found = merge_followed(edited(), newest)
-    assert accepted == edited()
-    assert "pipelines" in found.problems[0]
+    accepted, found = merge_followed(before, newest)
+    assert accepted == before
+    assert "maxWorkers" in found.problems[0]
 
 
 def test_what_changes_together_once_the_job_is_suspended_is_no_mistake_before() -> None:

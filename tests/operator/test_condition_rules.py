@@ -78,22 +78,6 @@ DOUBLED = ((("w0", False), ("w0", False)),)
             {"Accepted": "Accepted", "WorkersReady": "WorkersReady", "Running": "Training"},
         ),
         (
-            RUNNING,
-            {"spec": job(topology={"stages": 2, "pipelines": 2}, elastic={"minPipelines": 1})},
-            "Degraded",
-            {"Accepted": "Accepted", "Running": "Training", "Degraded": "PipelinesMissing"},
-        ),
-        (
-            RUNNING,
-            {"spec": job(topology={"stages": 3})},
-            "Degraded",
-            {
-                "Accepted": "Accepted",
-                "Running": "Training",
-                "Degraded": "StagesMissing",
-            },
-        ),
-        (
             said(slow=(SLOW,)),
             {},
             "Running",
@@ -193,11 +177,12 @@ def test_an_end_is_final():
 # grids that are chosen
 
 
+@pytest.mark.parametrize("topology", [{}, {"stages": 3}])
 @pytest.mark.parametrize("objective", ["Throughput", "Value"])
-def test_where_the_grid_is_chosen_no_other_one_is_missed(objective):
-    """Two pipelines of three stages, for a job that says three of two."""
+def test_where_the_grid_is_chosen_no_other_one_is_missed(objective, topology):
+    """Two pipelines of three stages, for a job that may have nine workers."""
     rows = tuple(tuple((f"w{pipeline * 3 + stage}", True) for stage in range(3)) for pipeline in range(2))
-    spec = job(topology={"stages": 2, "pipelines": 3}, elastic={"objective": objective, "maxStages": 6})
+    spec = job(topology=topology, elastic={"objective": objective, "maxWorkers": 9})
     found = seen(said(grid=rows), spec=spec)
     assert conditions(found)["Degraded"]["status"] == "False"
     assert (found["pipelines"]["desired"], found["pipelines"]["ready"]) == (2, 2)
@@ -205,7 +190,7 @@ def test_where_the_grid_is_chosen_no_other_one_is_missed(objective):
 
 def test_a_job_of_which_no_grid_fits_says_so():
     why = "no grid of 2 workers has room in devices with 16.0 GB; of 4 workers there is one"
-    found = conditions(seen(replace(PENDING, grid_choice=why), spec=job(elastic={"objective": "Throughput"})))
+    found = conditions(seen(replace(PENDING, grid_choice=why), spec=job(elastic={"maxWorkers": 8})))
     assert (found["Running"]["status"], found["Running"]["reason"], found["Running"]["message"]) == (
         "False",
         "NoGridFits",

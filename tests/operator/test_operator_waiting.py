@@ -17,7 +17,7 @@ pytest_plugins = ["pod_controller_fixtures"]
 
 def of(pipelines: int) -> dict[str, dict[str, int]]:
     """Of a job with two stages."""
-    return {"elastic": {"maxPipelines": pipelines}}
+    return {"elastic": {"maxWorkers": 2 * pipelines}}
 
 
 def copied(place: Place) -> Place:

@@ -112,7 +112,7 @@ async def test_an_operator_that_comes_later_counts_the_time_that_pods_have_waite
 
 def of(pipelines: int, **spec: Any) -> dict[str, Any]:
     """Of a job with two stages."""
-    return {"elastic": {"maxPipelines": pipelines}, **spec}
+    return {"elastic": {"maxWorkers": 2 * pipelines}, **spec}
 
 
 async def test_what_a_quota_refused_is_not_made_when_it_is_not_wanted_any_more(begin: Callable[..., Job]) -> None:

@@ -193,7 +193,7 @@ async def test_workers_beyond_those_that_a_job_needs_wait_with_a_lower_priority(
     place = Place()
     place.kueue = True
     classed = queue_of(priorityClass="high", growthPriorityClass="low")
-    queued = begin(place, **classed, elastic={"minPipelines": 1, "maxPipelines": 4})
+    queued = begin(place, **classed, elastic={"minWorkers": 2, "maxWorkers": 8})
     await queued.reconciles()
     assert classes(place) == {"w0": "high", "w1": "high"}
     admit(place, "tiny-w0", "tiny-w1")

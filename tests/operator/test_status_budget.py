@@ -61,8 +61,7 @@ def test_a_job_that_is_suspended_by_its_user_says_so():
 
 def test_a_job_that_holds_what_is_worth_its_price_lacks_nothing():
     """Its topology has four workers; two of them are given back."""
-    topology = {"stages": 2, "pipelines": 2}
-    spec = job(topology=topology, elastic={"objective": "Value"})
+    spec = job(topology={}, elastic={"objective": "Value", "maxWorkers": 4})
     found = conditions(seen(said(wanted=2), spec=spec))
     assert found["WorkersReady"]["status"] == "True"
     assert found["Degraded"]["status"] == "False"

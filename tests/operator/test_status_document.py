@@ -107,10 +107,10 @@ def test_counters_grow_over_a_restart():
 
 
 def test_workers_pipelines_and_cost_are_counted():
-    spec = job(topology={"stages": 2, "pipelines": 1}, elastic={"maxPipelines": 3}, standby={"workers": 1})
+    spec = job(topology={"stages": 2}, elastic={"maxWorkers": 6}, standby={"workers": 1})
     workers = (*BUSY, ("w2", WorkerState.STANDBY), ("w3", WorkerState.SYNCING), ("w4", WorkerState.LEAVING))
     found = seen(said(workers=workers, grid=((("w0", True), ("w1", False)),), wanted=7), spec=spec)
-    assert found["pipelines"] == {"desired": 3, "ready": 1, "degraded": 1}
+    assert found["pipelines"] == {"stages": 2, "desired": 1, "ready": 1, "degraded": 1}
     assert found["workers"] == {"desired": 7, "ready": 5, "standby": 1, "spot": 0, "onDemand": 0}
     pooled = seen(RUNNING, spec=POOLED, pods={"spot": 2, "fallback": 1})
     assert (pooled["workers"]["spot"], pooled["workers"]["onDemand"]) == (2, 1)

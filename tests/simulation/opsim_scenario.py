@@ -126,25 +126,22 @@ class ClusterScenario:
 
     @property
     def work(self) -> tuple[float, ...]:
-        """The work of each layer; empty where nobody goes by what layers take."""
+        """The work of each layer."""
         rng = random.Random(f"work {self.seed}")
-        return tuple(rng.choice((10.0, 10.0, 30.0)) for _ in range(self.arithmetic.layers)) if self.chooses else ()
+        return tuple(rng.choice((10.0, 10.0, 30.0)) for _ in range(self.arithmetic.layers))
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
         spec: dict[str, Any] = {
             "task": {"entrypoint": "stand.in:build"},
             "training": a.training(),
-            "topology": {"stages": a.stages, "pipelines": a.pipelines},
-            "elastic": {"minPipelines": 1, "maxPipelines": self.most, "minStages": a.stages, "stabilizationSeconds": 5},
+            "topology": {} if self.chooses else {"stages": a.stages},
+            "elastic": {"maxWorkers": a.stages * self.most, "stabilizationSeconds": 5},
             "redundancy": {"mode": self.mode},
             "standby": {"workers": self.standby},
             "cleanPodPolicy": self.policy,
             "failurePolicy": {"backoffLimit": 50},
         }
-        if self.chooses:
-            spec["elastic"] |= {"objective": "Throughput", "minStages": 1, "maxStages": a.stages + 1}
-            spec["elastic"]["maxWorkers"] = a.stages * self.most
         if self.queued:
             spec["queue"] = {"name": "queue", "priorityClass": "needed", "growthPriorityClass": "growth"}
             spec["checkpoint"] = {"everySteps": 10, "storage": {"uri": "memory://queued"}}

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec, wanted_pipelines, wanted_workers
+from bamboo_core.job.spec import JobSpec, most_pipelines, wanted_workers
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -186,7 +186,7 @@ class OperatorSimulation:
             "grid": (len(status.grid) in self._allowed_pipelines(state.spec), True),
             "unprotected": (len(status.unprotected), 0),
             "known": (set(self._cluster.pod_uids()), set(self.pods.objects)),
-            "spec": (state.spec.elastic.max_pipelines, self.job["spec"]["elastic"]["maxPipelines"]),
+            "spec": (state.spec.elastic.max_workers, self.job["spec"]["elastic"]["maxWorkers"]),
         }
         if self.queue is not None:
             facts["lacks quota"] = (self.queue.lacking(), 0)
@@ -202,8 +202,8 @@ class OperatorSimulation:
         """The numbers of pipelines that are right with all workers there: as many as are wanted, or what the
         coordinator chooses within the bounds.
         """
-        wanted = wanted_pipelines(spec)
-        return range(1, spec.elastic.max_pipelines + 1) if self.scenario.chooses else range(wanted, wanted + 1)
+        most = most_pipelines(spec)
+        return range(1 if self.scenario.chooses else most, most + 1)
 
     def _over(self) -> str | None:
         return None if self._ends() else f"the job is not over: {self._conditions()}"

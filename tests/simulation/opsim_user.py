@@ -117,18 +117,9 @@ class User:
         self._later(disturbance, lambda: self.edit(lambda spec: spec.update(suspend=False)))
 
     def _scale(self, disturbance: Disturbance) -> None:
-        least, most = sorted(
-            (
-                1 + disturbance.number % self._simulation.scenario.most,
-                1 + disturbance.number // 2 % self._simulation.scenario.most,
-            )
-        )
-
-        def change(spec: Object) -> None:
-            spec["topology"]["pipelines"] = least
-            spec["elastic"]["maxPipelines"] = most
-
-        self.edit(change)
+        scenario = self._simulation.scenario
+        workers = scenario.arithmetic.stages * (1 + disturbance.number % scenario.most)
+        self.edit(lambda spec: spec["elastic"].update(maxWorkers=workers))
 
     def _roll(self, disturbance: Disturbance) -> None:
         """Rolls out an image, mostly one that works; of another one the user thinks better later."""

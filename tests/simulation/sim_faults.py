@@ -118,28 +118,35 @@ class Scenario:
         spec: dict[str, Any] = {
             "task": {"entrypoint": "stand.in:build"},
             "training": a.training(),
-            "topology": {
-                "stages": a.stages,
-                "pipelines": a.pipelines,
-                "lookahead": self.lookahead,
-                "schedule": self.schedule,
-            },
+            "topology": {**self._fixed, "lookahead": self.lookahead, "schedule": self.schedule},
             "redundancy": {"mode": self.mode, "replicas": self.replicas},
             "standby": {"workers": self.standby, "stages": self.standby_stages},
         }
         if self.checkpoints:
             kept = {"everySteps": self.checkpoints, "keepInMemory": self.in_memory}
             spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, **kept}
-        elastic: dict[str, Any] = {"minStages": a.stages}
-        if self.elastic:
-            least, most, seconds = self.elastic
-            elastic |= {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": seconds}
-        if self.resplit is not None:
-            elastic |= {"minStages": 1, "stabilizationSeconds": self.resplit}
+        if set(self._fixed) != {"stages", "pipelines"}:
+            least, most, seconds = self.elastic or (1, a.pipelines, self.resplit)
+            bounds = {"minWorkers": least * (1 if self.follows_stages else a.stages), "maxWorkers": a.stages * most}
+            spec["elastic"] = {**bounds, "stabilizationSeconds": seconds}
         if self.chooses:
-            elastic |= {"objective": self.chooses, "maxStages": min(a.stages + 2, a.layers)}
-        spec["elastic"] = elastic
+            spec["elastic"]["objective"] = self.chooses
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
+
+    @property
+    def follows_stages(self) -> bool:
+        """Whether the number of stages follows the workers."""
+        return self.resplit is not None or bool(self.chooses)
+
+    @property
+    def _fixed(self) -> dict[str, int]:
+        """What of the grid is fixed."""
+        a, fixed = self.arithmetic, dict[str, int]()
+        if not self.follows_stages:
+            fixed["stages"] = a.stages
+        if not (self.elastic or self.chooses):
+            fixed["pipelines"] = a.pipelines
+        return fixed
 
     def spec(self) -> JobSpec:
         spec = parse_manifest(self.manifest())
@@ -197,7 +204,10 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
         resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
     made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if has & {Kind.STRAGGLERS, Kind.VALUE} else made
-    made = _with_measured_layers(made, random.Random(f"{seed} grids")) if Kind.GRIDS in has and not made.work else made
+    if not made.work and has & {Kind.GRIDS, Kind.RESPLIT}:
+        made = _with_measured_layers(made, random.Random(f"{seed} grids"))
+    elif not made.work and made.elastic:
+        made = _with_measured_stages(made, random.Random(f"{seed} grids"))
     made = _with_siblings(made, random.Random(f"{seed} siblings")) if Kind.SIBLINGS in has else made
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if Kind.ZBH1 in has else made
     made = _with_schedules(made, random.Random(f"{seed} schedules")) if Kind.SCHEDULES in has else made
@@ -299,6 +309,15 @@ def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
         work=work,
         capacity=job.capacity + rng.choice((0, 1, 2)),
     )
+
+
+def _with_measured_stages(job: Scenario, rng: random.Random) -> Scenario:
+    """A job that is long enough for numbers of pipelines to be compared. Many faults come after that."""
+    steps = job.arithmetic.steps + 20
+    faults = [replace(f, step=rng.randint(0, steps)) if rng.random() < 0.5 else f for f in job.faults]
+    work = tuple(rng.choice((1.0, 1.0, 3.0)) for _ in range(job.arithmetic.layers))
+    arithmetic = replace(job.arithmetic, steps=steps)
+    return replace(job, arithmetic=arithmetic, faults=tuple(faults), slowness=min(job.slowness, 0.5), work=work)
 
 
 def _with_one_layer_each(job: Scenario) -> Scenario:

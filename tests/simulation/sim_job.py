@@ -30,7 +30,7 @@ from bamboo_core.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from bamboo_core.job.spec import ScheduleChoice
+from bamboo_core.job.spec import PipelineSchedule
 from bamboo_core.names import ALONE_SECONDS
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.frames.frame import Frame
@@ -254,8 +254,8 @@ class Simulation:
 
     def edit_schedule(self) -> None:
         """Edits the schedule from one to the other."""
-        late = self.spec.topology.schedule is ScheduleChoice.ZB_H1
-        other = ScheduleChoice.ONE_F_ONE_B if late else ScheduleChoice.ZB_H1
+        late = self.spec.topology.schedule is PipelineSchedule.ZB_H1
+        other = PipelineSchedule.ONE_F_ONE_B if late else PipelineSchedule.ZB_H1
         self.spec = replace(self.spec, topology=replace(self.spec.topology, schedule=other))
         self.coordinate(SpecChanged(self.spec))
 

@@ -58,7 +58,7 @@ class Edit:
 
 
 def whole() -> dict[str, Any]:
-    """Every field but one of the two storages."""
+    """Every field but one of the two storages, and a number of pipelines, which are chosen."""
     document = deepcopy(_WHOLE)
     document["spec"]["worker"]["resources"]["requests"] = {"cpu": "500m"}
     return document
@@ -68,18 +68,26 @@ def wholes(field: str) -> list[dict[str, Any]]:
     """Those in which that field of the spec differs."""
     if field == "budget":
         return [whole_with_budget()]
+    if field == "topology":
+        return [whole(), whole_of_a_fixed_grid()]
     return [whole(), whole_with_uri()] if field == "checkpoint" else [whole()]
+
+
+def whole_of_a_fixed_grid() -> dict[str, Any]:
+    document = whole()
+    del document["spec"]["elastic"]
+    document["spec"]["topology"]["pipelines"] = 2
+    return document
 
 
 def whole_with_budget() -> dict[str, Any]:
     """A manifest with budgets of all kinds, for which the grid has to be chosen."""
     document = whole()
-    del document["spec"]["topology"]["split"]
     return {
         **document,
         "spec": {
             **document["spec"],
-            "elastic": {"objective": "Value", "maxStages": 8},
+            "elastic": {"objective": "Value", "maxWorkers": 8},
             "budget": {"money": "100", "doneBy": "2026-12-24T18:00:00Z"},
         },
     }
@@ -214,7 +222,8 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-AUTO: dict[str, Any] = {"topology": {}, "elastic": {"maxWorkers": 8}}  # what says least
+CHOSEN: dict[str, Any] = {"topology": {}, "elastic": {"maxWorkers": 8}}  # what says least
+FIXED: dict[str, Any] = {"topology.pipelines": 2, "elastic": ABSENT}
 UNTIL: dict[str, Any] = {"training.steps": ABSENT, "training.until": {"epochs": 2}}
 RULES: list[tuple[dict[str, Any], str]] = [
     (
@@ -243,15 +252,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"training.microBatchSize": 7}, "spec.training.globalBatchSize: expected a multiple"),
     ({"training.microBatchSize": 2147483647}, "spec.training.globalBatchSize: expected a multiple"),
-    ({"training.globalBatchSize": 8, "training.gradientGroups": ABSENT}, "spec.topology.pipelines: expected at most"),
-    ({"topology.pipelines": 17, "elastic": ABSENT}, "spec.topology.pipelines: expected at most spec.training.gradient"),
     (
-        {
-            "topology.pipelines": 33,
-            "elastic": ABSENT,
-            "training.reproducible": False,
-            "training.gradientGroups": ABSENT,
-        },
+        FIXED | {"training.globalBatchSize": 8, "training.gradientGroups": ABSENT},
+        "spec.topology.pipelines: expected at most",
+    ),
+    (FIXED | {"topology.pipelines": 17}, "spec.topology.pipelines: expected at most spec.training.gradient"),
+    (
+        FIXED | {"topology.pipelines": 33, "training.reproducible": False, "training.gradientGroups": ABSENT},
         "spec.topology.pipelines: expected at most",
     ),
     ({"training.gradientGroups": 33}, "spec.training.gradientGroups: expected at most the number of microbatches"),
@@ -259,7 +266,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"training.gradientGroups": 8, "training.reproducible": False},
         "spec.training.gradientGroups: expected only with spec.training.reproducible true",
     ),
-    ({"training.gradientGroups": 3}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
+    (FIXED | {"training.gradientGroups": 1}, "spec.topology.pipelines: expected at most spec.training.gradientGroups"),
     (
         {"training.parameterPrecision": "bf16"},
         "spec.training.parameterPrecision: expected bf16 only with spec.training.pr",
@@ -271,42 +278,31 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"training.precision": "bf16"}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
-    ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
-    ({"elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology.stages"),
-    ({"elastic.objective": "Throughput"}, "spec.elastic.objective: expected only without spec.topology.split"),
-    ({"elastic.maxStages": 5}, "spec.elastic.maxStages: expected only with an objective"),
+    (CHOSEN | {"topology.stages": "auto"}, "spec.topology.stages: "),
+    (CHOSEN | {"topology.stages": 1.5}, "spec.topology.stages: "),
+    (CHOSEN | {"elastic": ABSENT}, "spec.topology.stages: expected a number of stages, or spec.elastic"),
+    ({"topology": ABSENT, "elastic": ABSENT}, "spec.topology.stages: expected a number of stages, or spec.elastic"),
+    (CHOSEN | {"elastic": {}}, "spec.elastic.maxWorkers: "),
+    ({"topology.pipelines": 2}, "spec.topology.pipelines: expected only without spec.topology.stages or"),
+    (CHOSEN | {"topology": {"split": [1, 1], "pipelines": 1}}, "spec.topology.pipelines: expected only without spec."),
+    ({"elastic.minStages": 4}, "spec.elastic.minStages: expected only without a number of stages"),
+    (CHOSEN | {"topology": {"split": [1, 1]}, "elastic.minStages": 2}, "spec.elastic.minStages: expected only without"),
+    ({"elastic.minWorkers": 17}, "spec.elastic.minWorkers: expected at most spec.elastic.maxWorkers"),
+    ({"elastic": {"maxWorkers": 3}}, "spec.elastic.maxWorkers: expected at least the workers of the smallest grid"),
     (
-        {"elastic": {"objective": "Throughput", "maxStages": 1}, "topology.split": ABSENT},
-        "spec.elastic.maxStages: expected at least spec.topology.stages",
+        CHOSEN | {"topology": {"split": [1, 1, 1]}, "elastic.maxWorkers": 2},
+        "spec.elastic.maxWorkers: expected at least the workers of the smallest grid",
     ),
-    ({"elastic.maxWorkers": 99}, "spec.elastic.maxWorkers: expected only with an objective"),
-    (AUTO | {"topology.stages": "auto"}, "spec.topology.stages: "),
-    (AUTO | {"topology.stages": 1.5}, "spec.topology.stages: "),
-    (AUTO | {"elastic": ABSENT}, "spec.elastic.maxWorkers: expected the most workers that the job may have"),
-    ({"topology": ABSENT, "elastic": {}}, "spec.elastic.maxWorkers: expected the most workers that the job may have"),
-    (AUTO | {"topology.pipelines": 2}, "spec.topology.pipelines: expected 1 or nothing"),
-    (AUTO | {"elastic.objective": "None"}, "spec.elastic.objective: expected another one than None"),
-    (AUTO | {"elastic": {"maxWorkers": 5, "minStages": 3, "minPipelines": 2}}, "spec.elastic.maxWorkers: expected at"),
-    (AUTO | {"elastic": {"maxWorkers": 9, "minStages": 3, "maxStages": 2}}, "spec.elastic.maxStages: expected at"),
     (
-        AUTO | {"elastic": {"maxWorkers": 9, "minPipelines": 3, "maxPipelines": 2}},
-        "spec.elastic.minPipelines: expected at most spec.elastic.maxPipelines",
+        CHOSEN | {"topology": {"pipelines": 3}, "elastic.minStages": 3},
+        "spec.elastic.maxWorkers: expected at least the workers of the smallest grid",
     ),
-    (AUTO | {"elastic": {"maxWorkers": 99, "minPipelines": 40}}, "spec.elastic.minPipelines: expected at most spec.tr"),
-    ({"topology.stages": "Auto", "elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology"),
-    ({"topology.stages": "Auto", "elastic.maxWorkers": 9}, "spec.elastic.maxWorkers: expected only with an objective"),
     (
         {"budget": {"money": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}, {"name": "b"}]},
         "spec.budget: expected only doneBy without a pricePerHour in each of",
     ),
     ({"budget": {}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}, "spec.budget: expected money or doneBy"),
     ({"budget": {"money": "9"}, "nodePools": ABSENT}, "spec.budget: expected only doneBy without a pricePerHour in"),
-    (
-        {"elastic": {"objective": "Throughput", "maxWorkers": 7}, "topology.split": ABSENT},
-        "spec.elastic.maxWorkers: expected at least spec.topology.stages x pipelines",
-    ),
-    ({"elastic.maxPipelines": 1}, "spec.elastic.maxPipelines: expected at least spec.topology.pipelines"),
-    ({"elastic.maxPipelines": 17}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
     ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
     ({"checkpoint.storage.uri": "s3://x"}, "spec.checkpoint.storage: expected exactly one of"),
     ({"worker.devices": 4}, "spec.worker.devices: expected the number of GPUs in spec.worker.resources"),
@@ -335,27 +331,20 @@ KEPT: list[dict[str, Any]] = [
     {"worker.devices": 16, "topology.split": ABSENT, "worker.resources.limits": {"memory": "1Gi"}},
     {"worker.devices": 16, "topology.split": ABSENT, "worker.resources": ABSENT},
     {"topology.split": ABSENT},
-    AUTO,
+    CHOSEN,
     {"topology": ABSENT, "elastic": {"maxWorkers": 1}},
-    AUTO | {"topology": {"stages": "Auto", "pipelines": 1, "schedule": "ZBH1"}},
-    AUTO | {"elastic": {"maxWorkers": 9, "minStages": 3, "minPipelines": 3, "objective": "Throughput"}},
-    AUTO | {"elastic": {"maxWorkers": 9, "maxStages": 3, "maxPipelines": 2, "stabilizationSeconds": 5}},
-    {"topology.stages": "Auto"},
+    CHOSEN | {"topology": {"schedule": "ZBH1"}},
+    CHOSEN | {"topology": {"pipelines": 2}, "elastic.minStages": 4},
+    CHOSEN | {"topology": {"stages": 8}},
+    CHOSEN | {"elastic": {"maxWorkers": 9, "minWorkers": 9, "minStages": 3, "objective": "Value"}},
     {"topology.stages": ABSENT},
-    {"topology.stages": ABSENT, "elastic.minStages": 4},
+    {"elastic": ABSENT},
+    FIXED,
     {"training.deterministic": False},
-    {"topology.pipelines": 16, "elastic": ABSENT},
-    {"topology.pipelines": 32, "elastic": ABSENT, "training.gradientGroups": 32},
-    {"topology.pipelines": 32, "elastic": ABSENT, "training.reproducible": False, "training.gradientGroups": ABSENT},
-    {"topology.pipelines": 3, "elastic": {"minPipelines": 3}},
-    {"topology.pipelines": 3, "elastic": {"maxPipelines": 3}},
-    {"elastic.maxPipelines": 16},
-    {"elastic.maxPipelines": 32, "training.reproducible": False, "training.gradientGroups": ABSENT},
+    FIXED | {"topology.pipelines": 16},
+    FIXED | {"topology.pipelines": 32, "training.gradientGroups": 32},
+    FIXED | {"topology.pipelines": 32, "training.reproducible": False, "training.gradientGroups": ABSENT},
     {"training.gradientGroups": 4},
-    {"elastic.minPipelines": 2},
-    {"elastic.minStages": 4},
-    {"elastic": {"objective": "Throughput", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
-    {"elastic": {"objective": "Value", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
     {"budget": {"money": "12.5"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
     {"budget": {"doneBy": "2028-02-29T23:59:59.5+05:30"}, "nodePools": ABSENT},
     {"budget": {"doneBy": "2001-01-01T00:00:00Z"}, "nodePools": [{"name": "a"}]},
@@ -464,23 +453,8 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
             reproducible=training.get("reproducible") is not False,
         ).most_pipelines
     )
-    pipelines = draw(st.integers(1, most))
-    if topology.get("pipelines") is None:
-        pipelines = 1
-    else:
-        topology["pipelines"] = pipelines
-    stages = topology.get("stages")
-    auto = topology.get("split") is None and stages in (None, "Auto")
-    if topology.get("split") is not None:
-        stages = len(topology["split"])
-        topology["stages"] = draw(st.sampled_from([stages, "Auto", None]))
+    _fit_grid(draw, spec, topology, most)
     _fit_devices(spec.get("worker") or {}, topology)
-    elastic = spec.get("elastic") or {}
-    if auto:
-        spec["elastic"] = elastic
-        _choose_grid(draw, topology, elastic, most)
-    else:
-        _fit_bounds(draw, topology, elastic, stages, (pipelines, most))
     if spec.get("checkpoint") is not None:
         kind = draw(st.sampled_from(sorted(STORAGES)))
         spec["checkpoint"]["storage"] = {kind: draw(STORAGES[kind])}
@@ -490,48 +464,26 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
 
 
-def _fit_bounds(
-    draw: st.DrawFn, topology: dict[str, Any], elastic: dict[str, Any], stages: int, pipelines: tuple[int, int]
-) -> None:
-    """Draws bounds around a number of stages. pipelines: as many as asked for, and as may be."""
-    asked, most = pipelines
+def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], most: int) -> None:
+    """Makes what is fixed of the grid and what is chosen keep the rules. most: pipelines."""
     if topology.get("split") is not None:
-        elastic.pop("objective", None)
-    if elastic.get("objective") in (None, "None"):
-        elastic.pop("maxStages", None)
-        elastic.pop("maxWorkers", None)
-    if elastic.get("maxStages") is not None:
-        elastic["maxStages"] = draw(st.integers(stages, 1024))
-    if elastic.get("maxWorkers") is not None:
-        elastic["maxWorkers"] = draw(st.integers(min(stages * asked, MOST_WORKERS), MOST_WORKERS))
-        if stages * asked > MOST_WORKERS:
-            del elastic["maxWorkers"]
-    if elastic.get("minPipelines") is not None:
-        elastic["minPipelines"] = draw(st.integers(1, asked))
-    if elastic.get("minStages") is not None:
-        elastic["minStages"] = draw(st.integers(1, stages))
-    if elastic.get("maxPipelines") is not None:
-        elastic["maxPipelines"] = draw(st.integers(asked, max(asked, most)))
-
-
-def _choose_grid(draw: st.DrawFn, topology: dict[str, Any], elastic: dict[str, Any], most: int) -> None:
-    """No number of stages is given: bounds of what is chosen. most: pipelines."""
+        topology["stages"] = draw(st.sampled_from([len(topology["split"]), None]))
+    stages = len(topology.get("split") or ()) or topology.get("stages")
+    elastic = spec.get("elastic")
+    if stages is None and elastic is None:
+        spec["topology"], topology["stages"] = topology, draw(st.integers(1, 9))
+    if elastic is not None and stages is not None:
+        topology.pop("pipelines", None)
+        elastic.pop("minStages", None)
     if topology.get("pipelines") is not None:
-        topology["pipelines"] = 1
-    if elastic.get("objective") == "None":
-        del elastic["objective"]
-    stages = draw(st.integers(1, 9)) if elastic.get("minStages") is not None else 1
-    pipelines = draw(st.integers(1, most)) if elastic.get("minPipelines") is not None else 1
-    bounds = {
-        "minStages": st.just(stages),
-        "minPipelines": st.just(pipelines),
-        "maxStages": st.integers(stages, 1024),
-        "maxPipelines": st.integers(pipelines, most),
-    }
-    for name, values_of in bounds.items():
-        if elastic.get(name) is not None:
-            elastic[name] = draw(values_of)
-    elastic["maxWorkers"] = draw(st.integers(stages * pipelines, MOST_WORKERS))
+        topology["pipelines"] = draw(st.integers(1, min(most, 99)))
+    if elastic is not None:
+        if elastic.get("minStages") is not None:
+            elastic["minStages"] = draw(st.integers(1, 9))
+        least = (stages or elastic.get("minStages") or 1) * (topology.get("pipelines") or 1)
+        elastic["maxWorkers"] = draw(st.integers(least, MOST_WORKERS))
+        if elastic.get("minWorkers") is not None:
+            elastic["minWorkers"] = draw(st.integers(1, elastic["maxWorkers"]))
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from job_simulation_kit import job
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
-    one = job(3, 2, elastic={"minPipelines": 1})
+    one = job(3, None, elastic={"maxWorkers": 6})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(one.manifest))
     (tmp_path / "profile.json").write_bytes(to_json(one.profile))
     return str(tmp_path / "job.yaml"), str(tmp_path / "profile.json")

@@ -24,7 +24,10 @@ def spec(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForwa
     return parse_manifest(manifest(stages, pipelines, microbatches, mode, worker={"devices": devices}))
 
 
-def manifest(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward", **more: Any) -> dict[str, Any]:
+def manifest(
+    stages: int | None, pipelines: int | None, microbatches: int, mode: str = "EagerForward", **more: Any
+) -> dict[str, Any]:
+    """stages, pipelines: None where the coordinator chooses."""
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -53,8 +56,11 @@ def plan_of(job: JobSpec, layers: int) -> Plan:
     return msgspec.structs.replace(plan, device_layers=device_layers(job, ranges, None))
 
 
-def job(stages: int = 3, pipelines: int = 1, devices: int = 1, **more: Any) -> JobRun:
-    """Layers of 10 and 20 ms, one for each device; a step of three takes 0.24 s for 6 microbatches."""
+def job(stages: int = 3, pipelines: int | None = 1, devices: int = 1, **more: Any) -> JobRun:
+    """Layers of 10 and 20 ms, one for each device; a step of three takes 0.24 s for 6 microbatches.
+
+    pipelines: None where the coordinator chooses.
+    """
     document = manifest(stages, pipelines, 6, worker={"devices": devices}, **more)
     model = profile(stages * devices, NETWORK, forward=0.01, backward=0.02)
     times = msgspec.structs.replace(model.times, start=10.0, detection=1.0)

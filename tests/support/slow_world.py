@@ -16,17 +16,21 @@ class Slowed(World):
     """Workers take the time that `slowness` says by name, and layers that which `work` says, and `backward` on top of
     it for their backwards; all are 1 otherwise.
 
-    shadows: each worker computes forwards of the next stage in advance.
+    shadows: each worker computes forwards of the next stage in advance. Unless `chooses` says otherwise the job has one
+    grid, and nothing is waited for.
     """
 
-    def __init__(self, *grid: int, shadows: bool = True, **options: Any) -> None:
+    def __init__(self, stages: int, pipelines: int, standby: int, *, shadows: bool = True, **options: Any) -> None:
+        if "chooses" not in options:
+            bounds = {"minWorkers": stages * pipelines}
+            options = {"schedule": "1F1B", "chooses": ("pipelines",), "elastic": bounds, **options}
         self.slowness: dict[str, float] = {}
         self.work: dict[int, float] = {}
         self.backward: dict[int, float] = {}
         self.headroom: dict[str, float] = {}
         self.reading = 0.0  # seconds of the first stage's forwards
         self.shadows = shadows
-        super().__init__(*grid, **options)
+        super().__init__(stages, pipelines, standby, **options)
 
     def train(self, steps: int, seconds: float | None = None) -> None:
         """Steps are committed, a second or more apart, and each worker says what it takes; plans are obeyed at once."""
@@ -123,8 +127,8 @@ class Slowed(World):
         return [end - first for c in plan.owned_by(worker) for first, end in [plan.stages[c.stage]]]
 
 
-def trained(*grid: int, **options: Any) -> Slowed:
-    world = Slowed(*grid, **options)
+def trained(stages: int, pipelines: int, standby: int, **options: Any) -> Slowed:
+    world = Slowed(stages, pipelines, standby, **options)
     world.settle()
     world.train(10)
     assert world.reasons() == []

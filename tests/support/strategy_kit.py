@@ -60,7 +60,7 @@ def run(policy: Policy, *changes: tuple[float, str, str], duration: float) -> St
     return found
 
 
-def costs_of(model: ModelProfile, batch: int, schedule: str = "1F1B") -> Costs:
+def costs_of(model: ModelProfile, batch: int, schedule: str | None = "1F1B") -> Costs:
     """The costs of a job with microbatches of one sample, whose links have one connection."""
     spec = {
         "task": {"entrypoint": "a:build"},

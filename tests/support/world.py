@@ -25,6 +25,7 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import gives_back
 from bamboo_core.planning.plan import Cell, CheckpointId, Plan, plan_problems
 from manifest_kit import bamboojob, training
 
@@ -37,19 +38,21 @@ def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
 
 
 class World:
-    """Model workers around the real coordinator: they obey plans after a while, sync replicas, commit steps."""
+    """Model workers around the real coordinator: they obey plans after a while, sync replicas, commit steps.
+
+    chooses: what of the grid the manifest leaves to the coordinator, for at most as many workers as the grid has;
+    elastic: more of that section.
+    """
 
     def __init__(
         self,
         stages: int,
         pipelines: int,
         standby: int,
-        least: int | None = None,
-        most: int | None = None,
         split: list[int] | None = None,
         *,
         steps: int = 10_000,
-        fewest: int | None = None,
+        chooses: tuple[str, ...] = (),
         checkpoint: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
         platforms: dict[str, Platform] | None = None,
@@ -61,21 +64,21 @@ class World:
         schedule: str | None = None,
         profile: protocol.Profile | None = None,
     ) -> None:
-        bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
+        grid = {"stages": stages, "pipelines": pipelines}
         document = bamboojob(
             "x",
             task={"entrypoint": "a.b:c"},
             training=training(steps, 8, 1, compile=compiled),
-            topology={"stages": stages, "pipelines": pipelines, "split": split},
+            topology={
+                **{name: number for name, number in grid.items() if name not in chooses},
+                "split": split,
+            },
             standby={"workers": standby, "stages": standby_stages},
             spread={"workersPerNode": per_node},
-            elastic={
-                **bounds,
-                "minStages": stages if fewest is None else fewest,
-                "stabilizationSeconds": 0,
-                **(elastic or {}),
-            },
         )
+        if chooses:
+            bounds = {"maxWorkers": stages * pipelines, "stabilizationSeconds": 0}
+            document["spec"]["elastic"] = bounds | (elastic or {})
         if checkpoint is not None:
             document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}
         if schedule is not None:
@@ -115,7 +118,7 @@ class World:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
         state = self.state
         waits = state.checkpoints.writers or state.ending.stopping
-        waits = waits or state.spec.elastic.gives_back  # which is looked at each second
+        waits = waits or gives_back(state.spec)  # which is looked at each second
         if not state.plans.steady or state.phase != "Running" or waits:
             return
         for seconds in (0.1, 3600.0):

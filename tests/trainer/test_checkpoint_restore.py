@@ -30,12 +30,6 @@ def manifest(
         },
         "training": {"steps": steps, "globalBatchSize": 8, "microBatchSize": 2, "gradientGroups": 2},
         "topology": {"stages": stages, "pipelines": pipelines},
-        "elastic": {
-            "minPipelines": pipelines,
-            "maxPipelines": pipelines,
-            "minStages": stages,
-            "stabilizationSeconds": 0,
-        },
     }
     if every:
         kept = {"everySteps": every, "keepInMemory": in_memory}

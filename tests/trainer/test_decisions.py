@@ -62,7 +62,6 @@ def manifest(stages: int, pipelines: int, mode: str = "LazyForward", **more: Any
         training=training(more.pop("steps", STEPS), 8, 2, maxGradientNorm=0.1),
         topology={"stages": stages, "pipelines": pipelines, **more.pop("topology", {})},
         redundancy={"mode": mode},
-        elastic={"minStages": stages},
         **more,
     )
 

@@ -96,7 +96,7 @@ def test_workers_are_lost_leave_and_come() -> None:
         elif job.turns == 900:
             job.notice(job.state.current_plan.at(Cell(0, 0)).owner)
 
-    document = divided(2, 1, steps=30, standby=1, elastic=(1, 2), mode="EagerForward")
+    document = divided(2, 1, steps=30, standby=1, most=2, mode="EagerForward")
     job = Job(document, decide=decide, per_worker=2, capacity=5).run()
     check_same_bits(job, with_one_device(2, 1, steps=30))
     reasons = [e.reason for e in job.emitted]

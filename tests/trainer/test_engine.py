@@ -34,17 +34,20 @@ def manifest(
     tied: bool = False,
     mode: str = "LazyForward",
     steps: int = STEPS,
-    elastic: tuple[int, int] | None = None,
+    most: int | None = None,
 ) -> dict[str, Any]:
-    least, most = elastic or (pipelines, pipelines)
-    return bamboojob(
+    document = bamboojob(
         task=gpt_task(dModel=16, context=8, tieEmbeddings=tied),
         training=training(steps, 8, 2, maxGradientNorm=1.0),
-        topology={"stages": stages, "pipelines": pipelines},
+        topology={"stages": stages, "schedule": "1F1B"},
         redundancy={"mode": mode},
         standby={"workers": standby},
-        elastic={"minPipelines": least, "maxPipelines": most, "minStages": stages, "stabilizationSeconds": 0},
     )
+    if most is None:
+        document["spec"]["topology"]["pipelines"] = pipelines
+    else:
+        document["spec"]["elastic"] = {"maxWorkers": most * stages, "stabilizationSeconds": 0}
+    return document
 
 
 @functools.cache
@@ -441,7 +444,7 @@ def assert_close(job: Job, stages: int, steps: int) -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_the_job_grows_when_workers_come(stages: int) -> None:
-    job = Job(manifest(stages, 1, steps=8, elastic=(1, 3))).run()
+    job = Job(manifest(stages, 1, steps=8, most=3)).run()
     assert_close(job, stages, 8)
     assert job.plan.target.pipelines == 3
     assert len(job.plan.pipelines) == 3
@@ -457,7 +460,7 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
         if job.state.step == 6:
             job.capacity = 2 * stages
 
-    job = Job(manifest(stages, 2, steps=12, elastic=(1, 2)), decide=decide, capacity=2 * stages).run()
+    job = Job(manifest(stages, 2, steps=12, most=2), decide=decide, capacity=2 * stages).run()
     assert_close(job, stages, 12)
     reasons = [e.reason for e in job.emitted]
     assert "Shrinking" in reasons
@@ -497,7 +500,7 @@ def _resized(change: str, ways: set[tuple[int, int]]) -> BranchingJob:
             if job.turns == since[0] + delay and job.branch((victim, delay)):
                 job.kill(f"w{victim}")
 
-    document = manifest(3, 1 if change == "Growing" else 2, steps=8, elastic=(1, 2))
+    document = manifest(3, 1 if change == "Growing" else 2, steps=8, most=2)
     return BranchingJob(document, decide=decide, capacity=6)
 
 

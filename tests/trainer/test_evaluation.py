@@ -74,7 +74,6 @@ def manifest(stages: int, pipelines: int, every: int = 2, **more: Any) -> dict[s
         training=training(STEPS, 8, 2, evaluation={"everySteps": every, **more.pop("evaluation", {})}, **training_more),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": more.pop("mode", "LazyForward")},
-        elastic={"minStages": stages},
         **more,
     )
 

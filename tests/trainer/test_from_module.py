@@ -52,7 +52,6 @@ def job(name: str, stages: int, pipelines: int, *faults: Fault) -> Job:
         training=training(3, 8, 2, maxGradientNorm=1.0),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": "EagerForward"},
-        elastic={"minStages": stages, "stabilizationSeconds": 0},
     )
     return Job(document, faults=faults).run()
 

@@ -224,7 +224,6 @@ def _manifest(build: str, stages: int, pipelines: int, steps: int = 4, **spec: A
         task={"entrypoint": f"test_fused_optimizers:{build}"},
         training=training(steps, 8, 2, maxGradientNorm=1.0),
         topology={"stages": stages, "pipelines": pipelines},
-        elastic={"minPipelines": pipelines, "maxPipelines": pipelines, "minStages": stages},
         **spec,
     )
 

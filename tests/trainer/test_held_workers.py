@@ -53,16 +53,9 @@ def test_a_worker_that_adds_nothing_is_given_back_and_the_bits_are_the_same(tmp_
     document = bamboojob(
         task={"entrypoint": "resting:build"},
         training=training(32, 12, 1),
-        topology={"stages": 1, "pipelines": 5, "schedule": "1F1B"},
-        elastic={
-            "objective": "Value",
-            "minStages": 1,
-            "maxStages": 2,
-            "maxPipelines": 5,
-            "maxWorkers": 5,
-            "stabilizationSeconds": 1,
-            "stragglerPolicy": "Ignore",
-        },
+        topology={"stages": 1},
+        elastic={"objective": "Value", "maxWorkers": 5, "stabilizationSeconds": 1},
+        stragglerPolicy="Ignore",
         nodePools=[{"name": "spot", "pricePerHour": "1.5"}],
     )
     (tmp_path / "job.yaml").write_text(json.dumps(document))

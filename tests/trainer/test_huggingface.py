@@ -115,7 +115,6 @@ def job(config: dict[str, Any], stages: int, pipelines: int, *faults: Fault) -> 
         task={"entrypoint": ENTRYPOINT, "config": config},
         training=training(3, 8, 2, maxGradientNorm=1.0),
         topology={"stages": stages, "pipelines": pipelines},
-        elastic={"minStages": stages, "stabilizationSeconds": 0},
     )
     return Job(document, faults=faults).run()
 

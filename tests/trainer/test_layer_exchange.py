@@ -23,12 +23,12 @@ STAGES, STEPS = 4, 12
 MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 4, "samples": 32}}
 
 
-def manifest(task: dict[str, Any], pipelines: int = 1, every: int | None = None, **elastic: int) -> dict[str, Any]:
+def manifest(task: dict[str, Any], every: int | None = None, **elastic: int) -> dict[str, Any]:
     document = bamboojob(
         task=task,
         training=training(STEPS, 8, 2, gradientGroups=2),
-        topology={"stages": STAGES, "pipelines": pipelines},
-        elastic={"stabilizationSeconds": 1, **elastic},
+        topology={"pipelines": 1},
+        elastic={"maxWorkers": STAGES, "stabilizationSeconds": 1, **elastic},
     )
     if every:
         document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, "everySteps": every}
@@ -108,14 +108,6 @@ def test_fewer_workers_than_stages_train_on_with_fewer_stages_and_the_same_bits(
     assert job.state.checkpoints.counts.repeated == 0
     forwards = [fault for fault in job.executed if fault.name == "Forward" and not fault.after]
     assert {f.step for f in forwards} == set(range(STEPS))
-
-
-def test_pipelines_come_first() -> None:
-    """With fewer workers than two pipelines take, one is left; with fewer than that one takes, it has fewer stages."""
-    shortage = Shortage()
-    job = Job(manifest(MLP, 2, minPipelines=1), decide=shortage, capacity=8).run()
-    assert (shortage.stages, job.state.plan and job.plan.target.pipelines) == ([4], 1)
-    assert result(job) == undisturbed()
 
 
 def test_stages_do_not_become_fewer_than_they_may() -> None:

@@ -214,7 +214,6 @@ def job(model: str, stages: int, pipelines: int, *faults: Fault) -> Job:
         task={"entrypoint": entrypoint(model), "config": {"size": "tiny"}},
         training=training(2, 8, 2, maxGradientNorm=1.0),
         topology={"stages": stages, "pipelines": pipelines},
-        elastic={"minStages": stages, "stabilizationSeconds": 0},
     )
     return Job(document, faults=faults).run()
 

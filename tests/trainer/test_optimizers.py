@@ -39,7 +39,6 @@ def job(stages: int, *faults: Fault) -> Job:
         task={"entrypoint": "test_optimizers:build"},
         training=training(3, 8, 2),
         topology={"stages": stages},
-        elastic={"minStages": stages},
     )
     return Job(document, faults).run()
 

@@ -108,31 +108,20 @@ class RandomJob:
         stages, pipelines = rng.choice(grids)
         mode = rng.choice(["None", "LazyForward", "LazyForward", "EagerForward", "EagerBackward"])
         replicas = rng.choice([1, 2]) if stages > 2 and mode != "None" else 1
+        fixed = random.Random(f"{self.number} grids").choice(({}, {"stages": stages}, {"pipelines": pipelines}))
         return bamboojob(
             task=self.task,
             training=self.training,
-            topology={
-                "stages": stages,
-                "pipelines": pipelines,
-                "lookahead": rng.choice([1, 2]),
-                "schedule": self.schedule,
-            },
+            topology={**fixed, "lookahead": rng.choice([1, 2]), "schedule": self.schedule},
             redundancy={"mode": mode, "replicas": replicas, "placement": rng.choice(["Device", "Host"])},
             standby={"workers": rng.choice([0, 0, 1])},
-            elastic=self.elastic(pipelines),
+            elastic={"maxWorkers": stages * pipelines, "stabilizationSeconds": 0},
             checkpoint={
                 "storage": {"uri": "memory://x"},
                 "everySteps": every,
                 "keepInMemory": rng.random() < 0.5,
             },
         )
-
-    def elastic(self, pipelines: int) -> dict[str, Any]:
-        """The coordinator chooses the grid of half of the jobs."""
-        bounds = {"minPipelines": 1, "minStages": 1, "stabilizationSeconds": 0}
-        if random.Random(f"{self.number} grids").random() < 0.5:
-            return {**bounds, "objective": "Throughput"}
-        return {**bounds, "maxPipelines": pipelines}
 
     def disaster(self, *, suspended: bool) -> Disaster:
         rng = self.rng

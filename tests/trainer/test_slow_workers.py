@@ -55,9 +55,9 @@ def manifest(task: dict[str, Any], stages: int = 2, standby: int = 0) -> dict[st
     return bamboojob(
         task=task,
         training=training(STEPS, 8, 2, gradientGroups=2),
-        topology={"stages": stages, "pipelines": 2 // stages},
+        topology={"stages": stages, "schedule": "1F1B"},
         standby={"workers": standby},
-        elastic={"stabilizationSeconds": 1, "minStages": stages},
+        elastic={"minWorkers": 2, "maxWorkers": 2, "stabilizationSeconds": 1},
     )
 
 

@@ -171,9 +171,9 @@ def manifest(steps: int, pipelines: int = 1, standby: int = 0) -> dict[str, Any]
     return bamboojob(
         task=MLP,
         training=training(steps, 8, 2, gradientGroups=2),
-        topology={"stages": 3, "pipelines": pipelines},
+        topology={"stages": 3, "schedule": "1F1B"},
         standby={"workers": standby},
-        elastic={"stabilizationSeconds": 0, "minStages": 3},
+        elastic={"minWorkers": 3 * pipelines, "maxWorkers": 3 * pipelines, "stabilizationSeconds": 0},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec, fewest_stages, most_stages
 from bamboo_core.planning.grid import layer_ranges
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.text import one_line
@@ -74,8 +74,8 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     loggers_of(task, spec.training)
     costs = profile(task, spec)
     if spec.topology.chooses_stages:
-        most = min(spec.elastic.most_stages(spec.topology), len(costs) // spec.worker.devices)
-        spec = replace(spec, topology=replace(spec.topology, stages=max(most, spec.elastic.min_stages)))
+        most = min(most_stages(spec), len(costs) // spec.worker.devices)
+        spec = replace(spec, topology=replace(spec.topology, stages=max(most, fewest_stages(spec))))
     stages = layer_ranges(costs, spec.topology, devices=spec.worker.devices)
     parts = device_layers(spec, stages, costs)
     sizes = measure(task, spec)

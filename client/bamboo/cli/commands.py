@@ -202,7 +202,7 @@ def validate(
         topology, devices = spec.topology, spec.worker.devices
         each = f" of {devices} devices" if devices > 1 else ""
         grid = f"{topology.pipelines} x {topology.stages} workers"
-        if topology.chooses_stages:
+        if spec.elastic:
             grid = f"a grid of at most {count(whole_workers(spec), 'worker')}"
         typer.echo(
             f"{job}: {spec.name} is valid: {grid}{each}"

@@ -161,8 +161,8 @@ class LocalRunOptions:
         from bamboo.jobs.here import changed
 
         given = job.document["spec"]
-        if self.workers is not None and job.spec.topology.chooses_stages:
-            elastic = {**(given.get("elastic") or {}), "maxWorkers": self.workers}
+        if self.workers is not None and job.spec.elastic:
+            elastic = {**given["elastic"], "maxWorkers": self.workers}
             job = changed(job, f"--workers {self.workers}", elastic=elastic)
         elif self.workers is not None:
             pipelines, rest = divmod(self.workers, job.spec.topology.stages)

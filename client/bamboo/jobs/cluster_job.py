@@ -100,9 +100,12 @@ class ClusterJob:
             chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
             await self._api.delete_pod(self._job.namespace, chosen.name, chosen.uid, None if notice else 0)
 
-    async def scale(self, pipelines: int) -> None:
+    async def scale(self, workers: int) -> None:
+        """Raises InvalidRequest if the job's grid is fixed."""
+        if self._job.spec.elastic is None:
+            raise InvalidRequest(f"{self._job.name} cannot be scaled: without spec.elastic its grid is fixed")
         with told():
-            await operations.change_spec(self._api, self._job, {"topology": {"pipelines": pipelines}})
+            await operations.change_spec(self._api, self._job, {"elastic": {"maxWorkers": workers}})
 
     async def suspend(self) -> None:
         """Raises InvalidRequest if it is over, or comes to its end meanwhile."""

@@ -39,7 +39,7 @@ class BegunJob(Protocol):
 
     async def wait(self, seconds: float | None) -> JobProgress: ...
     async def preempt(self, worker: str | None, *, notice: bool) -> None: ...
-    async def scale(self, pipelines: int) -> None: ...
+    async def scale(self, workers: int) -> None: ...
     async def suspend(self) -> None: ...
     async def resume(self) -> None: ...
     async def interrupted(self) -> None:
@@ -141,9 +141,9 @@ class JobHandle:
         """Takes a worker away, as a cloud would, to see the job survive it. worker: None for one that trains."""
         background.call(self._job.preempt(worker, notice=notice))
 
-    def scale(self, pipelines: int) -> None:
-        """Changes how many pipelines there should be."""
-        background.call(self._job.scale(pipelines))
+    def scale(self, workers: int) -> None:
+        """Changes how many workers may run stages (elastic.maxWorkers)."""
+        background.call(self._job.scale(workers))
 
     def suspend(self) -> None:
         """Keeps the job's state in a checkpoint, stops its workers, and waits until they are gone."""

@@ -153,6 +153,5 @@ def _check_resumption(store: CheckpointStore, spec: JobSpec) -> None:
 def _survives_losses(spec: JobSpec) -> bool:
     """Is there anybody else who holds the state of a stage: a replica, or another pipeline?"""
     redundant = spec.redundancy.mode is not RedundancyMode.NONE
-    if spec.topology.chooses_stages:
-        return spec.elastic.min_pipelines > 1 or (redundant and whole_workers(spec) > 1)
-    return (redundant and spec.topology.stages > 1) or spec.topology.pipelines > 1
+    several = whole_workers(spec) > 1 if spec.elastic else spec.topology.stages > 1
+    return (redundant and several) or spec.topology.pipelines > 1

@@ -287,7 +287,7 @@ class Job:
     def __repr__(self) -> str:
         topology = self.spec.topology
         fixed = f"{topology.pipelines} x {topology.stages}"
-        grid = "the grid is chosen" if topology.chooses_stages else fixed
+        grid = "the grid is chosen" if self.spec.elastic else fixed
         return f"<Job {self.name}: {self.spec.task.entrypoint}, {grid}>"
 
 

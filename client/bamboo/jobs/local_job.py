@@ -158,10 +158,12 @@ class LocalJob:
             raise InvalidRequest(f"worker {worker[:40]!r}: expected one of {', '.join(sorted(self._workers))}")
         await self._send(TakeWorker(worker or training[-1], notice))
 
-    async def scale(self, pipelines: int) -> None:
-        """Changes how many pipelines there should be. Raises InvalidRequest."""
-        topology = {**(self._wanted.job.document["spec"].get("topology") or {}), "pipelines": pipelines}
-        job = changed(self._wanted.job, "pipelines", topology=topology)
+    async def scale(self, workers: int) -> None:
+        """Changes how many workers may run stages. Raises InvalidRequest if the job's grid is fixed."""
+        elastic = self._wanted.job.document["spec"].get("elastic")
+        if elastic is None:
+            raise InvalidRequest(f"{self.name} cannot be scaled: without spec.elastic its grid is fixed")
+        job = changed(self._wanted.job, "workers", elastic={**elastic, "maxWorkers": workers})
         await self._send(ChangeJob(job.spec))
         self._wanted = replace(self._wanted, job=job)
 

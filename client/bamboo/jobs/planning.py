@@ -203,6 +203,12 @@ def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
             raise InvalidRequest(
                 f"--micro-batch {size}: expected sizes of which training.globalBatchSize, {batch}, is a multiple"
             )
+    for flag, given, chosen in (
+        ("--stages", wanted.stages, spec.topology.chooses_stages),
+        ("--pipelines", wanted.pipelines, spec.topology.chooses_pipelines),
+    ):
+        if given and chosen:
+            raise InvalidRequest(f"{flag}: expected only where spec.topology says a number, as they are chosen")
     room, most = spec.spread.workers_per_node, 2 * wanted_workers(spec)
     if nodes := wanted.nodes or (summarize(market.recording).peak if market.recording is not None else 0):
         most = nodes * room

@@ -80,8 +80,8 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) ->
     stage less, so that it takes no more memory on a worker than the job with its replicas. A job that had no room for
     those has none for longer stages either: it is compared on the same grid. It costs nothing and has no date.
     """
-    topology, chosen = spec.topology, spec.elastic.chooses_grid
-    stages, pipelines = ran.grid if chosen and ran.grid else (topology.stages, topology.pipelines)
+    topology = spec.topology
+    stages, pipelines = ran.grid if spec.elastic and ran.grid else (topology.stages, topology.pipelines)
     split = topology.split
     if spec.training.reproducible and pipelines > 1:
         pipelines -= 1

@@ -20,7 +20,7 @@ from bamboo.traces.files import parse_trace
 from bamboo.traces.trace import Change, Trace, removal_times
 from bamboo_core.complaints import system_reason
 from bamboo_core.coordinator.events import Status, WorkerState
-from bamboo_core.job.spec import JobSpec, fewest_workers
+from bamboo_core.job.spec import JobSpec, fewest_workers, most_stages
 from bamboo_core.planning.plan import WorkerId
 
 NOTICE_SECONDS = 30.0
@@ -120,7 +120,7 @@ def check(schedule: Schedule, spec: JobSpec) -> None:
     """Raises ValueError for what can never happen in that job, on none of the grids that it may come to, and for too
     few nodes for it to begin.
     """
-    steps, stages = spec.training.steps, spec.elastic.most_stages(spec.topology)
+    steps, stages = spec.training.steps, most_stages(spec)
     if schedule.rooms:
         most, fewest = max(room.nodes for room in schedule.rooms), fewest_workers(spec)
         if most * spec.spread.workers_per_node < fewest:

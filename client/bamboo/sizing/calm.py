@@ -8,7 +8,7 @@ import msgspec
 from bamboo.simulation.job.job_zones import packed
 from bamboo.simulation.job.zone_traffic import step_traffic, traffic_usd
 from bamboo.sizing.pareto import Point
-from bamboo.sizing.trials.candidate import Candidate, job_of
+from bamboo.sizing.trials.candidate import Candidate, job_of, on_its_grid
 from bamboo.sizing.trials.world import World
 from bamboo_core.job.spec import JobSpec, pod_spread
 from bamboo_core.planning.gradient_groups import final_share
@@ -40,8 +40,9 @@ def memory_needed(world: World, candidate: Candidate) -> int:
     made = job_of(candidate, world.spec, world.document)
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
-    split = _split(made[0], profile)
-    return max(device_bytes(profile.figures, made[0], taken_over=over, split=split) for over in (False, True))
+    spec = on_its_grid(candidate, made[0])
+    split = _split(spec, profile)
+    return max(device_bytes(profile.figures, spec, taken_over=over, split=split) for over in (False, True))
 
 
 def calm(world: World, candidate: Candidate) -> Calm:
@@ -49,9 +50,10 @@ def calm(world: World, candidate: Candidate) -> Calm:
     made = job_of(candidate, world.spec, world.document)
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
-    plan = _plan(made[0], profile, world.market.zones)
-    billed = step_traffic(plan, plan.target, profile, final=final_share(made[0].training)).billed
-    seconds = StepModel(profile.figures, made[0]).seconds(plan, plan.target)
+    spec = on_its_grid(candidate, made[0])
+    plan = _plan(spec, profile, world.market.zones, packs=pod_spread(made[0]).packs)
+    billed = step_traffic(plan, plan.target, profile, final=final_share(spec.training)).billed
+    seconds = StepModel(profile.figures, spec).seconds(plan, plan.target)
     usd = seconds * node_usd(world, candidate) + traffic_usd(billed, world.traffic_price)
     return Calm(seconds=seconds, between_zones=billed, usd=usd)
 
@@ -82,15 +84,15 @@ def least(world: World, candidate: Candidate) -> Point:
 
 def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
     """The layers of each stage; where the coordinator chooses the grid it heeds memory."""
-    fitting = fitting_split(profile.figures, spec, profile.machine.memory) if spec.elastic.chooses_grid else None
+    fitting = fitting_split(profile.figures, spec, profile.machine.memory) if spec.elastic else None
     return fitting or layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
 
 
-def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str]) -> Plan:
-    """The plan of the job with the nodes that it asks for in each zone."""
+def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str], *, packs: bool) -> Plan:
+    """The plan of the job with the nodes that it asks for in each zone. packs: whether pods are packed into zones."""
     count = spec.topology.stages * spec.topology.pipelines
     names = zones or ("",)
-    if pod_spread(spec).packs:
+    if packs:
         places = [zone for zone, share in packed(names, spec).items() for _ in range(share)]
     else:
         places = [names[i % len(names)] for i in range(count)]

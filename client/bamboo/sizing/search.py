@@ -223,17 +223,27 @@ def fitting_grids(world: World, limits: Limits, like: Candidate, counts: Counts)
             counts.too_large += bool(ways)
             counts.smallest = min((bytes_ for bytes_ in (counts.smallest, *needed) if bytes_), default=None)
     if not fitting:
-        raise ValueError(why_none(counts, bounded=world.spec.elastic.chooses_grid))
+        raise ValueError(why_none(counts, bounded=world.spec.elastic is not None))
     fitting.sort(key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
     executed: list[tuple[Candidate, Calm]] = []
     for bound, one in fitting:
         if len(executed) < MOST_EXECUTED and not any(dominates(c.point, bound, CALM_SLACK) for _, c in executed):
             executed.append((one, calm(world, one)))
+    if world.spec.elastic:
+        executed = _fastest_of_equal_jobs(executed)
     left = front(executed, lambda pair: pair[1].point, CALM_SLACK)
     points = [pair[1].point for pair in left]
     left.sort(key=lambda pair: (distance(pair[1].point, points), pair[0]))
     counts.slow = len(fitting) - min(len(left), MOST_GRIDS)
     return left[:MOST_GRIDS]
+
+
+def _fastest_of_equal_jobs(grids: list[tuple[Candidate, Calm]]) -> list[tuple[Candidate, Calm]]:
+    """Of the grids of as many workers the fastest, which the coordinator would choose."""
+    fastest: dict[object, tuple[Candidate, Calm]] = {}
+    for one, cost in sorted(grids, key=lambda pair: pair[1].seconds):
+        fastest.setdefault((one.machine, one.micro_batch, one.workers, one.spread), (one, cost))
+    return list(fastest.values())
 
 
 def allowed(world: World, one: Candidate) -> bool:

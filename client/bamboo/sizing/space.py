@@ -1,13 +1,13 @@
 """Which candidates there are: grids, and the ways to protect one. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from bamboo.sizing.trials.candidate import PROTECTION, Candidate, has_pools_for_a_share
 from bamboo.sizing.trials.world import World
 from bamboo_core.job.placement_spec import SpreadPolicy
-from bamboo_core.job.spec import MOST_REPLICAS, MOST_STAGES, JobSpec, RedundancyMode
+from bamboo_core.job.spec import MOST_REPLICAS, MOST_STAGES, JobSpec, RedundancyMode, fewest_stages
 from bamboo_core.planning.grid import make_layout
 
 SHARES: Final = (0.25, 0.5)  # of workers, on demand
@@ -38,9 +38,9 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
 
     What crosses zones may cost more than all nodes, so that no grid can be judged without that.
     Of the numbers of pipelines whose largest share of a step is the same only the least: more are not faster.
-    Where the coordinator chooses the grid, those within the job's bounds, unless `limits` names others.
+    Where the coordinator chooses the grid, those that it may choose.
     """
-    bounds = grid_bounds(world.spec, world.document)
+    bounds = grid_bounds(world.spec)
     for name, machine in world.machines.items():
         layers = len(machine.profile.layers)
         for micro_batch in _micro_batches(world.spec, machine.profile.samples, limits):
@@ -56,7 +56,6 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
                             pipelines=pipelines,
                             micro_batch=micro_batch,
                             standby=standby,
-                            fewest=_fewest(world.spec, pipelines),
                         )
                         yield from (replace(one, spread=spread) for spread in _spreads(world, one))
 
@@ -69,21 +68,16 @@ class GridBounds:
     max_pipelines: int = MOST_PIPELINES
 
 
-def grid_bounds(spec: JobSpec, document: Mapping[str, Any]) -> GridBounds:
-    """The bounds of a manifest whose grid the coordinator chooses; a fixed grid is the one that the option replaces.
-
-    Pipelines are at most so many only if the manifest says so; else that follows from its workers, of which an option
-    may have more.
-    """
-    elastic = spec.elastic
-    if not elastic.chooses_grid:
+def grid_bounds(spec: JobSpec) -> GridBounds:
+    """The bounds of a grid that the coordinator chooses; of a fixed grid another one may be recommended."""
+    topology = spec.topology
+    if spec.elastic is None:
         return GridBounds()
-    said = (document["spec"].get("elastic") or {}).get("maxPipelines") is not None
     return GridBounds(
-        min_stages=elastic.min_stages,
-        max_stages=elastic.max_stages or MOST_STAGES,
-        min_pipelines=elastic.min_pipelines,
-        max_pipelines=elastic.max_pipelines if said else MOST_PIPELINES,
+        min_stages=fewest_stages(spec),
+        max_stages=MOST_STAGES if topology.chooses_stages else topology.stages,
+        min_pipelines=topology.pipelines,
+        max_pipelines=MOST_PIPELINES if topology.chooses_pipelines else topology.pipelines,
     )
 
 
@@ -101,8 +95,6 @@ def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candid
             yield _within_shares(replace(one, standby=standby))
     for spread in _spreads(world, one):
         yield replace(one, spread=spread)
-    for fewest in () if world.spec.elastic.chooses_grid else sorted({1, one.pipelines}):
-        yield replace(one, fewest=fewest)
     if one.every_steps is not None:
         for every in _intervals(one.every_steps):
             yield replace(one, every_steps=every)
@@ -138,14 +130,6 @@ def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
         return (one.spread,)
     known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)
     return known if one.pipelines > 1 else known[:2]
-
-
-def _fewest(spec: JobSpec, pipelines: int) -> int:
-    """The pipelines with which a job begins: all of them, unless the job says that it may shrink, or chooses its grid;
-    then as far as it says.
-    """
-    shrinks = spec.elastic.chooses_grid or spec.elastic.min_pipelines < spec.topology.pipelines
-    return min(spec.elastic.min_pipelines, pipelines) if shrinks else pipelines
 
 
 def _within_shares(one: Candidate) -> Candidate:

@@ -14,13 +14,13 @@ from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
 from bamboo_core.coordinator.workers.reconnection import recovered
 from bamboo_core.coordinator.workers.record import WorkerRecord
-from bamboo_core.job.spec import RedundancyMode, schedules
+from bamboo_core.job.spec import RedundancyMode, schedules, stabilization_seconds
 from bamboo_core.planning.desired import PlanningView, Urgency
 from bamboo_core.planning.elastic import drop_old_layouts, resize
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo_core.planning.splits.devices import device_layers
-from bamboo_core.planning.splits.resplit import Grid, desired_grid, grid_of, in_places
+from bamboo_core.planning.splits.resplit import Grid, grid_of, in_places
 from bamboo_core.planning.transitions import StageLost, drain, improve, switch_mode, takeover
 
 ASKING_SECONDS = 1.0
@@ -189,7 +189,7 @@ def _look_for_layers(turn: Turn) -> None:
 
 
 def _start(turn: Turn) -> None:
-    """The first plan from a state on: with the pipelines asked for, or after a while with as many as may be."""
+    """The first plan from a state on."""
     state, spec = turn.state, turn.state.spec
     if not restoring.is_known(turn) or (state.profile.costs is None and state.plan is None):
         return
@@ -199,10 +199,11 @@ def _start(turn: Turn) -> None:
         return
     fit = fitting(state)
     ready = [r.peer for w, r in state.ready.items() if r.notice_until is None and r.cut_since is None and w in fit]
-    waited = _has_waited(state, len(ready), turn.now)
-    grid = _first_grid(state, len(ready), waited=waited)
+    if spec.elastic and not _has_waited(state, len(ready), turn.now):
+        return
+    grid = _first_grid(state, len(ready))
     stages = _first_stages(state, grid) if grid else None
-    if grid is None and spec.elastic.chooses_grid and ready and waited:
+    if grid is None and spec.elastic and ready:
         following.tell_why_none(turn, len(ready))
     if grid is None or stages is None:
         return
@@ -234,28 +235,23 @@ def _start(turn: Turn) -> None:
     refuse_misfits(turn)
 
 
-def _first_grid(state: CoordinatorState, ready: int, *, waited: bool) -> Grid | None:
-    """What is asked for, or after a while fewer pipelines, and to go on from a checkpoint also fewer stages."""
-    spec, restoring = state.spec, state.phase == "Restoring"
-    stages, wanted = spec.topology.stages, spec.topology.pipelines
-    if spec.elastic.chooses_grid:
-        return following.first_grid(state, ready) if waited else None
-    pipelines = min(ready // stages, wanted)
-    grid = Grid(stages, pipelines, spec.topology.first_schedule)
-    if pipelines == wanted or (waited and pipelines >= spec.elastic.min_pipelines):
-        return grid
-    fewer = desired_grid(ready, spec, grid)
-    return fewer if restoring and waited and fewer.stages * fewer.pipelines <= ready else None
+def _first_grid(state: CoordinatorState, ready: int) -> Grid | None:
+    """What so many workers begin with; None if they are too few, or if it is worth it to wait for more."""
+    topology = state.spec.topology
+    if state.spec.elastic is None:
+        grid = Grid(topology.stages, topology.pipelines, topology.first_schedule)
+        return grid if ready >= grid.cells else None
+    return following.first_grid(state, ready)
 
 
 def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
-    """For long enough to begin with those that are there; where the grid is chosen nobody waits once all are."""
-    spec, restoring = state.spec, state.phase == "Restoring"
-    since = state.course.since if restoring else state.terms.started
-    if now - since >= spec.elastic.stabilization_seconds:
-        return True
-    soon = restoring and now - since >= choosing.restart_wait(state)
-    return spec.elastic.chooses_grid and (soon or ready >= holding.to_have(state))
+    """Whether a job whose grid is chosen begins with the workers that are there: all are, or others have been waited
+    for long enough.
+    """
+    restoring = state.phase == "Restoring"
+    waited = now - (state.course.since if restoring else state.terms.started)
+    soon = restoring and waited >= choosing.restart_wait(state)
+    return soon or waited >= stabilization_seconds(state.spec) or ready >= holding.to_have(state)
 
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
@@ -325,7 +321,7 @@ def _issue(turn: Turn, plan: Plan) -> None:
     turn.put(state.plans.issued(plan, state.step), state.inquiry.over())
     turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
     before = grid_of(old) if old is not None and old.origin == plan.origin else None
-    if state.spec.elastic.chooses_grid and before != grid_of(plan):
+    if state.spec.elastic and before != grid_of(plan):
         following.tell(turn, grid_of(plan))
     message = protocol.SendPlan(plan=plan)
     turn.do(*(Send(w, message) for w in plan.worker_ids()))

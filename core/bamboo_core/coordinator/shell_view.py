@@ -12,7 +12,7 @@ from bamboo_core.coordinator.grids.holding import to_have
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.workers.membership import surplus_requests
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec, gives_back
 from bamboo_core.planning.plan import WorkerId
 
 NO_TIME: Final = 0.0  # at which a status is made that is compared: ages are the same as long as nothing happens
@@ -43,7 +43,7 @@ def wanted_workers(state: CoordinatorState) -> WantedWorkers:
     return WantedWorkers(
         spec=state.spec,
         number=to_have(state),
-        chosen=state.spec.elastic.gives_back and state.holding.target is not None,
+        chosen=gives_back(state.spec) and state.holding.target is not None,
         requested=state.membership.requested,
         surplus=surplus_requests(state),
         gone=state.membership.gone,

@@ -23,8 +23,6 @@ MOST_NAMED = 10  # fields in one sentence
 def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
     """The spec in force from now on. If it is not `wanted`, the edit asks for what cannot be."""
     edited: JobSpec = _edited(JobSpec, old, wanted, stays=False)
-    if old.topology.chooses_stages and wanted.topology.chooses_stages:  # bounds in `elastic` say which there may be
-        edited = replace(edited, topology=replace(edited.topology, stages=wanted.topology.stages))
     return edited
 
 
@@ -39,7 +37,7 @@ def _edited(kind: type, old: Any, wanted: Any, *, stays: bool) -> Any:
     changed = {}
     for one in api_fields(kind):
         now, then = getattr(old, one.attribute), getattr(wanted, one.attribute)
-        if isinstance(one.form, Object) and not one.form.optional:
+        if isinstance(one.form, Object) and now is not None and then is not None:
             changed[one.attribute] = _edited(one.form.kind, now, then, stays=_stays(one, stays))
         elif not _stays(one, stays):
             changed[one.attribute] = then
@@ -49,10 +47,10 @@ def _edited(kind: type, old: Any, wanted: Any, *, stays: bool) -> Any:
 def _edited_manifest(kind: type, old: Mapping[str, Any], wanted: Mapping[str, Any], *, stays: bool) -> dict[str, Any]:
     edited: dict[str, Any] = {}
     for one in api_fields(kind):
-        if isinstance(one.form, Object) and not one.form.optional:
-            now, then = old.get(one.name) or {}, wanted.get(one.name) or {}
-            inner = _edited_manifest(one.form.kind, now, then, stays=_stays(one, stays))
-            edited |= {one.name: inner} if inner else {}
+        now, then = old.get(one.name), wanted.get(one.name)
+        if isinstance(one.form, Object) and (not one.form.optional or (now is not None and then is not None)):
+            inner = _edited_manifest(one.form.kind, now or {}, then or {}, stays=_stays(one, stays))
+            edited |= {one.name: inner} if inner or one.form.optional else {}
         else:
             source = old if _stays(one, stays) else wanted
             edited |= {one.name: source[one.name]} if one.name in source else {}
@@ -129,5 +127,5 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
 
 def _spelled(kind: type, attribute: str) -> str:
     """A field's name in a manifest."""
-    said = "stages" if attribute == "chooses_stages" else attribute  # Auto
+    said = attribute.removeprefix("chooses_")  # where a manifest does not say that field
     return next((one.path for one in api_fields(kind) if one.attribute == said), said)

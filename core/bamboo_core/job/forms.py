@@ -93,33 +93,6 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerOr:
-    """An integer from 1 to `most`, or that word, which is also meant where the field is absent and is read as None."""
-
-    word: str
-    most: int
-
-    @property
-    def said(self) -> str:
-        return f"{self.word} or an integer >= 1"
-
-    @property
-    def harmless(self) -> int:
-        return 1
-
-    def read(self, slot: FieldSlot) -> int | None:
-        value = slot.fields.get(slot.name)
-        above = _is_int(value) and value > self.most
-        said = f"{self.word} or an integer <= {self.most}" if above else self.said
-        read = slot.value(said, lambda v: v == self.word or (_is_int(v) and 1 <= v <= self.most))
-        return None if read == self.word else read
-
-    def schema(self) -> Schema:
-        text = {"maxLength": len(self.word), "pattern": f"^{self.word}$", "default": self.word}
-        return {**_NUMBER_OR_TEXT, "minimum": 1, "maximum": self.most, **text}
-
-
-@dataclass(frozen=True, slots=True)
 class Number:
     """A number above 0, at most `most`, or below it."""
 

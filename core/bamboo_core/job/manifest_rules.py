@@ -12,7 +12,16 @@ from typing import TypeVar
 from bamboo_core.job.fields import Problem
 from bamboo_core.job.model import ReadObject
 from bamboo_core.job.placement_spec import WorkerSpec
-from bamboo_core.job.spec import AUTO, BudgetSpec, InitialSpec, JobSpec, StorageSpec, TopologySpec
+from bamboo_core.job.spec import (
+    BudgetSpec,
+    ElasticSpec,
+    InitialSpec,
+    JobSpec,
+    StorageSpec,
+    TopologySpec,
+    fewest_stages,
+    smallest_grid,
+)
 from bamboo_core.job.training_spec import (
     DEFAULT_GROUPS,
     LoggerSpec,
@@ -210,242 +219,102 @@ _WITH_BATCH = (
 )
 
 
-def _fits_batch(job: JobSpec, pipelines: int) -> bool:
-    return not _microbatches_are_whole(job.training) or pipelines <= job.training.most_pipelines
-
-
-def _over_batch(job: JobSpec, pipelines: int) -> str:
+def _over_batch(job: JobSpec) -> str:
     t = job.training
     grouped = f"spec.training.gradientGroups ({t.most_pipelines})"
-    return f"expected at most {_in_step(t) if t.most_pipelines == t.microbatches else grouped}, got {pipelines}"
+    most = _in_step(t) if t.most_pipelines == t.microbatches else grouped
+    return f"expected at most {most}, got {job.topology.pipelines}"
 
 
 @rule(
     JobSpec,
     "topology.pipelines",
     _WITH_BATCH,
-    cel=f"{_NO_STEP} || self.topology.pipelines <= {_MOST_PIPELINES}",
-    said=lambda job: _over_batch(job, job.topology.pipelines),
+    cel=f"{_NO_STEP} || !has(self.topology.pipelines) || self.topology.pipelines <= {_MOST_PIPELINES}",
+    said=_over_batch,
 )
 def _pipelines_have_microbatches(job: JobSpec) -> bool:
-    return _fits_batch(job, job.topology.pipelines)
+    return not _microbatches_are_whole(job.training) or job.topology.pipelines <= job.training.most_pipelines
 
 
-@rule(
-    JobSpec,
-    "elastic.maxPipelines",
-    _WITH_BATCH,
-    cel=f"{_NO_STEP} || !has(self.elastic.maxPipelines) || self.elastic.maxPipelines == self.topology.pipelines"
-    f" || self.elastic.maxPipelines <= {_MOST_PIPELINES}",
-    said=lambda job: _over_batch(job, job.elastic.max_pipelines),
+# Of the grid: what topology fixes, and elastic opens
+
+_FIXED = "(has(self.topology.stages) || has(self.topology.split))"
+_FEWEST_STAGES = (
+    "(has(self.topology.stages) ? self.topology.stages : has(self.topology.split) ? size(self.topology.split)"
+    " : self.elastic.minStages)"
 )
-def _most_pipelines_have_microbatches(job: JobSpec) -> bool:
-    return job.elastic.max_pipelines == job.topology.pipelines or _fits_batch(job, job.elastic.max_pipelines)
-
-
-@rule(
-    JobSpec,
-    "elastic.minPipelines",
-    _WITH_BATCH,
-    cel=f"{_NO_STEP} || !has(self.elastic.minPipelines) || self.elastic.minPipelines <= self.topology.pipelines"
-    f" || self.elastic.minPipelines <= {_MOST_PIPELINES}",
-    said=lambda job: _over_batch(job, job.elastic.min_pipelines),
-)
-def _fewest_pipelines_have_microbatches(job: JobSpec) -> bool:
-    return not job.topology.chooses_stages or _fits_batch(job, job.elastic.min_pipelines)
-
-
-# Of stages and pipelines, and the bounds within which they change
-
-_CHOSEN = f"string(self.topology.stages) == '{AUTO}'"  # if there is no split
-_GIVEN = f"string(self.topology.stages) != '{AUTO}'"
-_OBJECTIVE = f"has(self.elastic.objective) ? self.elastic.objective != 'None' : {_CHOSEN} && !has(self.topology.split)"
 
 
 @rule(
     TopologySpec,
     "split",
     "expected a number of layers for each of the stages",
-    cel=f"!has(self.split) || string(self.stages) == '{AUTO}' || size(self.split) == self.stages",
+    cel="!has(self.split) || !has(self.stages) || size(self.split) == self.stages",
     said=lambda grid: f"expected a number of layers for each of the {grid.stages} stages, got {len(grid.split or ())}",
 )
 def _split_is_of_the_stages(grid: TopologySpec) -> bool:
     return grid.split is None or len(grid.split) == grid.stages
 
 
-@rule(
-    JobSpec,
-    "elastic.minStages",
-    "expected at most spec.topology.stages",
-    cel=f"{_CHOSEN} ? !has(self.topology.split) || self.elastic.minStages <= size(self.topology.split)"
-    " : self.elastic.minStages <= self.topology.stages",
-    got=lambda job: f" ({job.topology.stages}), got {job.elastic.min_stages}",
-)
-def _fewest_stages_are_no_more_than_stages(job: JobSpec) -> bool:
-    return job.topology.chooses_stages or job.elastic.min_stages <= job.topology.stages
+_UNKNOWN_STAGES = "expected a number of stages, or spec.elastic, with which they are chosen"
 
 
 @rule(
     JobSpec,
-    "elastic.minPipelines",
-    "expected at most spec.topology.pipelines",
-    cel="!has(self.elastic.minPipelines) || self.elastic.minPipelines <= self.topology.pipelines"
-    f" || ({_CHOSEN} && !has(self.topology.split))",
-    got=lambda job: f" ({job.topology.pipelines}), got {job.elastic.min_pipelines}",
+    "topology.stages",
+    _UNKNOWN_STAGES,
+    cel=f"has(self.elastic) || {_FIXED}",
+    said=lambda job: f"required, {_UNKNOWN_STAGES}",
 )
-def _fewest_pipelines_are_no_more_than_pipelines(job: JobSpec) -> bool:
-    return job.topology.chooses_stages or job.elastic.min_pipelines <= job.topology.pipelines
-
-
-@rule(
-    JobSpec,
-    "elastic.maxPipelines",
-    "expected at least spec.topology.pipelines",
-    cel="!has(self.elastic.maxPipelines) || self.elastic.maxPipelines >= self.topology.pipelines",
-    got=lambda job: f" ({job.topology.pipelines}), got {job.elastic.max_pipelines}",
-)
-def _most_pipelines_are_no_fewer_than_pipelines(job: JobSpec) -> bool:
-    return job.topology.chooses_stages or job.elastic.max_pipelines >= job.topology.pipelines
-
-
-@rule(
-    JobSpec,
-    "elastic.minPipelines",
-    "expected at most spec.elastic.maxPipelines",
-    cel="!has(self.elastic.minPipelines) || !has(self.elastic.maxPipelines)"
-    " || self.elastic.minPipelines <= self.elastic.maxPipelines",
-    got=lambda job: f" ({job.elastic.max_pipelines}), got {job.elastic.min_pipelines}",
-)
-def _fewest_pipelines_are_no_more_than_most(job: JobSpec) -> bool:
-    unbounded = job.elastic.max_workers is None  # which another rule refuses
-    fits = job.elastic.min_pipelines <= job.elastic.max_pipelines
-    return not job.topology.chooses_stages or unbounded or fits
+def _stages_are_known_or_chosen(job: JobSpec) -> bool:
+    return job.elastic is not None or not job.topology.chooses_stages
 
 
 @rule(
     JobSpec,
     "topology.pipelines",
-    "expected 1 or nothing without a number in spec.topology.stages, as they are chosen too, between"
-    " spec.elastic.minPipelines and spec.elastic.maxPipelines",
-    cel=f"{_GIVEN} || has(self.topology.split) || self.topology.pipelines == 1",
-    got=lambda job: f"; got {job.topology.pipelines}",
+    "expected only without spec.topology.stages or without spec.elastic, for which nothing else is left to choose",
+    cel=f"!has(self.elastic) || !has(self.topology.pipelines) || !{_FIXED}",
 )
-def _pipelines_are_chosen_with_stages(job: JobSpec) -> bool:
-    return not job.topology.chooses_stages or job.topology.pipelines == 1
+def _something_is_left_to_choose(job: JobSpec) -> bool:
+    return job.elastic is None or job.topology.chooses_stages or job.topology.chooses_pipelines
 
 
 @rule(
     JobSpec,
-    "elastic.objective",
-    "expected another one than None without a number in spec.topology.stages",
-    cel=f"!has(self.elastic.objective) || self.elastic.objective != 'None' || {_GIVEN} || has(self.topology.split)",
+    "elastic.minStages",
+    "expected only without a number of stages in spec.topology",
+    cel=f"!has(self.elastic) || self.elastic.minStages == 1 || !{_FIXED}",
 )
-def _chosen_stages_have_an_objective(job: JobSpec) -> bool:
-    return not job.topology.chooses_stages or job.elastic.chooses_grid
-
-
-@rule(
-    JobSpec,
-    "elastic.objective",
-    "expected only without spec.topology.split, which fixes the stages",
-    cel="!has(self.elastic.objective) || self.elastic.objective == 'None' || !has(self.topology.split)",
-)
-def _split_stages_are_not_chosen(job: JobSpec) -> bool:
-    return not job.elastic.chooses_grid or job.topology.split is None
-
-
-def _bounds_are_of_a_choice(job: JobSpec) -> bool:
-    """Where the stages are chosen an objective that is None is what is wrong, and not its bounds."""
-    return job.topology.chooses_stages or job.elastic.chooses_grid
-
-
-@rule(
-    JobSpec,
-    "elastic.maxStages",
-    "expected only with an objective",
-    cel=f"!has(self.elastic.maxStages) || ({_OBJECTIVE})",
-)
-def _most_stages_are_of_a_choice(job: JobSpec) -> bool:
-    return job.elastic.max_stages is None or _bounds_are_of_a_choice(job)
-
-
-@rule(
-    JobSpec,
-    "elastic.maxStages",
-    "expected at least spec.topology.stages",
-    cel=f"!has(self.elastic.maxStages) || {_CHOSEN} || self.elastic.maxStages >= self.topology.stages",
-    got=lambda job: f" ({job.topology.stages}), got {job.elastic.max_stages}",
-)
-def _most_stages_are_no_fewer_than_stages(job: JobSpec) -> bool:
-    most = job.elastic.max_stages
-    return most is None or job.topology.chooses_stages or most >= job.topology.stages
-
-
-@rule(
-    JobSpec,
-    "elastic.maxStages",
-    "expected at least spec.elastic.minStages",
-    cel=f"!has(self.elastic.maxStages) || {_GIVEN} || self.elastic.maxStages >= self.elastic.minStages",
-    got=lambda job: f" ({job.elastic.min_stages}), got {job.elastic.max_stages}",
-)
-def _most_stages_are_no_fewer_than_fewest(job: JobSpec) -> bool:
-    most = job.elastic.max_stages
-    return most is None or not job.topology.chooses_stages or most >= job.elastic.min_stages
+def _bounded_stages_are_chosen(job: JobSpec) -> bool:
+    return job.elastic is None or job.elastic.min_stages == 1 or job.topology.chooses_stages
 
 
 @rule(
     JobSpec,
     "elastic.maxWorkers",
-    "expected only with an objective",
-    cel=f"!has(self.elastic.maxWorkers) || ({_OBJECTIVE})",
+    "expected at least the workers of the smallest grid (stages x pipelines)",
+    cel=f"!has(self.elastic) || self.elastic.maxWorkers >= {_FEWEST_STAGES}"
+    " * (has(self.topology.pipelines) ? self.topology.pipelines : 1)",
+    said=lambda job: (
+        f"expected at least the {smallest_grid(job)} workers of the smallest grid"
+        f" ({fewest_stages(job)} x {job.topology.pipelines}), got {job.elastic and job.elastic.max_workers}"
+    ),
 )
-def _most_workers_are_of_a_choice(job: JobSpec) -> bool:
-    return job.elastic.max_workers is None or _bounds_are_of_a_choice(job)
-
-
-_UNBOUNDED = (
-    "expected the most workers that the job may have, as spec.topology.stages says no number of stages and so the"
-    " coordinator chooses them"
-)
+def _most_workers_are_enough_for_a_grid(job: JobSpec) -> bool:
+    return job.elastic is None or job.elastic.max_workers >= smallest_grid(job)
 
 
 @rule(
-    JobSpec,
-    "elastic.maxWorkers",
-    _UNBOUNDED,
-    cel=f"has(self.elastic.maxWorkers) || {_GIVEN} || has(self.topology.split)",
-    said=lambda job: f"required, {_UNBOUNDED}",
-    because="spec.topology.stages",
+    ElasticSpec,
+    "minWorkers",
+    "expected at most spec.elastic.maxWorkers",
+    cel="self.minWorkers <= self.maxWorkers",
+    got=lambda elastic: f" ({elastic.max_workers}), got {elastic.min_workers}",
 )
-def _chosen_grids_are_bounded(job: JobSpec) -> bool:
-    return job.elastic.max_workers is not None or not job.topology.chooses_stages
-
-
-@rule(
-    JobSpec,
-    "elastic.maxWorkers",
-    "expected at least spec.topology.stages x pipelines",
-    cel=f"!has(self.elastic.maxWorkers) || {_CHOSEN} || self.topology.stages <= 0"
-    " || self.elastic.maxWorkers / self.topology.stages >= self.topology.pipelines",
-    got=lambda job: f" ({job.topology.stages * job.topology.pipelines}), got {job.elastic.max_workers}",
-)
-def _most_workers_are_enough_for_the_grid(job: JobSpec) -> bool:
-    most, whole = job.elastic.max_workers, job.topology.stages * job.topology.pipelines
-    return most is None or job.topology.chooses_stages or most >= whole
-
-
-@rule(
-    JobSpec,
-    "elastic.maxWorkers",
-    "expected at least spec.elastic.minStages x minPipelines",
-    cel=f"!has(self.elastic.maxWorkers) || {_GIVEN} || self.elastic.minStages <= 0"
-    " || self.elastic.maxWorkers / self.elastic.minStages"
-    " >= (has(self.elastic.minPipelines) ? self.elastic.minPipelines : 1)",
-    got=lambda job: f" ({job.elastic.min_stages * job.elastic.min_pipelines}), got {job.elastic.max_workers}",
-)
-def _most_workers_are_enough_for_the_fewest(job: JobSpec) -> bool:
-    most, fewest = job.elastic.max_workers, job.elastic.min_stages * job.elastic.min_pipelines
-    return most is None or not job.topology.chooses_stages or most >= fewest
+def _fewest_workers_are_no_more_than_most(elastic: ElasticSpec) -> bool:
+    return elastic.min_workers <= elastic.max_workers
 
 
 # Of a worker's devices, which each run layers of its stage; it has as many GPUs if it has any

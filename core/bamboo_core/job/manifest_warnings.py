@@ -2,7 +2,7 @@
 
 from bamboo_core.job.node_placement import worker_resources
 from bamboo_core.job.placement_spec import GPU_SUFFIX, MOST_DEVICES, SpreadPolicy
-from bamboo_core.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, pod_spread, wanted_pipelines, wanted_workers
+from bamboo_core.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, most_pipelines, pod_spread, wanted_workers
 from bamboo_core.text import count
 
 NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by the number of its replicas
@@ -26,7 +26,7 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
 def _one_zone(spec: JobSpec) -> str:
     """The loss of a zone takes everybody."""
     policy = pod_spread(spec)
-    if policy is SpreadPolicy.ZONE_PER_PIPELINE and wanted_pipelines(spec) == 1:
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE and most_pipelines(spec) == 1:
         return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
     if policy is SpreadPolicy.SINGLE_ZONE and spec.checkpoint is None:
         return "spec.spread.policy SingleZone without spec.checkpoint: the job ends if all nodes of its zone are lost"
@@ -112,21 +112,22 @@ def _standby(spec: JobSpec) -> str:
 
 def _one_pipeline(spec: JobSpec) -> str:
     """With several pipelines each stage lives on in the others."""
-    if max(spec.topology.pipelines, spec.elastic.min_pipelines) > 1:
+    topology = spec.topology
+    if topology.pipelines > 1:
         return ""
     ends = "the job goes back to its newest checkpoint" if spec.checkpoint else "the job ends"
-    if spec.topology.chooses_stages and wanted_workers(spec) > 1:
+    if spec.elastic and wanted_workers(spec) > 1:
         alone = f"spec.redundancy.mode None: {ends} if any worker vanishes while there is one pipeline"
-        two = "with spec.elastic.minPipelines: 2 there are always two"
-        return f"{alone}; {two}" if spec.redundancy.mode is RedundancyMode.NONE else ""
+        two = "; with spec.topology.pipelines: 2 there are always two" if topology.chooses_stages else ""
+        return f"{alone}{two}" if spec.redundancy.mode is RedundancyMode.NONE else ""
     remedy = "with spec.topology.pipelines: 2 the other pipeline still has what they hold"
     if spec.redundancy.mode is RedundancyMode.NONE:
         return f"one pipeline and spec.redundancy.mode None: {ends} if any worker vanishes; {remedy}"
     replicas, others = spec.redundancy.replicas, wanted_workers(spec) - 1
-    if spec.topology.stages == 1 and not others:
+    if topology.stages == 1 and not others:
         keeps = "with spec.standby.workers: 1 a second worker holds its state"
         return f"one worker and no other copy of its state: {ends} if it vanishes; {keeps}"
-    if spec.topology.stages == 1:
+    if topology.stages == 1:
         return f"one pipeline of one stage: {ends} if its worker vanishes before a standby is filled; {remedy}"
     holders = NUMBERS[min(replicas, others)]
     if replicas < min(others, MOST_REPLICAS):

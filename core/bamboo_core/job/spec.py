@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, Final
 
-from bamboo_core.job.forms import Inside, Integer, IntegerOr, Integers, Renames, TextList, TextOf, Tree
+from bamboo_core.job.forms import Inside, Integer, Integers, Renames, TextList, TextOf, Tree
 from bamboo_core.job.model import ListOf, Mark, Named, Values, completes
 from bamboo_core.job.placement_spec import (
     CleanPodPolicy,
@@ -39,7 +39,7 @@ from bamboo_core.storage.url import shown_url
 
 MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
 MOST_WORKERS, MOST_STAGES, MOST_PIPELINES, MOST_STANDBYS = 10_000, 1024, 1024, 1024
-AUTO = "Auto"  # instead of a number of stages: the coordinator chooses
+USUAL_STABILIZATION = 120  # seconds
 DEFAULT_MANAGER = "bamboo.dev/operator"
 
 
@@ -135,37 +135,31 @@ class PipelineSchedule(StrEnum):
     ZB_H1 = "ZBH1"  # weight gradients by themselves, later than those that the stage before waits for
 
 
-class ScheduleChoice(StrEnum):
-    """What a manifest says of the schedule. AUTO: the coordinator chooses it where it chooses the grid."""
-
-    AUTO = "Auto"
-    ONE_F_ONE_B = PipelineSchedule.ONE_F_ONE_B.value
-    ZB_H1 = PipelineSchedule.ZB_H1.value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
-    """The grid of workers; see docs/design/engine.md for lookahead and schedule.
+    """What is fixed of the grid of workers; what is not, the coordinator chooses if there is `elastic`. See
+    docs/design/engine.md for lookahead and schedule.
 
-    stages: with `chooses_stages` the fewest that the coordinator may choose; the manifest says none then, or Auto.
-    split: None: as the layers' costs say.
+    stages, pipelines: 1, the fewest that there may be, with chooses_stages or chooses_pipelines. split: None: as the
+    layers' costs say. schedule: None: see `schedules`.
     """
 
-    stages: Annotated[int, IntegerOr(AUTO, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
-    """Into how many stages the layers are split; a pipeline has one worker for each. Auto: the coordinator chooses
-    stages and pipelines for at most elastic.maxWorkers workers, or there are as many as split has numbers. Cannot
-    change.
+    stages: Annotated[int, Integer(1, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
+    """Into how many stages the layers are split; a pipeline has one worker for each. Required without elastic, unless
+    there is split, which has a number for each. Cannot change.
     """
-    pipelines: Annotated[int, Integer(1, MOST_PIPELINES)] = 1
-    """The number of pipelines, which share the batch. With stages Auto it is chosen, too."""
+    pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS, Mark.WHILE_SUSPENDED] = 1
+    """The number of pipelines, which share the batch. Without elastic 1 by default. Can change only while the job is
+    suspended.
+    """
     lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
     """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
     memory for more activations. Cannot change.
     """
-    schedule: ScheduleChoice = ScheduleChoice.AUTO
+    schedule: PipelineSchedule | None = None
     """The order of forwards and backwards, with the same bits. ZBH1: weight gradients are computed later, which leaves
-    about a third of the bubbles; every stage then keeps as many activations as the first one. Auto: with
-    elastic.objective the coordinator chooses it, else it is 1F1B. A change takes effect with the next step.
+    about a third of the bubbles; every stage then keeps as many activations as the first one. By default 1F1B, and with
+    elastic the coordinator chooses. A change takes effect with the next step.
     """
     flows_per_link: Annotated[int, Integer(1, 16), Mark.WHILE_SUSPENDED] = 4
     """Over how many TCP connections, for each of the three lanes, a worker spreads frames of 1 MiB or more to another.
@@ -178,78 +172,42 @@ class TopologySpec:
     ] = None
     """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
     chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
+    chooses_pipelines: Annotated[bool, Mark.NOT_IN_SPEC] = False
 
     @property
     def first_schedule(self) -> PipelineSchedule:
-        """By which a job runs as long as no other one was chosen."""
-        auto = self.schedule is ScheduleChoice.AUTO
-        return PipelineSchedule.ONE_F_ONE_B if auto else PipelineSchedule(self.schedule.value)
+        """The schedule of a job for which no other one was chosen."""
+        return self.schedule or PipelineSchedule.ONE_F_ONE_B
 
 
 class Objective(StrEnum):
-    """What the grid is chosen for. None: it is not. Throughput: the most samples a second that workers can train.
+    """What the grid is chosen for. Throughput: the most samples a second that workers can train.
 
     Value: the most samples for their price, of all that are about as fast; workers that add less than they cost are
     given back.
     """
 
-    NONE = "None"
     THROUGHPUT = "Throughput"
     VALUE = "Value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
-    """The bounds within which the grid follows the capacity.
+    """What the coordinator may choose of the grid, for the workers that are there: all that `topology` does not fix."""
 
-    max_stages, max_workers: only with an objective; None: as many as the topology has. If the coordinator chooses the
-    stages there always are max_workers, which bound the stages, too.
+    max_workers: Annotated[int, Integer(1, MOST_WORKERS), Mark.FREE]
+    """The most workers that run stages. So many are asked for, or as many of them as a grid can use."""
+    min_workers: Annotated[int, Integer(1, MOST_WORKERS), Mark.FREE] = 1
+    """With fewer workers the job does not begin, and does not change its grid: workers run several stages."""
+    min_stages: Annotated[int, Integer(1, MOST_STAGES), Mark.FREE] = 1
+    """The fewest stages that may be chosen, if you know better than the estimate of memory what fits your GPUs."""
+    objective: Annotated[Objective, Mark.FREE] = Objective.THROUGHPUT
+    """Throughput: the grid is chosen that is expected to train the most samples a second on the nodes that are there.
+    Value: the job also holds only as many workers as train the most samples for their price (nodePools), at 0.95 times
+    the speed of maxWorkers or more.
     """
-
-    min_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
-    """The fewest pipelines. By default topology.pipelines, or 1 with an objective."""
-    max_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
-    """The most pipelines. By default topology.pipelines, with an objective what the workers and the batch allow."""
-    min_stages: Annotated[int, Integer(1, MOST_STAGES)] = 1
-    """With fewer workers than topology.stages the layers are split anew, down to this many stages. If it is
-    topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the fewest that may be
-    chosen.
-    """
-    objective: Annotated[Objective, Mark.FOLLOWS] = Objective.NONE
-    """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a second
-    on the nodes that are there. Value: it also holds only as many workers as train the most samples for their price
-    (nodePools), at 0.95 times the speed of maxWorkers or more. By default Throughput with topology.stages Auto, else
-    None.
-    """
-    max_stages: Annotated[int | None, Integer(1, MOST_STAGES)] = None
-    """The most stages that may be chosen. By default topology.stages, or with Auto maxWorkers."""
-    max_workers: Annotated[int | None, Integer(1, MOST_WORKERS)] = None
-    """The most workers that run stages of a chosen grid. By default topology.stages x topology.pipelines; required with
-    topology.stages Auto.
-    """
-    stabilization_seconds: Annotated[int, Integer(0)] = 120
-    """How long there must be nodes for another grid before it changes (with an objective, at most)."""
-    straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
-    """What is done about workers that are slow for stabilizationSeconds. Mitigate: a standby worker or one that is
-    requested takes the place of a slow one, or it gets fewer layers. Report: slow workers are only shown.
-    """
-
-    @property
-    def chooses_grid(self) -> bool:
-        return self.objective is not Objective.NONE
-
-    @property
-    def gives_back(self) -> bool:
-        """May the job hold fewer workers than it could have?"""
-        return self.objective is Objective.VALUE
-
-    def most_stages(self, topology: TopologySpec) -> int:
-        workers = min(MOST_STAGES, self.most_workers(topology))
-        return self.max_stages or (workers if topology.chooses_stages else topology.stages)
-
-    def most_workers(self, topology: TopologySpec) -> int:
-        """That run stages."""
-        return self.max_workers or topology.stages * topology.pipelines
+    stabilization_seconds: Annotated[int, Integer(0), Mark.FREE] = USUAL_STABILIZATION
+    """How long at most there must be nodes for a larger grid before the grid changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,9 +371,15 @@ class JobSpec:
     training: Annotated[TrainingSpec, Mark.FIXED]
     """How long to train, with which batch sizes and which precision. Cannot change."""
     topology: Annotated[TopologySpec, Mark.FOLLOWS]
-    """The grid of workers."""
-    elastic: Annotated[ElasticSpec, Mark.FOLLOWS]
-    """The bounds within which pipelines and stages follow the available nodes."""
+    """What is fixed of the grid of workers."""
+    elastic: Annotated[ElasticSpec | None, Mark.WHILE_SUSPENDED] = None
+    """Lets the coordinator choose what topology does not fix, so that the grid follows the available nodes. Without it
+    the grid is fixed: the job waits for all its workers, then for replacements of those that are lost.
+    """
+    straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
+    """What is done about workers that are slow for elastic.stabilizationSeconds. Mitigate: a standby worker or one that
+    is requested takes the place of a slow one, or it gets fewer layers. Report: slow workers are only shown.
+    """
     redundancy: Annotated[RedundancySpec, Mark.WHILE_SUSPENDED] = field(default_factory=RedundancySpec)
     """How the job is protected against losses."""
     standby: StandbySpec = field(default_factory=StandbySpec)
@@ -456,77 +420,87 @@ class JobSpec:
 def _complete_stages(values: Values, around: Mapping[str, Any]) -> None:
     """There are as many stages as the split has numbers, if it is there and no number of stages is given."""
     values["chooses_stages"] = values["split"] is None and values["stages"] is None
+    values["chooses_pipelines"] = values["pipelines"] is None
     if values["stages"] is None and values["split"] is not None:
         values["stages"] = len(values["split"])
 
 
-@completes(ElasticSpec)
-def _complete_bounds(values: Values, around: Mapping[str, Any]) -> None:
-    """With an objective pipelines have no bounds but those of the workers and of the batch.
-
-    Where the manifest says no number of stages there is one.
-    """
-    topology, training = around["topology"], around["training"]
-    if values["objective"] is None:
-        values["objective"] = Objective.THROUGHPUT if topology.chooses_stages else Objective.NONE
-    low = high = topology.pipelines
-    if values["objective"] is not Objective.NONE:
-        workers = values["max_workers"] or topology.stages * topology.pipelines
-        room = min(workers // (values["min_stages"] or 1), MOST_PIPELINES)
-        low, high = 1, max(high, min(room, training.most_pipelines if training.microbatches else 1))
-    values["min_pipelines"] = values["min_pipelines"] or low
-    values["max_pipelines"] = values["max_pipelines"] or high
-
-
 @completes(JobSpec)
 def _complete_job(values: Values, around: Mapping[str, Any]) -> None:
-    """A grid that is chosen has the fewest stages that it may have, until it is."""
-    if values["topology"].chooses_stages:
-        values["topology"] = replace(values["topology"], stages=values["elastic"].min_stages)
+    """A fixed grid has one pipeline where the manifest says no number."""
+    if values["elastic"] is None:
+        values["topology"] = replace(values["topology"], chooses_pipelines=False)
 
 
 def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
-    """Those that the coordinator may choose from; the first one until it has. One if there is no choice of a grid, by
-    which it knows what steps take.
+    """The schedules that the coordinator may choose from, of which the first one counts until it has. One if there is
+    no choice of a grid, by which it knows what steps take.
     """
     first = spec.topology.first_schedule
-    chosen = spec.topology.schedule is ScheduleChoice.AUTO and spec.elastic.chooses_grid
+    chosen = spec.topology.schedule is None and spec.elastic is not None
     return (first, PipelineSchedule.ZB_H1) if chosen else (first,)
 
 
-def wanted_pipelines(spec: JobSpec) -> int:
-    """As many as the coordinator asks workers for."""
-    if spec.elastic.chooses_grid:
-        return spec.topology.pipelines
-    return max(spec.topology.pipelines, spec.elastic.max_pipelines)
+def stabilization_seconds(spec: JobSpec) -> float:
+    return USUAL_STABILIZATION if spec.elastic is None else spec.elastic.stabilization_seconds
+
+
+def gives_back(spec: JobSpec) -> bool:
+    """Whether the job may hold fewer workers than it could have."""
+    return spec.elastic is not None and spec.elastic.objective is Objective.VALUE
+
+
+def fewest_stages(spec: JobSpec) -> int:
+    """The fewest stages that the grid may have."""
+    return spec.elastic.min_stages if spec.elastic and spec.topology.chooses_stages else spec.topology.stages
+
+
+def most_stages(spec: JobSpec) -> int:
+    """The most stages that the grid may have."""
+    topology = spec.topology
+    if spec.elastic is None or not topology.chooses_stages:
+        return topology.stages
+    return max(1, min(MOST_STAGES, spec.elastic.max_workers // topology.pipelines))
+
+
+def most_pipelines(spec: JobSpec) -> int:
+    """The most pipelines that the grid may have."""
+    topology, training = spec.topology, spec.training
+    if spec.elastic is None or not topology.chooses_pipelines:
+        return topology.pipelines
+    room = min(spec.elastic.max_workers // fewest_stages(spec), MOST_PIPELINES)
+    return max(1, min(room, training.most_pipelines if training.microbatches else 1))
 
 
 def pod_spread(spec: JobSpec) -> SpreadPolicy:
-    """Which pods are to be in the same zone. Those of a job whose grid the coordinator chooses cannot be made for one
-    of its pipelines, whose number is not known yet: they go where nodes are, and pipelines are formed zone by zone.
+    """Which pods are to be in the same zone. Those of a job whose stages the coordinator chooses cannot be made for one
+    of its pipelines, whose size is not known yet: they go where nodes are, and pipelines are formed zone by zone.
     """
     policy = spec.spread.policy
-    if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.elastic.chooses_grid and spec.elastic.max_pipelines > 1:
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.topology.chooses_stages and most_pipelines(spec) > 1:
         return SpreadPolicy.INTERLEAVE
     return policy
 
 
 def whole_workers(spec: JobSpec) -> int:
-    """The number of workers in the grid that the manifest says; if the grid is chosen from the beginning, the most that
-    it may have.
-    """
+    """The number of workers of the grid, without standby; if it is chosen, the most that it can use."""
     topology = spec.topology
-    return spec.elastic.most_workers(topology) if topology.chooses_stages else topology.stages * topology.pipelines
+    if spec.elastic is None or not topology.chooses_stages:
+        return topology.stages * most_pipelines(spec)
+    return spec.elastic.max_workers if topology.chooses_pipelines else topology.pipelines * most_stages(spec)
+
+
+def smallest_grid(spec: JobSpec) -> int:
+    """The number of workers of the smallest grid that the job may have."""
+    return fewest_stages(spec) * spec.topology.pipelines
 
 
 def fewest_workers(spec: JobSpec) -> int:
-    """With fewer a job that has trained nothing never begins."""
-    stages = spec.elastic.min_stages if spec.elastic.chooses_grid else spec.topology.stages
-    return stages * spec.elastic.min_pipelines
+    """The number of workers with which a job begins, at least."""
+    asked = spec.elastic.min_workers if spec.elastic else 1
+    return max(smallest_grid(spec), min(asked, whole_workers(spec)))
 
 
 def wanted_workers(spec: JobSpec) -> int:
-    """Those on standby included."""
-    if spec.elastic.chooses_grid:
-        return spec.elastic.most_workers(spec.topology) + spec.standby.workers
-    return spec.topology.stages * wanted_pipelines(spec) + spec.standby.workers
+    """The number of workers that are asked for, those on standby included."""
+    return whole_workers(spec) + spec.standby.workers

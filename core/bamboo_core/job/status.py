@@ -77,6 +77,8 @@ class RolloutStatus(ApiPart, frozen=True):
 class PipelineCounts(ApiPart, frozen=True):
     """Counts of pipelines."""
 
+    stages: Count = 0
+    """How many stages each has."""
     desired: Count = 0
     """How many there should be now."""
     ready: Count = 0

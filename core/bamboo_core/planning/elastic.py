@@ -1,4 +1,4 @@
-"""How many pipelines the job runs: follows the workers that are there, within the bounds of the specification.
+"""The way to another number of pipelines of the same stages.
 
 A resize never disturbs a step. Growing first fills the newcomers as additional replicas, then adds their row at a step
 boundary. Shrinking takes the share away from the last rows at a step boundary; their workers have become replicas of
@@ -8,17 +8,10 @@ takes the same way.
 """
 
 from bamboo_core import text
-from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.desired import PlanningView, owners_of_new_rows
 from bamboo_core.planning.grid import make_layout
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan
 from bamboo_core.planning.transitions import next_plan
-
-
-def desired_pipelines(staying: int, spec: JobSpec) -> int:
-    """How many pipelines the staying workers fill, within the bounds."""
-    most = min(spec.elastic.max_pipelines, spec.training.most_pipelines)
-    return max(spec.elastic.min_pipelines, min(most, staying // spec.topology.stages))
 
 
 def resize(view: PlanningView) -> Plan | None:

@@ -48,7 +48,7 @@ from bamboo_core.coordinator.shell_view import WantedWorkers, wanted_workers
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.history.place import history_url
 from bamboo_core.job.edits import task_digest
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec, gives_back
 from bamboo_core.names import STORAGE_FOLDER
 from bamboo_core.page.history import JobHistory, StepFigures
 from bamboo_core.planning.plan import Plan, WorkerId
@@ -192,7 +192,7 @@ class CoordinatorRunner:
 
     def tell_prices(self, prices: PricesTold) -> None:
         """If they are others than before, and the coordinator goes by them."""
-        if self.state.spec.elastic.gives_back and prices != self._prices:
+        if gives_back(self.state.spec) and prices != self._prices:
             self._prices = prices
             self._inbox.put_nowait(prices)
 

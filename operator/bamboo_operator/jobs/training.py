@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from bamboo_core.coordinator.events import Outcome
+from bamboo_core.job.spec import gives_back
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
@@ -116,7 +117,7 @@ class Training:
 
     def _tell_prices(self) -> None:
         """What workers cost now, by their pools, if the coordinator goes by that."""
-        if self._runner.state.spec.elastic.gives_back:
+        if gives_back(self._runner.state.spec):
             self._runner.tell_prices(self._cost.prices_told())
 
     # reconciling

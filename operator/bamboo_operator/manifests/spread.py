@@ -11,7 +11,7 @@ from typing import Any
 
 from bamboo_core import names
 from bamboo_core.job.placement_spec import SpreadPolicy
-from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines
+from bamboo_core.job.spec import JobSpec, most_pipelines, pod_spread
 
 Json = dict[str, Any]
 HOSTNAME = "kubernetes.io/hostname"
@@ -23,7 +23,7 @@ def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
     if pod_spread(job) is not SpreadPolicy.ZONE_PER_PIPELINE:
         return 0
     found = Counter(str((pod["metadata"].get("labels") or {}).get(names.LABEL_ZONE_GROUP, "")) for pod in living)
-    return min(range(wanted_pipelines(job)), key=lambda group: found[str(group)])
+    return min(range(most_pipelines(job)), key=lambda group: found[str(group)])
 
 
 def spread_labels(job: JobSpec, group: int) -> Json:

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from bamboo_core.coordinator.events import Outcome, Status, WorkerState
 from bamboo_core.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
-from bamboo_core.job.spec import RedundancyMode, whole_workers
+from bamboo_core.job.spec import RedundancyMode, gives_back, whole_workers
 from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
 from bamboo_operator.pods.queueing import WAITING
@@ -116,7 +116,7 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
     needed = whole_workers(spec) + spec.standby.workers
     if given.status is None:
         return _as_many_as_pods(given, needed if given.desired is None else min(needed, given.desired))
-    if spec.elastic.gives_back:
+    if gives_back(spec):
         needed = min(needed, given.status.wanted)
     ready = given.ready()
     message, problems = f"{min(ready, needed)} of {needed} workers are ready", given.facts.startup_problems
@@ -190,14 +190,8 @@ def _degraded(given: RuleInput) -> ConditionResult:
         return given.previous["Degraded"]
     if status is None or spec is None or not status.grid:
         return ConditionResult(False, "NotRunning", "nothing runs yet")
-    chosen = spec.elastic.chooses_grid  # what the manifest says of the grid is a first guess at most
-    damage, missing = given.damage(), 0 if chosen else spec.topology.pipelines - len(status.grid)
+    damage = given.damage()
     sentences = [d.message for d in damage]
-    if missing > 0:
-        sentences.insert(0, f"{missing} of {spec.topology.pipelines} pipelines are missing")
-    narrow = spec.topology.stages - len(status.grid[0]) if status.grid[0] and not chosen else 0
-    if narrow > 0:
-        sentences.append(f"{narrow} of {spec.topology.stages} stages are missing: their layers are with the other ones")
     if status.crowded:
         sentences.append(crowd(status, spec))
     if given.facts.problems or given.facts.refused:
@@ -206,10 +200,10 @@ def _degraded(given: RuleInput) -> ConditionResult:
         )
     if not sentences:
         return ConditionResult(False, "AsDesired", "every stage has its own worker and its protection")
-    unharmed = "Unprotected" if damage or status.crowded else "StagesMissing" if narrow > 0 else "SpecNotFollowed"
+    unharmed = "Unprotected" if damage or status.crowded else "SpecNotFollowed"
     reason = "WorkersMissing" if any(d.doubled for d in damage) else unharmed
     more = f"; and {len(sentences) - 3} more" if len(sentences) > 3 else ""
-    return ConditionResult(True, "PipelinesMissing" if missing > 0 else reason, "; ".join(sentences[:3]) + more)
+    return ConditionResult(True, reason, "; ".join(sentences[:3]) + more)
 
 
 def _protected(given: RuleInput) -> ConditionResult:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bamboo_core.coordinator.events import Status, WorkerState
 from bamboo_core.job.placement_spec import Capacity
-from bamboo_core.job.spec import wanted_pipelines, wanted_workers
+from bamboo_core.job.spec import gives_back, most_pipelines, wanted_workers
 from bamboo_core.job.status import (
     BambooJobStatus,
     CheckpointStatus,
@@ -69,7 +69,7 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
 
 def rule_input(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> RuleInput:
     """What the rules of conditions look at."""
-    held = previous.workers.desired if facts.spec and facts.spec.elastic.gives_back else None
+    held = previous.workers.desired if facts.spec and gives_back(facts.spec) else None
     return RuleInput(_known_status(status), facts, condition_results(previous.conditions), held or None)
 
 
@@ -132,18 +132,19 @@ def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:
     if status is None:
         return replace(previous.pipelines, desired=desired)
     damaged = {d.pipeline for d in given.damage()}
-    return PipelineCounts(desired=desired, ready=len(status.grid), degraded=len(damaged))
+    stages = len(status.grid[0]) if status.grid else 0
+    return PipelineCounts(stages=stages, desired=desired, ready=len(status.grid), degraded=len(damaged))
 
 
 def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
     """The pipelines that are desired: those of the grid that runs where the coordinator chooses it."""
     spec, status = given.facts.spec, given.status
     assert spec is not None
-    if not spec.elastic.chooses_grid:
-        return wanted_pipelines(spec)
+    if not spec.topology.chooses_pipelines:
+        return spec.topology.pipelines
     if status is None:
-        return previous.pipelines.desired or wanted_pipelines(spec)
-    return len(status.grid) or wanted_pipelines(spec)
+        return previous.pipelines.desired or most_pipelines(spec)
+    return len(status.grid) or most_pipelines(spec)
 
 
 def _workers(given: RuleInput, previous: BambooJobStatus) -> WorkerCounts:

@@ -44,7 +44,7 @@ class LoadedJob:
 
     def profile(self, memory: int) -> Profile:
         """What its layers cost: each is built and run. memory: bytes of the worker's device; 0: not known."""
-        costs, chosen = profile(self.task, self.spec), self.spec.elastic.chooses_grid
+        costs, chosen = profile(self.task, self.spec), self.spec.elastic is not None
         layers = tuple(map(_bytes, measure(self.task, self.spec))) if chosen else ()
         return Profile(costs=costs, layers=layers, memory=memory if chosen else 0)
 

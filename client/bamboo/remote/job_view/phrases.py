@@ -63,7 +63,7 @@ def counts(job: JobView) -> str:
         where = [
             f"{number} {kind}" for number, kind in ((workers.spot, "spot"), (workers.on_demand, "on demand")) if number
         ]
-        parts.append(f"{status.pipelines.ready} of {count(job.spec.topology.pipelines, 'pipeline')}")
+        parts.append(f"{status.pipelines.ready} of {count(status.pipelines.desired, 'pipeline')}")
         ready = f"{workers.ready} of {count(workers.desired, 'worker')} ready"
         parts.append(f"{ready} ({', '.join(where)})" if where else ready)
     parts += [count(status.preemptions, "preemption"), count(status.takeovers, "takeover")]

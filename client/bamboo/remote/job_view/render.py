@@ -62,7 +62,7 @@ def jobs(found: Sequence[JobView], now: datetime, *, namespaces: bool = False) -
             job.name,
             state(job),
             f"{job.step}/{job.steps}",
-            f"{job.status.pipelines.ready}/{job.spec.topology.pipelines}",
+            f"{job.status.pipelines.ready}/{job.status.pipelines.desired}",
             f"{job.status.workers.ready}/{job.status.workers.desired}",
             phrases.protected(job),
             str(job.status.preemptions),

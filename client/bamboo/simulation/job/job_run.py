@@ -41,7 +41,7 @@ from bamboo_core.coordinator.events import (
 )
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.job.budget_reach import HOUR, spent
-from bamboo_core.job.spec import JobSpec, wanted_pipelines, whole_workers
+from bamboo_core.job.spec import JobSpec, gives_back, whole_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.names import worker_name
 from bamboo_core.planning.grid import initial_plan, layer_ranges
@@ -134,13 +134,13 @@ class _Simulation:
         there is no such grid.
         """
         spec, profile = self._spec, self._run.profile
-        if spec.topology.chooses_stages:
+        if spec.elastic:
             best = GridRates(profile.figures, spec, profile.machine.memory).best(whole_workers(spec))
             if best is None:
                 there = f"{profile.machine.memory / 1e9:.1f} GB"
                 raise SimulationError(f"no grid that the job may have fits devices of {there}")
             return best.seconds
-        pipelines = min(wanted_pipelines(spec), spec.training.most_pipelines)
+        pipelines = spec.topology.pipelines
         try:
             ranges = layer_ranges(self._run.profile.costs, spec.topology, devices=spec.worker.devices)
         except ValueError as error:
@@ -201,7 +201,7 @@ class _Simulation:
             self._tick_seconds = min(LONGEST_TICK, 2 * self._tick_seconds)
         elif not (isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted)):
             self._tick_seconds = SHORTEST_TICK
-        if self._spec.elastic.gives_back:
+        if gives_back(self._spec):
             self._withdraw()
         if not self._ticking and not self._state.plans.steady:
             self._ticking = True
@@ -319,7 +319,7 @@ class _Simulation:
             self._coordinate(Interrupted(None, "BudgetSpent", message, keep=True))
 
     def _tell_prices(self) -> None:
-        if not self._spec.elastic.gives_back:
+        if not gives_back(self._spec):
             return
         prices = self._supply.worker_prices(self._clock.now)
         there = {w: prices[r.node.name] for w, r in self._workers.items() if r.alive and r.node.name in prices}

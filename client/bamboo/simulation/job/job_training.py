@@ -286,7 +286,7 @@ class SimulatedTraining:
 
     def _is_new(self, plan: Plan) -> bool:
         """Has the coordinator to be told of each step, as it learns what steps take on this grid?"""
-        if not self._spec.elastic.chooses_grid:
+        if not self._spec.elastic:
             return False
         ran = plan.stages, plan.target.pipelines, plan.target.schedule
         if self._timed[0] != ran:

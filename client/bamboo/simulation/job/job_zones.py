@@ -10,7 +10,7 @@ from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
 from bamboo_core.job.node_placement import asked_of_nodes
 from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
-from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
+from bamboo_core.job.spec import JobSpec, most_pipelines, pod_spread, wanted_workers
 
 MOST_ZONES: Final = 1000  # for numbers of seeds only
 SHOWN: Final = 12  # zones in a sentence
@@ -94,7 +94,7 @@ def packed(zones: Sequence[str], spec: JobSpec, first: int = 0) -> dict[str, int
     """How many workers a job asks for in each zone that it uses: all in the first one, or whole pipelines in turn."""
     if spec.spread.policy is SpreadPolicy.SINGLE_ZONE:
         return {zones[0]: wanted_workers(spec)}
-    count, wanted = wanted_pipelines(spec), wanted_workers(spec)
+    count, wanted = most_pipelines(spec), wanted_workers(spec)
     found: Counter[str] = Counter()
     for number in range(count):
         found[zones[(first + number) % len(zones)]] += wanted // count + (number < wanted % count)

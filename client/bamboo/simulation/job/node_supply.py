@@ -14,7 +14,7 @@ from statistics import median
 from bamboo.simulation.job.job_zones import named_zones, pool_allows, zone_allowed
 from bamboo.traces.trace import PriceChange, Trace, price_series
 from bamboo_core.job.placement_spec import Capacity, NodePool, SpreadPolicy, next_prices, pool_price
-from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
+from bamboo_core.job.spec import JobSpec, most_pipelines, pod_spread, wanted_workers
 from bamboo_core.planning.profile import Prices
 
 
@@ -45,7 +45,7 @@ class NodeSupply:
         zones = dict.fromkeys(change.zone for change in trace.changes)
         self._may_be_in = cache(partial(zone_allowed, spec))
         self._zones = tuple(zone for zone in zones if self._may_be_in(zone)) or named_zones(spec) or ("",)
-        count, wanted = wanted_pipelines(spec), wanted_workers(spec)
+        count, wanted = most_pipelines(spec), wanted_workers(spec)
         self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
         self.spot = tuple(pool for pool in pools if pool.capacity is Capacity.SPOT) if pools else (NodePool(name=""),)
         self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)

@@ -5,17 +5,17 @@ What a step trains stays as the user has said: the global batch, and so microbat
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.placement_spec import Capacity, SpreadPolicy
-from bamboo_core.job.spec import MOST_STAGES, USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode
+from bamboo_core.job.spec import USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode
 
 Path = tuple[str | int, ...]
 Edits = Mapping[Path, Any]  # values by their places in the manifest
 # What may differ between candidates of one grid.
-PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread")
+PROTECTION = ("mode", "replicas", "standby", "every_steps", "on_demand", "spread")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,6 @@ class Candidate:
     mode: RedundancyMode
     replicas: int
     standby: int
-    fewest: int  # pipelines with which it begins, and down to which it shrinks
     every_steps: int | None  # from one checkpoint to the next; None without checkpoints
     on_demand: int | None  # workers on nodes on demand; None: pools are as the job has them
     spread: SpreadPolicy
@@ -62,7 +61,6 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
         mode=spec.redundancy.mode,
         replicas=spec.redundancy.replicas,
         standby=spec.standby.workers,
-        fewest=spec.elastic.min_pipelines,
         every_steps=_interval(spec.checkpoint) if spec.checkpoint else None,
         on_demand=None,
         spread=spec.spread.policy,
@@ -72,42 +70,40 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> dict[Path, Any]:
     """What of the job's manifest is to be changed: nothing that has the candidate's value already.
 
-    Bounds of `elastic` that the manifest has and the grid does not keep follow it: the planner's is the largest that is
-    wanted, and how far it may shrink is the user's to say.
+    What the coordinator chooses of the grid it still does, for as many workers as the candidate has.
     """
-    chosen = spec.topology.chooses_stages
+    topology, elastic = spec.topology, spec.elastic
     wanted: dict[Path, tuple[Any, Any]] = {
-        ("topology", "stages"): (candidate.stages, None if chosen else spec.topology.stages),
-        ("topology", "pipelines"): (candidate.pipelines, spec.topology.pipelines),
         ("training", "microBatchSize"): (candidate.micro_batch, spec.training.micro_batch_size),
         ("redundancy", "mode"): (candidate.mode.value, spec.redundancy.mode.value),
         ("redundancy", "replicas"): (candidate.replicas, spec.redundancy.replicas),
         ("standby", "workers"): (candidate.standby, spec.standby.workers),
         ("spread", "policy"): (candidate.spread.value, spec.spread.policy.value),
     }
+    if not topology.chooses_stages:
+        wanted["topology", "stages"] = candidate.stages, topology.stages
+    if not topology.chooses_pipelines:
+        wanted["topology", "pipelines"] = candidate.pipelines, topology.pipelines
+    if elastic:
+        cells = candidate.stages * candidate.pipelines
+        wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
+        wanted["elastic", "minWorkers"] = min(cells, elastic.min_workers), elastic.min_workers
     if candidate.every_steps is not None and spec.checkpoint is not None:
         wanted["checkpoint", "everySteps"] = candidate.every_steps, _interval(spec.checkpoint)
-    said, elastic = (document["spec"].get("elastic") or {}), spec.elastic
-    if said.get("maxPipelines") is not None:
-        wanted["elastic", "maxPipelines"] = candidate.pipelines, elastic.max_pipelines
-    # Without a bound of its own a manifest with a fixed grid means all pipelines.
-    bounded = elastic.chooses_grid or said.get("minPipelines") is not None
-    bound = elastic.min_pipelines if bounded else candidate.pipelines
-    wanted["elastic", "minPipelines"] = candidate.fewest, bound
-    cells = candidate.stages * candidate.pipelines
-    if chosen:  # it still is, from this grid on, and with as many workers as that has
-        wanted["elastic", "objective"] = elastic.objective.value, said.get("objective")
-        wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
-        most = max(elastic.max_stages or min(cells, MOST_STAGES), candidate.stages)
-        wanted["elastic", "maxStages"] = most, elastic.max_stages
-    else:
-        if elastic.max_workers is not None:
-            wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
-        if elastic.max_stages is not None:
-            wanted["elastic", "maxStages"] = max(elastic.max_stages, candidate.stages), elastic.max_stages
-    wanted["elastic", "minStages"] = min(elastic.min_stages, candidate.stages), elastic.min_stages
     found = {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
     return found | _pools(candidate, spec)
+
+
+def on_its_grid(candidate: Candidate, spec: JobSpec) -> JobSpec:
+    """The job on the candidate's grid, also where the coordinator chooses it."""
+    grid = replace(
+        spec.topology,
+        stages=candidate.stages,
+        pipelines=candidate.pipelines,
+        chooses_stages=False,
+        chooses_pipelines=False,
+    )
+    return replace(spec, topology=grid)
 
 
 def has_pools_for_a_share(spec: JobSpec) -> bool:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final
 
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.job.spec import JobSpec, RedundancyMode
+from bamboo_core.job.spec import JobSpec, RedundancyMode, stabilization_seconds
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.splits.uneven_split import Ranges
@@ -87,7 +87,7 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     that has some and may not do without keeps them.
     """
     asked = state.spec.redundancy.kept
-    if not state.spec.elastic.chooses_grid or not asked:
+    if state.spec.elastic is None or not asked:
         return asked
     bare = state.plan is not None and state.plan.mode is RedundancyMode.NONE
     if state.profile.costs is None:
@@ -280,7 +280,7 @@ def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: f
     """
     brought_in = stopped * now_seconds / max(1e-9, now_seconds - then.seconds)
     if not is_short(state):
-        return min(state.spec.elastic.stabilization_seconds, max(GATHERING, brought_in))
+        return min(stabilization_seconds(state.spec), max(GATHERING, brought_in))
     gaps = state.grids.gaps
     left = _usual_refill(state) - (now - gaps[-1]) if gaps else 0.0
     return max(0.0, left) if left < brought_in else 0.0
@@ -292,7 +292,7 @@ def restart_wait(state: CoordinatorState) -> float:
     Those that usually come soon are; else it begins with few, and grows.
     """
     usual = _usual_refill(state)
-    return min(state.spec.elastic.stabilization_seconds, usual if GATHERING < usual <= SOON else GATHERING)
+    return min(stabilization_seconds(state.spec), usual if GATHERING < usual <= SOON else GATHERING)
 
 
 def _usual_refill(state: CoordinatorState) -> float:

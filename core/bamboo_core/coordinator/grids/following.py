@@ -6,8 +6,8 @@ from typing import Final
 from bamboo_core.coordinator.events import Emit, Outcome
 from bamboo_core.coordinator.grids import choosing, holding
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.job.spec import schedules
-from bamboo_core.planning.splits.resplit import Grid, desired_grid, grid_of
+from bamboo_core.job.spec import gives_back, schedules, whole_workers
+from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.splits.uneven_split import Ranges
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, is_within_bounds, may_do_without
 from bamboo_core.text import count
@@ -16,32 +16,17 @@ SHOWN: Final = 4  # grids in a sentence
 
 
 def watch(turn: Turn) -> None:
-    """Note since when the workers suffice for another grid than the plan aims at, or one is worth a change."""
+    """Note since when another grid than the plan's has been worth a change, if the job has one that is chosen."""
     state = turn.state
-    if state.spec.elastic.chooses_grid:
-        _watch_what_pays(turn)
+    if state.spec.elastic is None:
         return
-    now = grid_of(state.current_plan)
-    wanted = desired_grid(state.roster.staying, state.spec, now)
-    turn.put(state.grids.content() if wanted == now else state.grids.worth(wanted, turn.now))
-
-
-def _watch_what_pays(turn: Turn) -> None:
-    staying = turn.state.roster.staying
+    staying = state.roster.staying
     _note(turn, staying)
     _learn(turn)
     state, rates = turn.state, turn.state.grids.rates
-    if rates is None or not choosing.is_measured(state) or state.splits.resplit is not None:
+    if rates is None or state.splits.resplit is not None:
         return
-    if state.spec.elastic.gives_back and choosing.is_familiar(state):
-        holding.aim(turn, rates)
-        state = turn.state
-    grid, better, counted = grid_of(state.current_plan), None, holding.counted(state, staying)
-    found = choosing.best(state, rates, counted)
-    _tell_if_none_fits_an_edit(turn, rates, counted, found)
-    if found is not None and (found.grid != grid or _is_split_too_large(state)):
-        seconds = choosing.now_expected(state, rates)
-        better = found if _has_to_change(state) else _better(turn, found, seconds)
+    better = _best_measured(turn, rates) if choosing.is_measured(state) else _best_guess(state, rates)
     grids = turn.state.grids
     if better is None:
         turn.put(grids.content())
@@ -49,12 +34,49 @@ def _watch_what_pays(turn: Turn) -> None:
         turn.put(grids.worth(better.grid, turn.now, restarting=False).expecting(better))
 
 
+def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
+    """The grid to which a change pays, by what layers were measured to take; None if there is none."""
+    state = turn.state
+    assert state.spec.elastic is not None
+    if gives_back(state.spec) and choosing.is_familiar(state):
+        holding.aim(turn, rates)
+        state = turn.state
+    counted = holding.counted(state, state.roster.staying)
+    found = choosing.best(state, rates, counted)
+    _tell_if_none_fits_an_edit(turn, rates, counted, found)
+    if found is None or (found.grid == grid_of(state.current_plan) and not _is_split_too_large(state)):
+        return None
+    return found if _has_to_change(state) else _better(turn, found, choosing.now_expected(state, rates))
+
+
+def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
+    """The grid with another number of pipelines that the workers fill, before it is measured what layers take."""
+    grid = grid_of(state.current_plan)
+    found = _guess(state, rates, holding.counted(state, state.roster.staying))
+    if found is None or found.pipelines == grid.pipelines:
+        return None
+    return choosing.rate(state, rates, found._replace(schedule=grid.schedule))
+
+
+def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | None:
+    """As many pipelines of the given number of stages as the workers fill: the best guess before layers are measured.
+    None if the job has no given number of stages, or no grid for so many workers.
+    """
+    if state.spec.topology.chooses_stages:
+        return None
+    grids = list(bounded_grids(state.spec, len(rates.figures.layers), workers))
+    possible = [grid for grid in grids if rates.fits(grid)]
+    if not possible and may_do_without(state.spec):
+        possible = [grid for grid in grids if rates.without_copies().fits(grid)]
+    return max(possible, key=lambda grid: grid.pipelines, default=None)
+
+
 def _note(turn: Turn, staying: int) -> None:
     """Who is there, and how many."""
     state = turn.state
     there = [state.workers[w] for w in state.holding.there if w in state.workers]
     spared = sum(1 for record in there if record.spared and record.ready)
-    if state.spec.elastic.gives_back:
+    if gives_back(state.spec):
         turn.put(holding.seen(state, turn.now))
     turn.put(state.grids.noted(staying, turn.now, holding.to_have(turn.state), spared))
 
@@ -98,63 +120,53 @@ def _learn(turn: Turn) -> None:
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:
-    """Has another grid been worth a change for long enough? Nothing is waited for where an edit or a queue has taken
-    away a pipeline.
-    """
-    if state.grids.resize is None:
-        return False
+    """Has another grid been worth a change for long enough? Nothing is waited for where an edit asks for it."""
     grids, rates = state.grids, state.grids.rates
-    if not state.spec.elastic.chooses_grid or rates is None or grids.expected is None:
-        taken = grid_of(state.current_plan).pipelines > state.spec.elastic.max_pipelines
-        return taken or now - state.grids.resize[1] >= state.spec.elastic.stabilization_seconds
+    if grids.resize is None or rates is None or grids.expected is None:
+        return False
     if _has_to_change(state):
         return True  # nothing is to be waited for: an edit has said it, or too many workers were waited for
     stopped = choosing.pause(state, rates, grids.expected.grid)
     seconds = choosing.now_expected(state, rates)
-    return now - state.grids.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
+    return now - grids.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
 
 
 def splits_anew(state: CoordinatorState) -> bool:
     """Are layers split anew although the stages may stay as many?"""
-    if state.grids.resize is None:
+    rates = choosing.rates_of(state)
+    if state.grids.resize is None or rates is None:
         return False
-    grid, rates = state.grids.resize[0], choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
-    kept = choosing.keeps_split(state, rates, grid) if rates else grid.stages == len(state.current_plan.stages)
-    return not kept or holding.picks(state, grid)
+    grid = state.grids.resize[0]
+    return not choosing.keeps_split(state, rates, grid) or holding.picks(state, grid)
 
 
 def next_grid(state: CoordinatorState, workers: int) -> Grid:
     """What so many workers are to run from a cut on."""
-    plan = state.current_plan
-    grid = grid_of(plan)
-    if not state.spec.elastic.chooses_grid:
-        return desired_grid(workers, state.spec, grid)
+    grid = grid_of(state.current_plan)
     balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
-    if balances and workers >= grid.cells:
-        return grid
     rates = choosing.rates_of(state)
-    found = choosing.best(state, rates, holding.counted(state, workers)) if rates is not None else None
-    return found.grid if found is not None else grid
+    if state.spec.elastic is None or rates is None or (balances and workers >= grid.cells):
+        return grid
+    return _grid_for(state, rates, workers) or grid
 
 
 def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
     """What a job begins with that has so many; None if they can run none of its grids.
 
-    As long as no layer is measured the manifest's stages are the best guess, or as near to them as the workers allow;
-    if it says none, what layers cost as they were counted.
+    As long as no layer is measured, layers count by their operations; if the number of stages is given, the job begins
+    with as many pipelines as the workers fill.
     """
     rates = choosing.rates_of(state)
-    if rates is None:
-        return None
-    if choosing.is_measured(state) or state.spec.topology.chooses_stages:
-        found = choosing.best(state, rates, holding.counted(state, workers))
-        return found.grid if found is not None else None
-    wanted, layers = state.spec.topology.stages, len(rates.figures.layers)
-    grids = list(bounded_grids(state.spec, layers, workers))
-    possible = [grid for grid in grids if rates.fits(grid)]
-    if not possible and may_do_without(state.spec):
-        possible = [grid for grid in grids if rates.without_copies().fits(grid)]
-    return min(possible, key=lambda grid: (abs(grid.stages - wanted), -grid.pipelines), default=None)
+    return _grid_for(state, rates, workers) if rates is not None else None
+
+
+def _grid_for(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | None:
+    """What so many workers are to run, by all that is known."""
+    counted = holding.counted(state, workers)
+    if not choosing.is_measured(state) and not state.spec.topology.chooses_stages:
+        return _guess(state, rates, counted)
+    found = choosing.best(state, rates, counted)
+    return found.grid if found is not None else None
 
 
 def tell_why_none(turn: Turn, workers: int) -> None:
@@ -191,7 +203,7 @@ def _tell_if_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int, found
 def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
     """Why no grid of so many workers can run, and a number of more, if there is one, of which one can."""
     spec, layers = rates.spec, len(rates.figures.layers)
-    most = spec.elastic.most_workers(spec.topology)
+    most = whole_workers(spec)
     tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]
     enough = next((number for number in tried if number > workers and rates.best(number)), None)
     held = workers if enough else max(workers, most)
@@ -203,13 +215,13 @@ def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
 
 def split_of(state: CoordinatorState, grid: Grid) -> Ranges | None:
     """The layers of each stage of a grid that is chosen; None if nothing is known of them, or of no split that fits."""
-    rates = choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    rates = choosing.rates_of(state) if state.spec.elastic else None
     return rates.split_at_all(grid) if rates is not None else None
 
 
 def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
     """Do workers have the memory for that split? As far as that is known, which it is where the grid is chosen."""
-    rates = choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    rates = choosing.rates_of(state) if state.spec.elastic else None
     return rates is None or rates.has_room_at_all(grid, split)
 
 

@@ -14,7 +14,7 @@ from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.grids import choosing
 from bamboo_core.coordinator.grids.record import Exposure, Holding
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.job.spec import fewest_workers, wanted_workers
+from bamboo_core.job.spec import fewest_workers, gives_back, stabilization_seconds, wanted_workers, whole_workers
 from bamboo_core.planning.plan import Peer, WorkerId
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates
@@ -43,7 +43,7 @@ def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float
 
 def edited(turn: Turn) -> None:
     """All workers may be held from now on, whatever they are worth."""
-    if not turn.state.spec.elastic.gives_back:
+    if not gives_back(turn.state.spec):
         turn.put(turn.state.holding.of_all())
 
 
@@ -117,7 +117,7 @@ def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
 def to_have(state: CoordinatorState) -> int:
     """As many as the job asks for, and one more while that is to take the place of a slow one."""
     wanted, target = wanted_workers(state.spec), state.holding.target
-    if state.spec.elastic.gives_back and target is not None:
+    if gives_back(state.spec) and target is not None:
         wanted = min(wanted, target + state.spec.standby.workers)
     return wanted + (state.stragglers.asked_at is not None)
 
@@ -126,9 +126,9 @@ def fewest_to_begin(state: CoordinatorState) -> int:
     """Workers of the smallest grid that has room, as far as that is known."""
     spec = state.spec
     fewest = fewest_workers(spec)
-    rates = choosing.rates_of(state) if spec.elastic.chooses_grid else None
+    rates = choosing.rates_of(state) if spec.elastic else None
     if rates is not None:
-        most = spec.elastic.most_workers(spec.topology)
+        most = whole_workers(spec)
         fewest = next((n for n in range(fewest, most) if rates.best(n)), most)
     return fewest
 
@@ -146,7 +146,7 @@ class Worth:
         self._sums = list(accumulate(there, initial=0.0))
         self._more = list(accumulate(_each(more, wanted_workers(spec)), initial=0.0))
         self.batch = spec.training.global_batch_size
-        self.most, self.held = spec.elastic.most_workers(spec.topology), known.target
+        self.most, self.held = whole_workers(spec), known.target
         # what a choice depends on; times in steps, so that they do not become others all the time
         spans = (choosing.outlook(state, now), state.balance.pause or 0.0)
         steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
@@ -238,7 +238,7 @@ def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
 def resume(turn: Turn) -> None:
     """After our own restart: as many as run stages, until it is measured anew how many are worth their price."""
     known, plan = turn.state.holding, turn.state.plan
-    if turn.state.spec.elastic.gives_back and plan is not None:
+    if gives_back(turn.state.spec) and plan is not None:
         turn.put(known.of_cells(grid_of(plan).cells))
 
 
@@ -254,7 +254,7 @@ def aim(turn: Turn, rates: GridRates) -> None:
         changed = known.content()
     elif known.aim is None or known.aim[0] != number:
         changed = known.aiming(number, turn.now)
-    elif turn.now - known.aim[1] >= state.spec.elastic.stabilization_seconds:
+    elif turn.now - known.aim[1] >= stabilization_seconds(state.spec):
         changed = known.chosen(number, _told(worth, number))
         turn.do(Emit("WorkersChosen", changed.told))
     else:
@@ -274,7 +274,7 @@ def _told(worth: Worth, number: int) -> str:
 def counted(state: CoordinatorState, workers: int) -> int:
     """The number of workers, out of so many, for whom a grid is chosen: the others are given back, or stand by."""
     target = state.holding.target
-    return workers if target is None or not state.spec.elastic.gives_back else min(workers, target)
+    return workers if target is None or not gives_back(state.spec) else min(workers, target)
 
 
 # which go
@@ -317,7 +317,7 @@ def picks(state: CoordinatorState, then: Grid) -> bool:
 def give_back_surplus(turn: Turn) -> bool:
     """Let those go that are more than are held and run nothing. Did any?"""
     state, plan = turn.state, turn.state.plan
-    if not state.spec.elastic.gives_back or state.holding.target is None or plan is None:
+    if not gives_back(state.spec) or state.holding.target is None or plan is None:
         return False
     staying = [w for w, r in state.workers.items() if r.notice_until is None]
     surplus = len(staying) - to_have(state)

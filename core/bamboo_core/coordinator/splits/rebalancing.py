@@ -16,6 +16,7 @@ from bamboo_core.coordinator.grids import following
 from bamboo_core.coordinator.splits.record import BalanceState
 from bamboo_core.coordinator.splits.worker_speeds import owned_times
 from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.job.spec import stabilization_seconds
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.splits.resplit import balanced, grid_of, keeps_its_seats
 from bamboo_core.planning.splits.speeds import WorkEstimate
@@ -83,7 +84,7 @@ def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most
     since: when, and at which step.
     """
     seconds, step = since
-    wanted = min(at_most, state.spec.elastic.stabilization_seconds)
+    wanted = min(at_most, stabilization_seconds(state.spec))
     return now - seconds >= wanted and state.step - step >= LEAST_STEPS
 
 
@@ -103,7 +104,7 @@ def is_free(state: CoordinatorState) -> bool:
 
 
 def _shortest_wait(state: CoordinatorState) -> float:
-    return max(state.spec.elastic.stabilization_seconds, SHORTEST_STEPS * (state.usual_step or 0.0))
+    return max(stabilization_seconds(state.spec), SHORTEST_STEPS * (state.usual_step or 0.0))
 
 
 # whether a split pays

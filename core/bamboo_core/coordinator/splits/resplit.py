@@ -72,7 +72,7 @@ def is_resized(state: CoordinatorState, now: float) -> bool:
 
 def known_work(state: CoordinatorState) -> WorkEstimate | None:
     """What layers and workers take: as measured, else as counted; None if neither is known."""
-    if state.spec.elastic.straggler_policy is StragglerPolicy.MITIGATE and state.stragglers.estimate is not None:
+    if state.spec.straggler_policy is StragglerPolicy.MITIGATE and state.stragglers.estimate is not None:
         return state.stragglers.estimate
     return WorkEstimate(state.profile.costs) if state.profile.costs is not None else None
 

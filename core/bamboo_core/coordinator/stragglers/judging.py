@@ -39,8 +39,8 @@ NOTICEABLE: Final = 0.1  # of a step: who holds it up by less is left alone; hal
 def judge(turn: Turn) -> bool:
     """After a commit: judge anew who is slow, and tell of those who are new. False if it is not time for that."""
     state = turn.state
-    ignored = state.spec.elastic.straggler_policy is StragglerPolicy.IGNORE
-    if ignored and not state.spec.elastic.chooses_grid:  # which goes by what layers take
+    ignored = state.spec.straggler_policy is StragglerPolicy.IGNORE
+    if ignored and not state.spec.elastic:  # which goes by what layers take
         turn.put(state.stragglers.forgotten(), state.balance.forgotten())
         return False
     known = state.stragglers

@@ -28,7 +28,7 @@ def look(turn: Turn) -> None:
     """After a commit: judge anew who is slow, and do what is to be done about it."""
     if not judge(turn):
         return
-    if turn.state.spec.elastic.straggler_policy is StragglerPolicy.MITIGATE:
+    if turn.state.spec.straggler_policy is StragglerPolicy.MITIGATE:
         _mitigate(turn)
     else:
         turn.put(turn.state.stragglers.not_asking())

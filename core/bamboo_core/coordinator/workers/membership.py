@@ -314,7 +314,7 @@ def _may_choose(state: CoordinatorState) -> bool:
     """Are there other workers than those for whom the grid was chosen, or no copies yet for which there may be room?
     Else nobody who trains is disturbed for it.
     """
-    if not state.spec.elastic.chooses_grid or state.plan is None:
+    if state.spec.elastic is None or state.plan is None:
         return False
     bare = state.plan.mode is RedundancyMode.NONE and state.spec.redundancy.mode is not RedundancyMode.NONE
     return bare or len(state.roster.ready) != len(state.plan.owners())

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bamboo_core.job.spec import JobSpec, PipelineSchedule
-from bamboo_core.planning.elastic import desired_pipelines
 from bamboo_core.planning.grid import grouped, initial_plan, layer_ranges
 from bamboo_core.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
 from bamboo_core.planning.splits.devices import device_layers
@@ -40,18 +39,6 @@ class Grid(NamedTuple):
     @property
     def told(self) -> str:
         return f"{count(self.pipelines, 'pipeline')} of {count(self.stages, 'stage')}"
-
-
-def desired_grid(staying: int, spec: JobSpec, now: Grid) -> Grid:
-    """What that many workers fill: pipelines first, then stages, both within the bounds.
-
-    With fewer workers than the bounds allow the number of stages stays, and workers run several.
-    """
-    pipelines, most = desired_pipelines(staying, spec), spec.topology.stages
-    if spec.topology.split is not None:
-        return Grid(most, pipelines, now.schedule)
-    stages = min(staying // pipelines, most)
-    return Grid(stages if stages >= spec.elastic.min_stages else now.stages, pipelines, now.schedule)
 
 
 def grid_of(plan: Plan) -> Grid:

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Final
 
-from bamboo_core.job.spec import JobSpec, RedundancyMode, ScheduleChoice, schedules
+from bamboo_core.job.spec import (
+    JobSpec,
+    RedundancyMode,
+    fewest_stages,
+    fewest_workers,
+    most_pipelines,
+    most_stages,
+    schedules,
+    whole_workers,
+)
 from bamboo_core.planning.gradient_groups import most_microbatches, most_sums, share_sizes
 from bamboo_core.planning.grid import assignments, layer_ranges
 from bamboo_core.planning.plan import Layout, Plan
@@ -35,16 +44,18 @@ class GridRate:
 
 
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
-    """The grids of each number of stages within the bounds: the most pipelines that the workers fill, and all numbers
-    below by which the longest share of a step grows. Others in between compute for as long, and reduce for about as
-    long. Each comes with all schedules that the job may run by; one stage has nobody to wait for, and runs by the first
-    one. only: grids of so many stages.
+    """The grids of each number of stages that the job may have: the most pipelines that the workers fill, and all
+    numbers below by which the longest share of a step grows. Others in between compute for as long, and reduce for
+    about as long. Each comes with all schedules that the job may run by; one stage has nobody to wait for, and runs by
+    the first one. With fewer workers than the job begins with there is none. only: grids of so many stages.
     """
-    elastic, training = spec.elastic, spec.training
-    fewest = elastic.min_pipelines
-    workers = min(workers, elastic.most_workers(spec.topology))
-    for stages in range(elastic.min_stages, min(elastic.most_stages(spec.topology), layers // spec.worker.devices) + 1):
-        most = min(elastic.max_pipelines, training.most_pipelines, workers // stages)
+    topology, training = spec.topology, spec.training
+    if workers < fewest_workers(spec):
+        return
+    workers = min(workers, whole_workers(spec))
+    fewest = topology.pipelines
+    for stages in range(fewest_stages(spec), min(most_stages(spec), layers // spec.worker.devices) + 1):
+        most = min(most_pipelines(spec), training.most_pipelines, workers // stages)
         if most < fewest:
             return
         if only not in (None, stages):
@@ -57,12 +68,13 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
 
 
 def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
-    """May the job have that grid, if there are the workers for it? An edit may have changed that of the one it runs."""
-    elastic = spec.elastic
+    """Whether the job may have that grid, if there are the workers for it. An edit may have changed that of the one it
+    runs.
+    """
     return (
-        elastic.min_stages <= grid.stages <= elastic.most_stages(spec.topology)
-        and elastic.min_pipelines <= grid.pipelines <= elastic.max_pipelines
-        and grid.cells <= elastic.most_workers(spec.topology)
+        fewest_stages(spec) <= grid.stages <= most_stages(spec)
+        and spec.topology.pipelines <= grid.pipelines <= most_pipelines(spec)
+        and grid.cells <= whole_workers(spec)
         and grid.schedule in schedules(spec)
     )
 
@@ -240,8 +252,9 @@ class GridRates:
             self.spec.topology,
             stages=grid.stages,
             pipelines=grid.pipelines,
-            schedule=ScheduleChoice(grid.schedule.value),
+            schedule=grid.schedule,
             chooses_stages=False,
+            chooses_pipelines=False,
         )
         return replace(self.spec, topology=topology)
 

@@ -68,7 +68,7 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
     """A sentence if a worker may not have enough; "" if it has, as with every grid that the coordinator chooses."""
-    if spec.elastic.chooses_grid:
+    if spec.elastic:
         return ""
     one = "worker" if spec.worker.devices == 1 else "device of a worker"
     for taken_over, when in ((False, ""), (True, " while it runs a lost neighbour's stage, too")):
