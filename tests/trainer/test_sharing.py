@@ -224,7 +224,7 @@ def test_a_finished_module_that_is_first_used_late_by_another_layer_is_refused_b
     stages = [build_stage(task, s, split, CONFIG) for s in range(len(split))]
     with pytest.raises(TaskError, match=r"uses parameter 'weight' of layer 0 \(Embedding\) without having it"):
         one_step(stages, 0, CONFIG)
-    assert stages[-1].context is not None, "the first forward was right"
+    assert stages[-1].has_run, "the first forward was right"
 
 
 def test_so_is_one_that_a_factory_has_left_behind() -> None:
