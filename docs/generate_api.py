@@ -112,8 +112,6 @@ def _type(field: Schema, section: str) -> str:
         return "time"
     if "properties" in field:
         return f"[object]({section})"
-    if word := re.fullmatch(r"\^(\w+)\$", field.get("pattern", "") if field.get(INT_OR_STRING) else ""):
-        return f"`{word[1]}`, or integer from {field['minimum']} to {field['maximum']}"
     return ("text" if kind == "string" else kind) + _bounds(field)
 
 

@@ -34,9 +34,3 @@ def test_the_example_on_the_page_of_the_api_is_valid() -> None:
     example = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert example is not None
     assert refusals(yaml.safe_load(example[1])) == []
-
-
-def test_a_number_or_a_word_is_told_as_such_and_not_as_a_quantity() -> None:
-    told = {path: GENERATOR["_type"](node, "") for path, node in nodes() if node.get("x-kubernetes-int-or-string")}
-    assert told["spec.topology.stages"] == "`Auto`, or integer from 1 to 1024"
-    assert {path for path, said in told.items() if not said.startswith("quantity")} == {"spec.topology.stages"}

@@ -282,7 +282,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (CHOSEN | {"topology.stages": 1.5}, "spec.topology.stages: "),
     (CHOSEN | {"elastic": ABSENT}, "spec.topology.stages: expected a number of stages, or spec.elastic"),
     ({"topology": ABSENT, "elastic": ABSENT}, "spec.topology.stages: expected a number of stages, or spec.elastic"),
-    (CHOSEN | {"elastic": {}}, "spec.elastic.maxWorkers: "),
     ({"topology.pipelines": 2}, "spec.topology.pipelines: expected only without spec.topology.stages or"),
     (CHOSEN | {"topology": {"split": [1, 1], "pipelines": 1}}, "spec.topology.pipelines: expected only without spec."),
     ({"elastic.minStages": 4}, "spec.elastic.minStages: expected only without a number of stages"),
