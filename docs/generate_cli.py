@@ -77,7 +77,7 @@ Rights that a person needs, in the job's namespace:
 | `delete` | also delete on `bamboojobs.bamboo.dev` |
 | `preempt` | also delete on `pods` |
 | `page` | get on the job; in the operator's namespace get and create on `pods/portforward` and create on `serviceaccounts/token`; list on `pods` in all namespaces, or with `--operator-namespace` in that one |
-| `doctor` | get on the job; what may not be looked at is named: the operator's pods, EndpointSlices and Lease, nodes, quotas, the CRD, and create on `subjectaccessreviews` |
+| `doctor` | get on the job; what may not be looked at is named: the operator's pods and Lease, nodes, quotas, the CRD |
 
 ## What a drill does
 

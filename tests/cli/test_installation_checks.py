@@ -1,4 +1,4 @@
-"""What a diagnosis says of Kubernetes, the CRD, the operator and rights."""
+"""What a diagnosis says of the CRD, the operator and the caller's rights."""
 
 import copy
 from typing import Any
@@ -8,9 +8,8 @@ import pytest
 from bamboo.remote.diagnosis.facts import Unreadable
 from bamboo.remote.diagnosis.findings import Severity
 from bamboo.remote.diagnosis.installation_checks import fields_of
-from bamboo.remote.diagnosis.rights import OPERATOR, PERSON
 from bamboo_core.job.spec import JobSpec
-from diagnosis_kit import WELL, endpoints, found, lease, lines, operator_pod
+from diagnosis_kit import WELL, found, lease, lines, operator_pod
 
 DENIED = Unreadable("permission denied: nodes is forbidden")
 
@@ -32,15 +31,12 @@ def crd_with(field: str) -> dict[str, Any]:
 def test_nothing_is_said_against_a_cluster_on_which_all_is_well() -> None:
     findings = found()
     assert {one.severity for one in findings} == {Severity.OK}
-    assert {"Kubernetes", "CRD", "operator", "operator's rights", "your rights", "nodes", "pool spot"} <= {
-        one.subject for one in findings
-    }
+    assert {one.subject for one in findings} == {"CRD", "operator", "your rights", "nodes", "pool spot"}
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"minor": 28}, "problem Kubernetes: version 1.28"),
         ({"crd": None}, "problem CRD: the cluster has no bamboojobs.bamboo.dev"),
         (
             {"crd": crd_without("stages")},
@@ -64,31 +60,23 @@ def test_nothing_is_said_against_a_cluster_on_which_all_is_well() -> None:
             {"lease": lease("2026-05-04T11:50:00.000000Z")},
             "problem operator: nobody has renewed its Lease for 600 s, so no operator works",
         ),
-        ({"slices": []}, "problem operator: no Service leads to it, so workers cannot reach it"),
-        ({"slices": [endpoints(ready=False)]}, "problem operator: no Service leads to it, so workers cannot reach it"),
     ],
 )
 def test_each_fault_is_one_line(changes: dict[str, Any], said: str) -> None:
     assert said in lines(found(**changes))
 
 
-@pytest.mark.parametrize("part", ["minor", "crd", "operators", "lease", "slices", "person", "operator", "nodes"])
+@pytest.mark.parametrize("part", ["crd", "operators", "lease", "rights", "quotas", "nodes"])
 def test_what_may_not_be_read_is_unknown_and_no_problem(part: str) -> None:
     findings = found(**{part: DENIED})
     assert Severity.PROBLEM not in {one.severity for one in findings}
     assert any(one.severity is Severity.UNKNOWN and DENIED.why in one.message for one in findings)
 
 
-def test_each_right_that_the_operator_lacks_is_named() -> None:
-    for right in OPERATOR:
-        said = lines(found(operator=dict.fromkeys(OPERATOR, True) | {right: False}))
-        assert said == [f"problem operator's rights: it may not {right}"]
-
-
-def test_a_person_is_told_which_commands_lack_rights() -> None:
-    rights = {right: right.resource != "pods/log" for needed in PERSON.values() for right in needed}
-    assert lines(found(person=rights)) == [
-        "warning your rights: in team you may not get pods/log, which events and logs need"
+def test_a_caller_is_told_which_rights_submit_lacks() -> None:
+    assert lines(found(rights={"get": True, "create": False, "patch": False})) == [
+        "warning your rights: in team you may not create bamboojobs.bamboo.dev, patch bamboojobs.bamboo.dev, which"
+        " submit needs"
     ]
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from bamboo.remote.diagnosis.facts import ClusterFacts
 from bamboo.remote.diagnosis.findings import Finding, Severity
-from bamboo.remote.diagnosis.rights import OPERATOR, PERSON
+from bamboo.remote.diagnosis.reading import SUBMITTING
 from bamboo.remote.doctor import diagnosis
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
@@ -34,21 +34,11 @@ def lease(renewed: str = "2026-05-04T11:59:55.000000Z") -> Json:
     return {"metadata": {"name": "bamboo-operator"}, "spec": {"holderIdentity": "one", "renewTime": renewed}}
 
 
-def endpoints(*, ready: bool = True) -> Json:
-    return {"endpoints": [{"conditions": {"ready": ready}, "targetRef": {"name": "bamboo-operator-1"}}]}
-
-
-def node(
-    name: str,
-    *taints: Json,
-    ready: bool = True,
-    allocatable: Json | None = None,
-    provider: str = "kind://",
-) -> Json:
-    """A node of no pool. provider: the beginning of its providerID."""
+def node(name: str, *taints: Json, ready: bool = True, allocatable: Json | None = None) -> Json:
+    """A node of no pool."""
     return {
         "metadata": {"name": name, "labels": {}},
-        "spec": {"taints": list(taints), "providerID": provider},
+        "spec": {"taints": list(taints)},
         "status": {
             "conditions": [{"type": "Ready", "status": str(ready)}],
             "allocatable": {"cpu": "8", "memory": "32Gi", **(allocatable or {})},
@@ -59,47 +49,37 @@ def node(
 def spot_node(name: str, *taints: Json, **more: Any) -> Json:
     """One of Karpenter's."""
     made = node(name, *taints, **more)
-    made["metadata"]["labels"] |= {"karpenter.sh/capacity-type": "spot", "topology.kubernetes.io/zone": "a"}
+    made["metadata"]["labels"]["karpenter.sh/capacity-type"] = "spot"
     return made
 
 
 def spec(**parts: Any) -> JobSpec:
-    """Four workers on spot nodes of Karpenter's, with prices and a claim for checkpoints."""
+    """Four workers on spot nodes of Karpenter's."""
     usual = {
         "task": {"entrypoint": "bamboo_trainer.models.mlp:build"},
         "training": {"steps": 1000, "globalBatchSize": 64, "microBatchSize": 8},
         "topology": {"stages": 4},
-        "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.45"}],
-        "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "states"}}},
+        "nodePools": [{"name": "spot", "preset": "Karpenter"}],
         "worker": {"resources": {"requests": {"cpu": 4, "memory": "8Gi"}}},
     }
     document = {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
         "metadata": {"name": "story", "namespace": "team"},
-        "spec": {name: part for name, part in (usual | parts).items() if part is not None},
+        "spec": usual | parts,
     }
     return parse_manifest(document)
 
 
-def claim(phase: str = "Bound", *modes: str) -> Json:
-    return {"spec": {"accessModes": list(modes or ("ReadWriteMany",))}, "status": {"phase": phase}}
-
-
 WELL = ClusterFacts(
     namespace="team",
-    minor=36,
-    namespace_object={"metadata": {"name": "team"}},
     crd=yaml.safe_load(CRD.read_text()),
     operators=[operator_pod("--lease=bamboo-system/bamboo-operator", "--namespace=team")],
     lease=lease(),
-    slices=[endpoints()],
-    person={right: True for needed in PERSON.values() for right in needed},
-    operator=dict.fromkeys(OPERATOR, True),
+    rights=dict.fromkeys(SUBMITTING, True),
     quotas=[],
     nodes=[spot_node(f"node-{number}") for number in range(4)],
     spec=spec(),
-    claim=claim(),
 )
 
 

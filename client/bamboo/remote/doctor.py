@@ -1,7 +1,7 @@
-"""`doctor`: what of a cluster may keep jobs from training, a line each, and what to do about it."""
+"""`doctor`: what may keep a job from starting, a line each, and what to do about it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
@@ -13,8 +13,7 @@ from rich.text import Text
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object
 from bamboo.remote.diagnosis.findings import Finding, Severity
 from bamboo.remote.diagnosis.installation_checks import installation
-from bamboo.remote.diagnosis.job_checks import job, namespace
-from bamboo.remote.diagnosis.node_checks import nodes
+from bamboo.remote.diagnosis.job_checks import job
 from bamboo.remote.diagnosis.reading import read_facts
 from bamboo.remote.session import Session, Target, names_file
 from bamboo.terminal.output_format import OutputFormat
@@ -65,14 +64,7 @@ def manifest_of_file(given: str | None) -> Object | None:
 
 def diagnosis(facts: ClusterFacts, now: datetime) -> tuple[Finding, ...]:
     """Everything that follows from the facts, in the order in which a person would look for it."""
-    return tuple(_checks(facts, now))
-
-
-def _checks(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
-    yield from installation(facts, now)
-    yield from namespace(facts)
-    yield from nodes(facts)
-    yield from job(facts)
+    return (*installation(facts, now), *job(facts))
 
 
 def rendered(found: Sequence[Finding]) -> RenderableType:

@@ -278,7 +278,7 @@ def doctor(
     operator_namespace: OperatorNamespace = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Look for what may keep jobs from training: versions, rights, the operator, nodes, quotas, storage, prices.
+    """Look for what may keep a job from starting: versions, rights, the operator, quotas, the queue, nodes.
 
     Nothing is changed. Each line says what to do; the exit code is 1 if there is a problem.
     """

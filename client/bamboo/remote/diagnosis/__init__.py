@@ -1,1 +1,1 @@
-"""What may keep jobs of a cluster from training: facts that are read from it, and what follows from them."""
+"""What may keep a job from starting: facts that are read from a cluster, and what follows from them."""

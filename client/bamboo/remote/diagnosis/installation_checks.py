@@ -1,13 +1,12 @@
-"""What follows from the facts about the installation: Kubernetes, CRD, operator and rights. Pure."""
+"""What follows from the facts about the installation: CRD, operator, and the caller's rights. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version as distribution_version
 from typing import Any
 
-from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
+from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
-from bamboo.remote.diagnosis.rights import PERSON
 from bamboo.remote.operator_pods import arguments, is_ready, is_running
 from bamboo_core.job.model import Object as InnerObject
 from bamboo_core.job.model import ObjectList, api_fields
@@ -15,27 +14,15 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import GROUP, PLURAL, VERSION
 from bamboo_core.text import count
 
-LEAST_MINOR = 29
 LEASE_SECONDS = 60.0  # twice the time after which another operator may take a Lease that is not renewed
 MOST_NAMED = 6
 INSTALL = "install Bamboo with its chart (docs/install.md)"
 
 
 def installation(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
-    yield from _kubernetes(facts.minor)
     yield from _crd(facts.crd)
     yield from _operator(facts, now)
-    yield from _operator_rights(facts)
-    yield from _person(facts)
-
-
-def _kubernetes(minor: int | Unreadable) -> Iterator[Finding]:
-    if isinstance(minor, Unreadable):
-        yield unknown("Kubernetes", minor.why)
-    elif minor < LEAST_MINOR:
-        yield problem("Kubernetes", f"version 1.{minor}", f"Bamboo needs 1.{LEAST_MINOR} or newer: upgrade the cluster")
-    else:
-        yield ok("Kubernetes", f"version 1.{minor}")
+    yield _rights(facts)
 
 
 def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
@@ -105,7 +92,6 @@ def _operator(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
             "operator", f"it is version {theirs}, and this bamboo {ours}", "use one version (docs/upgrade.md)"
         )
     yield from _leased(facts.lease, now)
-    yield from _reachable(facts.slices)
 
 
 def _watching(facts: ClusterFacts, pod: Object, where: str) -> Iterator[Finding]:
@@ -135,25 +121,6 @@ def _leased(lease: Object | Unreadable | None, now: datetime) -> Iterator[Findin
             yield problem("operator", f"nobody has {since}, so no operator works", "look at the logs of its pods")
 
 
-def _reachable(slices: Sequence[Object] | Unreadable) -> Iterator[Finding]:
-    """Workers reach the operator by its Service."""
-    if isinstance(slices, Unreadable):
-        yield unknown("operator", f"its Service: {slices.why}")
-        return
-    ready = [
-        endpoint
-        for one in slices
-        for endpoint in one.get("endpoints") or ()
-        if (endpoint.get("conditions") or {}).get("ready") is not False
-    ]
-    if not ready:
-        yield problem(
-            "operator",
-            "no Service leads to it, so workers cannot reach it",
-            "compare the Service's selector with the pod",
-        )
-
-
 def _waiting(pod: Object) -> str:
     states = [one.get("state") or {} for one in _at(pod, "status").get("containerStatuses") or ()]
     reasons = [state["waiting"].get("reason", "") for state in states if "waiting" in state]
@@ -162,42 +129,17 @@ def _waiting(pod: Object) -> str:
     return f"{pod['metadata']['namespace']}/{pod['metadata']['name']} is {phase}{why}"
 
 
-def _operator_rights(facts: ClusterFacts) -> Iterator[Finding]:
-    yield from _missing(
-        "operator's rights",
-        facts.operator,
-        advice="install its ClusterRole again: helm upgrade, or kubectl apply -f operator/rbac.yaml",
-        well=f"all that it needs for jobs of {facts.namespace}",
-    )
-
-
-def _missing(subject: str, found: Mapping[Right, bool] | Unreadable, *, advice: str, well: str) -> Iterator[Finding]:
-    if isinstance(found, Unreadable):
-        yield unknown(subject, found.why)
-    elif missing := [str(right) for right, there in found.items() if not there]:
-        yield problem(subject, f"it may not {_named(missing)}", advice)
-    elif found:
-        yield ok(subject, well)
-
-
-def _person(facts: ClusterFacts) -> Iterator[Finding]:
+def _rights(facts: ClusterFacts) -> Finding:
     subject = "your rights"
-    if isinstance(facts.person, Unreadable):
-        yield unknown(subject, facts.person.why)
-        return
-    lacking = {
-        commands: missing
-        for commands, needed in PERSON.items()
-        if (missing := [str(right) for right in needed if not facts.person.get(right, False)])
-    }
-    for commands, missing in lacking.items():
-        yield warning(
+    if isinstance(facts.rights, Unreadable):
+        return unknown(subject, facts.rights.why)
+    if missing := [f"{verb} {PLURAL}.{GROUP}" for verb, there in facts.rights.items() if not there]:
+        return warning(
             subject,
-            f"in {facts.namespace} you may not {_named(missing)}, which {commands} need{'s' * (' ' not in commands)}",
-            "ask who administers the cluster for the role edit, or view, in that namespace",
+            f"in {facts.namespace} you may not {_named(missing)}, which submit needs",
+            "ask who administers the cluster for the role edit in that namespace",
         )
-    if not lacking:
-        yield ok(subject, f"all that the commands need in {facts.namespace}")
+    return ok(subject, f"all that submit needs in {facts.namespace}")
 
 
 def _named(names: Sequence[str]) -> str:

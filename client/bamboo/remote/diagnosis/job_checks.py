@@ -1,30 +1,32 @@
-"""What follows from the facts about a namespace and a job: room in its quotas, its storage, its prices. Pure."""
+"""What follows from the facts about a job: room in quotas, its queue, and whether a node fits a worker. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Unreadable
 from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
 from bamboo.remote.diagnosis.quantities import quantity
-from bamboo_core.job.spec import JobSpec, storage_place, whole_workers
+from bamboo_core.job.node_placement import asked_of_nodes, worker_resources
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.text import count
 
-SHARED = {"ReadWriteMany", "ReadOnlyMany"}
+KEEPS_OFF = ("NoSchedule", "NoExecute")
 
 
-def namespace(facts: ClusterFacts) -> Iterator[Finding]:
-    subject = f"namespace {facts.namespace}"
-    if facts.namespace_object is None:
-        yield problem(subject, "it does not exist", f"kubectl create namespace {facts.namespace}")
-        return
-    if isinstance(facts.namespace_object, Unreadable):
-        yield unknown(subject, facts.namespace_object.why)
+def job(facts: ClusterFacts) -> Iterator[Finding]:
+    """Quotas and nodes are looked at without a job, too."""
+    yield from _quotas(facts)
+    if facts.spec is not None and facts.spec.queue is not None:
+        yield _queue(f"queue {facts.spec.queue.name}", facts)
+    yield from _nodes(facts)
+
+
+def _quotas(facts: ClusterFacts) -> Iterator[Finding]:
     if isinstance(facts.quotas, Unreadable):
         yield unknown("quotas", facts.quotas.why)
         return
-    yield from _quotas(facts.quotas)
-
-
-def _quotas(quotas: Sequence[Object]) -> Iterator[Finding]:
-    for one in quotas:
+    for one in facts.quotas:
         status = one.get("status") or {}
         used = status.get("used") or {}
         full = [
@@ -39,87 +41,78 @@ def _quotas(quotas: Sequence[Object]) -> Iterator[Finding]:
             yield ok(name, "it has room")
 
 
-def job(facts: ClusterFacts) -> Iterator[Finding]:
-    """Nothing if no job was named."""
-    if facts.spec is None:
-        return
-    yield from _storage(facts.spec, facts.claim)
-    yield from _prices(facts.spec, facts)
-    yield from _queue(facts.spec, facts)
-
-
-def _storage(spec: JobSpec, claim: Object | Unreadable | None) -> Iterator[Finding]:
-    storage = spec.checkpoint.storage if spec.checkpoint else None
-    if storage is None:
-        yield warning(
-            "checkpoints",
-            "the job keeps none: if a stage's last copy is lost it begins again at step 0",
-            "set spec.checkpoint.storage (docs/checkpoints.md)",
-        )
-        return
-    if storage.claim_name is None:
-        where = storage_place(storage.uri, None)
-        yield unknown("checkpoints", f"{where} is tried by the workers when the job starts, and not from here")
-        return
-    subject = f"claim {storage.claim_name}"
-    if isinstance(claim, Unreadable):
-        yield unknown(subject, claim.why)
-    elif claim is None:
-        yield problem(subject, "there is none, so workers wait for it", "create the PersistentVolumeClaim")
-    else:
-        yield from _claim(subject, claim, whole_workers(spec))
-
-
-def _claim(subject: str, claim: Object, workers: int) -> Iterator[Finding]:
-    phase = (claim.get("status") or {}).get("phase")
-    modes = set((claim.get("spec") or {}).get("accessModes") or ())
-    if phase == "Lost":
-        yield problem(subject, "its volume is lost", "create another claim, and restore its files")
-    elif workers > 1 and not modes & SHARED:
-        yield problem(
-            subject,
-            f"only one node can mount it ({', '.join(sorted(modes)) or 'no access mode'}), for {workers} workers",
-            "use a claim with ReadWriteMany, or checkpoint.storage.uri",
-        )
-    elif phase != "Bound":
-        yield warning(
-            subject,
-            f"it is {phase}",
-            "right if its storage class waits for the first pod; else look at: kubectl describe pvc",
-        )
-    else:
-        yield ok(subject, "it is bound, and every worker can mount it")
-
-
-def _prices(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    unpriced = [pool.name for pool in spec.node_pools if pool.price_per_hour is None]
-    if unpriced or not spec.node_pools:
-        which = f"node pools {', '.join(unpriced)}" if unpriced else "the job's nodes"
-        yield warning(
-            "prices",
-            f"none is known for {which}, so status, budget and objective Value cannot count money",
-            "set nodePools[].pricePerHour (docs/operating.md#costs)",
-        )
-    else:
-        yield ok("prices", "every node pool has one")
-
-
-def _queue(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    if spec.queue is None:
-        return
-    subject, queue = f"queue {spec.queue.name}", facts.queue
+def _queue(subject: str, facts: ClusterFacts) -> Finding:
+    queue = facts.queue
     if isinstance(queue, Unreadable):
-        yield unknown(subject, queue.why)
-    elif queue is None:
-        yield problem(
+        return unknown(subject, queue.why)
+    if queue is None:
+        return problem(
             subject,
             f"{facts.namespace} has no such LocalQueue of kueue.x-k8s.io/v1beta2",
             "create it, or install Kueue 0.18 or newer (docs/install.md)",
         )
-    else:
-        active = [one for one in (queue.get("status") or {}).get("conditions") or () if one.get("type") == "Active"]
-        stopped = [one.get("message", "") for one in active if one.get("status") != "True"]
-        if stopped:
-            yield problem(subject, f"it is not active: {stopped[0]}", "look at its ClusterQueue")
+    active = [one for one in (queue.get("status") or {}).get("conditions") or () if one.get("type") == "Active"]
+    stopped = [one.get("message", "") for one in active if one.get("status") != "True"]
+    if stopped:
+        return problem(subject, f"it is not active: {stopped[0]}", "look at its ClusterQueue")
+    return ok(subject, "the job's workers wait there for quota")
+
+
+def _nodes(facts: ClusterFacts) -> Iterator[Finding]:
+    if isinstance(facts.nodes, Unreadable):
+        yield unknown("nodes", facts.nodes.why)
+        return
+    usable = [node for node in facts.nodes if _usable(node)]
+    if not usable:
+        yield problem("nodes", f"none of {count(len(facts.nodes), 'node')} is ready", "look at: kubectl get nodes")
+        return
+    yield ok("nodes", f"{count(len(usable), 'node')} ready")
+    if facts.spec is None:
+        return
+    pools: tuple[NodePool | None, ...] = facts.spec.node_pools or (None,)
+    for pool in pools:
+        subject = "workers" if pool is None else f"pool {pool.name}"
+        fitting = sum(_fits(node, facts.spec, pool) for node in usable)
+        if fitting:
+            yield ok(subject, f"a worker fits on {count(fitting, 'node')}")
         else:
-            yield ok(subject, "the job's workers wait there for quota")
+            yield warning(
+                subject,
+                "no node that is ready now fits a worker",
+                "right if an autoscaler adds nodes; else compare the nodes' labels, taints and allocatable resources"
+                " with what a worker asks for",
+            )
+
+
+def _usable(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return ready and not (node.get("spec") or {}).get("unschedulable")
+
+
+def _fits(node: Object, spec: JobSpec, pool: NodePool | None) -> bool:
+    """Whether the node, if it were empty, takes a worker: by node selector, taints and allocatable resources.
+    Affinities and the pods that run there are not looked at.
+    """
+    labels = node["metadata"].get("labels") or {}
+    taints = [one for one in (node.get("spec") or {}).get("taints") or () if one["effect"] in KEEPS_OFF]
+    there = (node.get("status") or {}).get("allocatable") or {}
+    selector, tolerations = asked_of_nodes(spec, pool)
+    return (
+        all(labels.get(key) == value for key, value in selector.items())
+        and all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
+        and all(
+            quantity(there.get(name, "0")) >= quantity(amount) for name, amount in worker_resources(spec, pool).items()
+        )
+    )
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """As Kubernetes does: an empty key with Exists tolerates everything, an empty effect every effect."""
+    exists = toleration.get("operator") == "Exists"
+    key = toleration.get("key") or ""
+    return (
+        (key == taint["key"] or (exists and not key))
+        and (exists or (toleration.get("value") or "") == (taint.get("value") or ""))
+        and toleration.get("effect") in (None, "", taint["effect"])
+    )
