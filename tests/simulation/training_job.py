@@ -33,9 +33,11 @@ from bamboo_core.coordinator.events import (
     Tick,
     WorkerLost,
 )
+from bamboo_core.coordinator.grids.choosing import SECONDS_PER_OPERATION
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan
+from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.commit.history import NoHistory
@@ -224,7 +226,8 @@ class Job:
     capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
     store: of checkpoints, if it is not empty. platforms: of the workers in turn. devices: those of each worker, the
     parts of its stages in turn. copies: of what a worker sends, if that is the CPU alone. per_worker: devices, each of
-    which runs a part of its stage, if the manifest does not say it.
+    which runs a part of its stage, if the manifest does not say it. layer_seconds: that workers say each layer takes,
+    instead of what it does.
     """
 
     def __init__(
@@ -238,8 +241,9 @@ class Job:
         platforms: Sequence[Platform] = (Platform(),),
         copies: Callable[[], HostCopies] = AtOnce,
         per_worker: int | None = None,
+        layer_seconds: float | None = None,
     ) -> None:
-        self.platforms, self.copies = platforms, copies
+        self.platforms, self.copies, self._layer_seconds = platforms, copies, layer_seconds
         self.store = store or MemoryStore()
         self.computes_on = tuple(map(torch.device, devices))
         self.manifest, spec = manifest, parse_manifest(manifest)
@@ -333,7 +337,7 @@ class Job:
         try:
             for record in list(self.state.workers):
                 if record == node.name:
-                    times = node.engine.times_due(self.now)
+                    times = self._times(node)
                     beat = protocol.Heartbeat(step=node.engine.step, times=times)
                     self.inbox.append(Received(node.name, beat))
             while node.events:
@@ -376,7 +380,26 @@ class Job:
         self.writes += moment == "before"
         Watch(self, worker).strike(Fault("WriteHistory", ROOT, self.writes, after=moment == "after"))
 
+    def _times(self, node: Node) -> tuple[StageTimes, ...] | None:
+        """What a worker says that its stages take."""
+        plan, seconds = self.state.plan, self._layer_seconds
+        if seconds is None or plan is None:
+            return node.engine.times_due(self.now)
+        owned = [plan.stages[cell.stage] for cell in plan.owned_by(node.name)]
+        return tuple(
+            StageTimes(
+                layers=layers,
+                forward=seconds * (layers[1] - layers[0]) / 3,
+                backward=2 * seconds * (layers[1] - layers[0]) / 3,
+                each=(),
+                microbatches=32,
+            )
+            for layers in owned
+        )
+
     def _costs(self) -> tuple[float, ...]:
+        if self._layer_seconds is not None:
+            return (self._layer_seconds / SECONDS_PER_OPERATION,) * len(self.task.layers)
         task, training = self.spec.task, self.spec.training
         key = (
             resolve_name(task.entrypoint),

@@ -19,15 +19,16 @@ from manifest_kit import bamboojob, gpt_task, training
 from replica_kit import copies
 from training_job import Job, MemoryStore
 
-STAGES, STEPS = 4, 12
-MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 4, "samples": 32}}
+STAGES, STEPS = 4, 24
+LAYER_SECONDS = 0.1  # that workers say each layer takes
+MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 6, "samples": 32}}
 
 
 def manifest(task: dict[str, Any], every: int | None = None, **elastic: int) -> dict[str, Any]:
     document = bamboojob(
         task=task,
         training=training(STEPS, 8, 2, gradientGroups=2),
-        topology={"pipelines": 1},
+        topology={"pipelines": 1, "schedule": "1F1B"},
         elastic={"maxWorkers": STAGES, "stabilizationSeconds": 1, **elastic},
     )
     if every:
@@ -35,13 +36,17 @@ def manifest(task: dict[str, Any], every: int | None = None, **elastic: int) -> 
     return document
 
 
+def _job(document: dict[str, Any], **more: Any) -> Job:
+    return Job(document, layer_seconds=LAYER_SECONDS, **more)
+
+
 @cache
 def undisturbed(tied: bool = False) -> tuple[str, dict[int, float]]:
-    return result(Job(manifest(gpt(tied) if tied else MLP)).run())
+    return result(_job(manifest(gpt(tied) if tied else MLP)).run())
 
 
 def gpt(tied: bool) -> dict[str, Any]:
-    return gpt_task(dModel=16, context=8, tieEmbeddings=tied)
+    return gpt_task(dModel=16, blocks=6, context=8, tieEmbeddings=tied)
 
 
 def result(job: Job) -> tuple[str, dict[int, float]]:
@@ -60,7 +65,7 @@ class Shortage:
     strike: a further worker is lost that many turns after the layers began to be split anew (None: nobody is).
     """
 
-    lost_at: int = 2
+    lost_at: int = 12
     over_at: int | None = None
     strike: int | None = None
     victim: int = 0
@@ -69,6 +74,7 @@ class Shortage:
     struck: bool = False
     moved: int = 0  # turns that the first one took
     _lost: bool = False
+    _step: int = 0
 
     def __call__(self, job: Job) -> None:
         state, plan = job.state, job.state.plan
@@ -76,6 +82,8 @@ class Shortage:
             return
         if not self.stages or self.stages[-1] != len(plan.stages):
             self.stages.append(len(plan.stages))
+        if state.stragglers.estimate is None and state.step > self._step:
+            self._step, job.now = state.step, job.now + 1.0  # until it is measured what layers take
         if not self._lost and state.step >= self.lost_at:
             self._lost, job.capacity = True, alive(job) - 1
             job.kill(plan.pipelines[-1][1].owner)
@@ -101,8 +109,8 @@ class Shortage:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_fewer_workers_than_stages_train_on_with_fewer_stages_and_the_same_bits(tied: bool) -> None:
-    shortage = Shortage(over_at=7)
-    job = Job(manifest(gpt(tied) if tied else MLP), decide=shortage).run()
+    shortage = Shortage(over_at=18)
+    job = _job(manifest(gpt(tied) if tied else MLP), decide=shortage).run()
     assert shortage.stages == [4, 3, 4]
     assert result(job) == undisturbed(tied)
     assert job.state.checkpoints.counts.repeated == 0
@@ -112,7 +120,7 @@ def test_fewer_workers_than_stages_train_on_with_fewer_stages_and_the_same_bits(
 
 def test_stages_do_not_become_fewer_than_they_may() -> None:
     shortage = Shortage()
-    job = Job(manifest(MLP, minStages=4), decide=shortage).run()
+    job = _job(manifest(MLP, minStages=4), decide=shortage).run()
     assert shortage.stages == [4]
     assert result(job) == undisturbed()
 
@@ -120,7 +128,7 @@ def test_stages_do_not_become_fewer_than_they_may() -> None:
 @cache
 def turns_of_a_resplit() -> int:
     shortage = Shortage()
-    Job(manifest(MLP), decide=shortage).run()
+    _job(manifest(MLP), decide=shortage).run()
     assert shortage.moved > 5
     return shortage.moved
 
@@ -139,7 +147,7 @@ EVERY = 7  # turn, of those at which somebody may be lost
 def test_whoever_is_lost_at_any_moment_of_it_the_bits_are_the_same(victim: int, first: int) -> None:
     for strike in range(first, turns_of_a_resplit() + 3, EVERY):
         shortage = Shortage(strike=strike, victim=victim)
-        job = Job(manifest(MLP), decide=shortage).run()
+        job = _job(manifest(MLP), decide=shortage).run()
         assert shortage.struck
         assert result(job) == undisturbed(), f"w{victim} was lost at turn {strike}"
         assert job.state.checkpoints.counts.repeated == 0, f"w{victim} was lost at turn {strike}"
@@ -159,7 +167,7 @@ def test_when_all_are_lost_meanwhile_the_job_goes_back_to_its_checkpoint(strike:
             job.capacity = 3  # and so many are left: it goes on with three stages
 
     struck: list[bool] = []
-    job = Job(manifest(MLP, every=2), decide=decide, store=MemoryStore()).run()
+    job = _job(manifest(MLP, every=2), decide=decide, store=MemoryStore()).run()
     assert struck
     digest, losses = result(job)
     assert (digest, losses) == undisturbed()
@@ -183,14 +191,14 @@ def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
                 looked.append(node.name)
                 assert [ref() for ref in before[node.name]] == [None] * len(before[node.name])
 
-    job = Job(manifest(MLP), decide=decide).run()
+    job = _job(manifest(MLP), decide=decide).run()
     assert looked
     assert result(job) == undisturbed()
 
 
 def test_a_state_that_only_the_state_dict_shows_is_not_sent() -> None:
     """It need not even be a tensor; nothing is restored from it."""
-    job = Job(manifest({"entrypoint": "test_layer_exchange:with_extra_state"}), decide=Shortage()).run()
+    job = _job(manifest({"entrypoint": "test_layer_exchange:with_extra_state"}), decide=Shortage()).run()
     assert len(job.plan.stages) == 3
 
 
