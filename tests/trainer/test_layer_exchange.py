@@ -28,7 +28,7 @@ def manifest(task: dict[str, Any], every: int | None = None, **elastic: int) -> 
     document = bamboojob(
         task=task,
         training=training(STEPS, 8, 2, gradientGroups=2),
-        topology={"pipelines": 1, "schedule": "1F1B"},
+        topology={"pipelines": 1},
         elastic={"maxWorkers": STAGES, "stabilizationSeconds": 1, **elastic},
     )
     if every:
