@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import whole_workers
 from bamboo_core.names import (
     ENV_METRICS_PORT,
     METRICS_PORT,
@@ -103,7 +104,7 @@ def test_the_first_model_of_the_tutorial_trains_and_its_weights_are_loaded(tmp_p
 def test_the_first_spot_job_of_the_tutorial_is_one_that_the_operator_takes() -> None:
     job = yaml.safe_load(shown("yaml", "first-spot-job.yaml"))
     spec = parse_manifest(job)
-    assert (spec.topology.stages, spec.topology.pipelines, len(spec.node_pools)) == (3, 2, 2)
+    assert (spec.topology.stages, whole_workers(spec), len(spec.node_pools)) == (3, 6, 2)
     images = (ROOT / "docs" / "images.md").read_text()
     assert re.findall(r"```dockerfile\n.*?```", TUTORIAL, re.DOTALL)[0] in images
 
