@@ -444,7 +444,11 @@ def assert_close(job: Job, stages: int, steps: int) -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_the_job_grows_when_workers_come(stages: int) -> None:
-    job = Job(manifest(stages, 1, steps=8, most=3)).run()
+    def decide(job: Job) -> None:
+        if job.state.step == 2:
+            job.capacity = 3 * stages
+
+    job = Job(manifest(stages, 1, steps=8, most=3), decide=decide, capacity=stages).run()
     assert_close(job, stages, 8)
     assert job.plan.target.pipelines == 3
     assert len(job.plan.pipelines) == 3
@@ -489,9 +493,9 @@ def _resized(change: str, ways: set[tuple[int, int]]) -> BranchingJob:
 
     def decide(job: Job) -> None:
         assert isinstance(job, BranchingJob)
-        if job.state.step == 1 and change == "Shrinking":
-            job.capacity = 5
-            if not job.state.membership.preemptions:
+        if job.state.step == 1:
+            job.capacity = 6 if change == "Growing" else 5
+            if change == "Shrinking" and not job.state.membership.preemptions:
                 job.kill("w5")
         if change not in [e.reason for e in job.emitted]:
             return
@@ -500,8 +504,8 @@ def _resized(change: str, ways: set[tuple[int, int]]) -> BranchingJob:
             if job.turns == since[0] + delay and job.branch((victim, delay)):
                 job.kill(f"w{victim}")
 
-    document = manifest(3, 1 if change == "Growing" else 2, steps=8, most=2)
-    return BranchingJob(document, decide=decide, capacity=6)
+    pipelines = 1 if change == "Growing" else 2
+    return BranchingJob(manifest(3, pipelines, steps=8, most=2), decide=decide, capacity=3 * pipelines)
 
 
 def test_the_mode_is_switched_at_a_step_boundary() -> None:
