@@ -21,6 +21,7 @@ from opsim_user import User
 AWAY_SECONDS = 5.0
 FOUND_SECONDS = 4.0  # from the beginning of an operator: workers look for it every 2 s at most, and are heard then
 TRAINED_STEPS = 10  # before anything is asked
+MONEY = 120  # more than a job has cost when the next operator begins
 POINTS = (-3.0, -0.05, 0.05, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)  # when the operator is killed, from the edit on
 
 
@@ -33,7 +34,7 @@ SOME = some(POINTS[1::4])
 
 
 def job_of(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
-    """Two stages that keep a checkpoint only when they are asked to; a step takes about a second."""
+    """Two stages that keep a checkpoint only when they are asked to; a step takes a few seconds."""
     made = scenario(seed)
     arithmetic = replace(made.arithmetic, stages=2, pipelines=1, steps=steps, sizes=(1,) * 6, groups=2)
     still = {"pools": (), "most": 1, "standby": 0, "policy": "Running", "disturbances": (), "slowdown": 60.0}
@@ -139,10 +140,10 @@ class OutOfMoney(Suspended):
         await self._until(lambda: self._left("pods", "processes"), 200.0)
         await asyncio.sleep(5.0)
         found = next(c for c in job_conditions(self) if c["type"] == "Suspended")
-        if found["reason"] != "BudgetSpent" or "the budget of 60 is spent" not in found["message"]:
+        if found["reason"] != "BudgetSpent" or f"the budget of {MONEY} is spent" not in found["message"]:
             raise Failure(f"it does not say why it is suspended: {found}")
-        if not 60 <= float(self.job["status"]["cost"]["total"]) < 90:
-            raise Failure(f"it has cost {self.job['status']['cost']} of 60")
+        if not MONEY <= float(self.job["status"]["cost"]["total"]) < MONEY + 30:
+            raise Failure(f"it has cost {self.job['status']['cost']} of {MONEY}")
         await super().resume()
 
     @staticmethod
@@ -371,7 +372,7 @@ def suspend(spec: Object) -> None:
 
 def small_budget(spec: Object) -> None:
     """Two workers cost 2 in a second, and some time has gone by."""
-    spec["budget"] = {"money": "60"}
+    spec["budget"] = {"money": str(MONEY)}
 
 
 def early_date(spec: Object) -> None:
