@@ -16,7 +16,6 @@ import yaml
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.manifests.worker_pod import template_problems
 from bamboo_trainer import reference
-from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import TrainingConfig
@@ -68,9 +67,7 @@ def test_what_the_pages_show_is_valid(page: str, least: int) -> None:
         assert template_problems(parse_manifest(document)) == [], part
 
 
-def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed(tmp_path: Path) -> None:
     """Its module is beside the manifest, which comes before the current folder."""
     job = shorter("own-model.yaml", tmp_path, steps=STEPS, globalBatchSize=32, microBatchSize=8)
     shutil.copy(EXAMPLES / "own_model.py", tmp_path)
@@ -83,9 +80,6 @@ def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed
     assert (summary["committed"], summary["preemptions"], summary["bit_equal"]) == (STEPS, 1, True)
     taken = summary["takeovers"][0]
     assert (taken["step"], taken["forwards"] >= 3, taken["backwards"] >= 1) == (2, True, True), taken  # in mid-step
-    monkeypatch.syspath_prepend(str(tmp_path))
-    expected = check(yaml.safe_load(Path(job).read_text()))["taken_over"]["memory"]
-    assert 0.5 < sum(expected.values()) / summary["memory"]["total"] < 2, (expected, summary["memory"])
 
 
 def test_its_mistakes_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
