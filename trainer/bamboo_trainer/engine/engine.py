@@ -119,7 +119,7 @@ class Engine:
 
     def forget(self) -> None:
         """All states and what belongs to them: others will begin, and may need the memory."""
-        had = self.components or self._beginning
+        had = bool(self.components or self._beginning)  # holding them here would keep them alive
         self.components = self._beginning = None
         self._exchange.stop()
         self.copies.forget_states()
