@@ -110,7 +110,7 @@ def test_the_strategies_have_the_same_baseline(name: str) -> None:
     assert profile.published is not None
     trace = generate(Generation(nodes=8, hours=2, removal=0.1, addition=0.5), 1)
     job = published_job(profile)
-    topology = {**job.document["spec"]["topology"], "schedule": "1F1B"}  # as was published
+    topology = {**job.document["spec"].get("topology", {}), "schedule": "1F1B"}  # as was published
     spec = parse_manifest({**job.document, "spec": {**job.document["spec"], "topology": topology}})
     place = replace(job.place, costs=Costs(profile, spec))
     found = compared(ON_DEMAND, replace(job, place=place, spec=spec), trace, 2)

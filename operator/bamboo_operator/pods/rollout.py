@@ -133,7 +133,7 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
         return replace(record, moved=now, waits=False, owed=0, stalled="")
     if not before.active or (before.templates and before.templates != view.templates):
         record = replace(record, since=time, moved=now, owed=0, stalled="")
-    waits = record.updated < record.owed or view.starting
+    waits = _lacks_one(record, view) or view.starting
     if record.updated != before.updated or not (waits and before.waits):
         record = replace(record, moved=now)
     record = replace(record, waits=waits)
@@ -149,6 +149,13 @@ def deadlines(record: RolloutRecord) -> Iterator[float]:
 def released(record: RolloutRecord) -> RolloutRecord:
     """Return the record after an old worker was let go."""
     return replace(record, owed=record.updated + 1)
+
+
+def _lacks_one(record: RolloutRecord, view: RolloutView) -> bool:
+    """Return whether the worker in place of the one that was let go last is missing. One that another operator had
+    asked for may have been there before.
+    """
+    return record.updated < record.owed and sum(w.ready for w in view.workers) < view.wanted
 
 
 def _why_stalled(record: RolloutRecord, view: RolloutView, now: float) -> str:
@@ -183,7 +190,7 @@ def next_step(record: RolloutRecord, view: RolloutView) -> RolloutStep:
         return RolloutStep(delete=late)
     leaving = any(w.leaving for w in view.workers)
     can_take_over = sum(w.ready for w in view.workers) > 1
-    if leaving or not (view.training and view.held and can_take_over) or view.starting or record.updated < record.owed:
+    if leaving or not (view.training and view.held and can_take_over) or view.starting or _lacks_one(record, view):
         return NOTHING
     return RolloutStep(release=_first(sorted(view.outdated, key=lambda w: not w.idle)))
 
