@@ -24,7 +24,7 @@ SECONDS = 60.0  # that a test waits for something
 LONG = 600.0
 
 
-def sleep_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
+def sleep_worker(worker: str, url: str, token: str, zone: str, trace: str | None, profile: str | None = None) -> int:
     time.sleep(float(url))
     return int(token)
 
@@ -32,7 +32,7 @@ def sleep_worker(worker: str, url: str, token: str, zone: str, trace: str | None
 KINDS = ("child", "session", "forked", "deaf", "orphan")
 
 
-def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
+def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None, profile: str | None = None) -> int:
     """Starts processes in all ways, which would live long, and ends after the seconds in the token."""
     note = "import os, sys; open(sys.argv[1] + '/' + sys.argv[2], 'x').write(str(os.getpid())); "
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "

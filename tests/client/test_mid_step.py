@@ -44,7 +44,7 @@ def test_workers_ask_in_the_steps_of_the_schedule() -> None:
     assert steps_of(parse(["random:1", "at:10:1", "at:4", "at:10:0:notice"])) == (3, 9)
 
 
-def asking_worker(worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: list[int]) -> int:
+def asking_worker(*, worker: str, gate: int, steps: list[int], **_: str | None) -> int:
     """Asks once for each step; its exit code is the number of answers."""
     with socket.socket(fileno=gate) as channel:
         for step in steps:

@@ -52,7 +52,7 @@ def test_how_far_a_rollout_is_told_as_in_the_status() -> None:
     job_page(page, look(written=written), JobMeter(OperatorCounts()))
     assert values(page, job_catalog.JOB_UPDATED_WORKERS) == {(): 1}
     told = values(page, job_catalog.JOB_ROLLOUT_STATE)
-    assert told == {("Complete",): 0, ("Progressing",): 0, ("Paused",): 0, ("Stalled",): 1}
+    assert told == {("Complete",): 0, ("Progressing",): 0, ("Stalled",): 1}
     unknown = MetricsPage(Exporter.OPERATOR)
     job_page(unknown, look(written={}), JobMeter(OperatorCounts()))
     assert not [family.name for family in unknown.families() if "rollout" in family.name and family.samples]

@@ -118,7 +118,7 @@ async def test_a_dry_run_that_fails_is_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
-    one = One(edited(), TimeoutError(), ApiError(500, "InternalError", "not now"))
+    one = One(edited(), TimeoutError(), ApiError(503, "ServiceUnavailable", "not now"))
     assert await one.spec.next(SETTINGS) is not None
     assert (len(one.tried), len(caplog.records)) == (3, 2)
 

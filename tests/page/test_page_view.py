@@ -1,6 +1,7 @@
 """The page of a local run."""
 
 import io
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
 @pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])
 def test_the_live_view_names_the_page(page: str) -> None:
     console = Console(file=io.StringIO(), record=True, width=80)
-    console.print(render("tiny", said(), [], elapsed=1.0, footer=Footer(page=page)))
+    console.print(render("tiny", said(), [], elapsed=1.0, now=datetime.now(UTC), footer=Footer(page=page)))
     assert (f"page: {page}" in console.export_text()) is bool(page)
 
 
