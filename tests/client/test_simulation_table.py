@@ -10,7 +10,6 @@ from bamboo.simulation.figures import Spread
 from bamboo.terminal.simulation_table import (
     HEADS,
     fitted,
-    simulation_csv,
     simulation_documents,
     simulation_table,
 )
@@ -66,6 +65,5 @@ def test_what_is_not_known_is_no_number() -> None:
     mean = {"throughput": 1.5, "value": math.nan}
     found = Spread(runs=2, mean=mean, deviation={"throughput": 0.5, "value": math.nan}, fatal_share=0.0)
     assert printed(simulation_table([("0.1", found)]), 80)[1].split() == ["0.1", "2", "1.50", "±", "0.50", "–"]
-    assert simulation_csv([("0.1", found)]).splitlines()[1] == "0.1,2,0.0,1.5,0.5,,"
     (document,) = simulation_documents([("0.1", found)], [{}])
     assert document["mean"]["value"] is document["deviation"]["value"] is None

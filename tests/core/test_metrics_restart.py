@@ -29,7 +29,6 @@ from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.job_pods import JobPods
-from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
@@ -126,7 +125,7 @@ class Operated:
         identity, api = JobIdentity(("default", "tiny"), "u"), cast(ApiClient, None)  # nothing is asked or written
         self._meter = JobMeter(OperatorCounts())
         self._writer = StatusWriter(identity, status, api)
-        self._cost = CostCounter(JobPods(identity, self._cache), self._writer, self._meter, PriceSource())
+        self._cost = CostCounter(JobPods(identity, self._cache), self._writer, self._meter)
         self._said: Status | None = None
         self.first = self._page()  # before anything is known but the status
         self._writer.update(generation=1, spec=job(**SPEC))
