@@ -160,7 +160,7 @@ def test_more_workers_are_asked_for_while_it_trains() -> None:
     with job(ENDLESS).run(page=False) as handle, refused:
         handle.scale(4)
     elastic = {"maxWorkers": 2, "stabilizationSeconds": 1}
-    with job(ENDLESS, topology={"stages": 2}, elastic=elastic).run(page=False) as handle:
+    with job(ENDLESS, elastic=elastic).run(page=False) as handle:
         trains(handle)
         handle.scale(4)
         until(lambda: len(handle.progress.grid) == 2)
