@@ -27,16 +27,6 @@ def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
     return job_names(incomplete, *(ctx.params.get(name) for name in ("namespace", "context", "kubeconfig")))
 
 
-AnyJobName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[JOB]",
-        help="A job's name, or the file of its manifest; without one all jobs of the namespace.",
-        autocompletion=complete_jobs,
-        show_default=False,
-    ),
-]
-
 JobName = Annotated[
     str,
     typer.Argument(
