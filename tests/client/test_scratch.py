@@ -4,6 +4,7 @@ import fcntl
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,21 +45,40 @@ def test_a_folder_of_somebody_else_stays(place: Path, monkeypatch: pytest.Monkey
     assert (place / f"{PREFIX}theirs").exists()
 
 
+@pytest.mark.parametrize("call", ["open", "flock"])
 def test_a_folder_that_is_collected_before_it_is_locked_is_made_anew(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Another run starts at the same moment."""
+    """Another run starts at the same moment, and collects the folder before this call."""
     collected: list[Path] = []
-    flock = fcntl.flock
+    module = {"open": os, "flock": fcntl}[call]
+    original = getattr(module, call)
 
-    def late(descriptor: int, operation: int) -> None:
+    def late(*arguments: Any) -> Any:
         if not collected:
             collected.extend(place.iterdir())
             collected[0].rmdir()
-        flock(descriptor, operation)
+        return original(*arguments)
 
-    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr(module, call, late)
     with scratch_folder() as folder:
         assert collected
         assert collected != [folder]
         assert folder.exists()
+
+
+def test_a_folder_that_two_runs_collect_at_once_is_no_warning(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other run removes the folder after this one has opened it."""
+    left = place / f"{PREFIX}left"
+    left.mkdir()
+    flock = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        left.rmdir()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    collect(place)
+    assert not caplog.records

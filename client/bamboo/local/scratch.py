@@ -45,15 +45,22 @@ def collect(place: Path) -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """Makes a folder and locks it. Another run may take one that is not locked yet for one that was left behind."""
+    """Make a folder and lock it. Until it is locked, another run may collect it; then another one is made."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            return folder, lock
-        os.close(lock)
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
 
 
 def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, onerror=lambda _, path, error: logger.warning("cannot remove %s: %s", path, error[1]))
+    """Remove the folder, perhaps while its launcher or another run does the same. Log what cannot be removed."""
+
+    def log(_: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(error[1], FileNotFoundError):
+            logger.warning("cannot remove %s: %s", path, error[1])
+
+    shutil.rmtree(folder, onerror=log)
