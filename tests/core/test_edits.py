@@ -71,7 +71,6 @@ def test_checkpoints_that_are_there_keep_their_digest(training: dict[str, Any], 
 
 
 OLD = minimal()
-TRAINING = OLD["spec"]["training"]
 
 
 def edited(**spec: Any) -> dict[str, Any]:
@@ -119,14 +118,3 @@ def test_a_number_of_stages_for_stages_that_are_chosen_is_refused_by_its_name(st
         parse_manifest(edited(topology=topology, elastic={"maxWorkers": 8})) for topology in ({}, {"stages": stages})
     )
     assert refused_fields(chosen, fixed) == refused_fields(fixed, chosen) == ("spec.topology.stages",)
-
-
-def test_a_grid_that_is_fixed_is_opened_only_while_the_job_is_suspended() -> None:
-    fixed, chosen = (
-        edited(topology=topology, elastic=elastic)
-        for topology, elastic in (({"stages": 4, "pipelines": 2}, None), ({"stages": 4}, {"maxWorkers": 8}))
-    )
-    for old, new in ((fixed, chosen), (chosen, fixed)):
-        before, after = parse_manifest(old), parse_manifest(new)
-        assert set(refused_fields(before, after)) == {"spec.topology.pipelines", "spec.elastic"}
-        assert apply_edit(before, after) == before == parse_manifest(apply_edit_to_manifest(old, new))

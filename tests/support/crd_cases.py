@@ -1,10 +1,8 @@
-"""Manifests to compare parser and CRD on: any valid one, and every way to change one field of one."""
+"""Manifests on which parser and CRD have to agree: rules between fields, edits of a running job, any valid one."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import yaml
@@ -12,49 +10,26 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.spec import MOST_WORKERS
 from bamboo_core.job.training_spec import TrainingSpec
-from crd_kit import ABSENT, SCHEMA, defaulted, refusals
+from crd_kit import ABSENT, SCHEMA
 from manifest_kit import WHOLE
 
 Path = tuple[str | int, ...]
 _WHOLE: dict[str, Any] = yaml.safe_load(WHOLE)
 SPEC: Mapping[str, Any] = SCHEMA["properties"]["spec"]
-VALUES_OF_EACH_TYPE: dict[str, Any] = {
-    "integer": 7,
-    "number": 1.5,
-    "string": "x",
-    "boolean": True,
-    "array": [],
-    "object": {},
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One value to put at a path."""
-
-    path: Path
-    value: Any
-    why: str
-    refused: bool = True  # whether it is wrong whatever the other fields are
-
-    def of(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        edited: Any = deepcopy(document)
-        *parents, last = self.path
-        inner = edited
-        for name in parents:
-            inner = inner[name]
-        if self.value is ABSENT:
-            del inner[last]
-        else:
-            inner[last] = deepcopy(self.value)
-        return edited
-
-    @property
-    def small(self) -> bool:
-        return not isinstance(self.value, dict | list | str) or len(self.value) <= 1024
-
-    def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.path))}: {self.why}"
+def put(document: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    """Return a copy of the document with the value at the path; ABSENT removes what is there."""
+    edited: Any = deepcopy(document)
+    *parents, last = path
+    inner = edited
+    for name in parents:
+        inner = inner.setdefault(name, {}) if isinstance(inner, dict) else inner[name]
+    if value is ABSENT:
+        inner.pop(last, None)
+    else:
+        inner[last] = deepcopy(value)
+    return edited
 
 
 def whole() -> dict[str, Any]:
@@ -64,15 +39,6 @@ def whole() -> dict[str, Any]:
     return document
 
 
-def wholes(field: str) -> list[dict[str, Any]]:
-    """Those in which that field of the spec differs."""
-    if field == "budget":
-        return [whole_with_budget()]
-    if field == "topology":
-        return [whole(), whole_of_a_fixed_grid()]
-    return [whole(), whole_with_uri()] if field == "checkpoint" else [whole()]
-
-
 def whole_of_a_fixed_grid() -> dict[str, Any]:
     document = whole()
     del document["spec"]["elastic"]
@@ -80,136 +46,16 @@ def whole_of_a_fixed_grid() -> dict[str, Any]:
     return document
 
 
-def whole_with_budget() -> dict[str, Any]:
-    """A manifest with budgets of all kinds, for which the grid has to be chosen."""
-    document = whole()
-    return {
-        **document,
-        "spec": {
-            **document["spec"],
-            "elastic": {"objective": "Value", "maxWorkers": 8},
-            "budget": {"money": "100", "doneBy": "2026-12-24T18:00:00Z"},
-        },
-    }
-
-
 def whole_with_uri() -> dict[str, Any]:
-    return Edit(("spec", "checkpoint", "storage"), {"uri": "s3://bucket/folder"}, "").of(whole())
+    return put(whole(), ("spec", "checkpoint", "storage"), {"uri": "s3://bucket/folder"})
 
 
 def running(document: Mapping[str, Any]) -> dict[str, Any]:
-    return Edit(("spec", "suspend"), False, "").of(document)
+    return put(document, ("spec", "suspend"), False)
 
 
 def suspended(document: Mapping[str, Any]) -> dict[str, Any]:
-    return Edit(("spec", "suspend"), True, "").of(document)
-
-
-@cache
-def good_changes(field: str) -> list[tuple[dict[str, Any], Edit, dict[str, Any]]]:
-    """An old manifest, a change of the field, and the new manifest: good by itself, and not the same to a server."""
-    found = []
-    for old in map(running, wholes(field)):
-        for edit in edits(SPEC["properties"][field], old["spec"][field], ("spec", field)):
-            if edit.small and not edit.refused:
-                new = edit.of(old)
-                if not refusals(new) and defaulted(new) != defaulted(old):
-                    found.append((old, edit, new))
-    return found
-
-
-def edits(schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[Edit]:
-    """Every edit of this value and of what is in it."""
-    kind = schema.get("type", "string")  # a quantity may be an integer as well
-    also = "integer" if "x-kubernetes-int-or-string" in schema else "integer" if kind == "number" else kind
-    for other, wrong in VALUES_OF_EACH_TYPE.items():
-        if other not in (kind, also):
-            yield Edit(path, wrong, f"{other} instead of {kind}")
-    if isinstance(value, bool):
-        yield Edit(path, not value, f"{not value}", False)
-    if isinstance(value, dict):
-        yield from _object_edits(schema, value, path)
-    elif isinstance(value, list):
-        yield from _list_edits(schema, value, path)
-    elif isinstance(value, str):
-        yield from _text_edits(schema, value, path)
-    if kind in ("integer", "number") or also == "integer":
-        yield from _number_edits(schema, path)
-    if "enum" in schema:
-        yield from (Edit(path, member, f"the choice {member}", False) for member in schema["enum"])
-
-
-def _object_edits(schema: Mapping[str, Any], value: dict[str, Any], path: Path) -> Iterator[Edit]:
-    fields, values = schema.get("properties", {}), schema.get("additionalProperties")
-    for name, inner in value.items():
-        if name in fields or values:
-            yield from edits(fields.get(name, values), inner, (*path, name))
-    for name in fields.keys() & value.keys():
-        yield Edit((*path, name), ABSENT, "absent", name in schema.get("required", ()))
-        yield Edit((*path, name), None, "null", name in schema.get("required", ()))
-    if fields:
-        yield Edit((*path, "unknown"), 1, "unknown field")
-        yield from (Edit((*path, name.lower()), 1, "wrong case") for name in fields if name.lower() not in fields)
-    if "maxProperties" in schema:
-        most = schema["maxProperties"]
-        text = (values or {}).get("type") == "string"
-        yield Edit(path, _named_values(most, text), f"{most} values", False)
-        yield Edit(path, _named_values(most + 1, text), f"{most + 1} values")
-    if values and values.get("type") == "string":
-        for name in ("", "a b", "-a", "a*b*", "a\n", "é", "a" * 254):
-            yield Edit((*path, name), "x", "no name of a tensor")
-        yield Edit((*path, "a"), "x*", "a star in one name only")
-        for name in ("a", "A_b.c", "(a)", "a" * 253):
-            yield Edit((*path, name), "x", "a name of a tensor", False)
-    elif values:
-        for name in ("", "a b", "-a", "/a", "a/", "a/b/c", "a\n", "é", "a" * 254):
-            yield Edit((*path, name), 1, "no resource name")
-        for name in ("a", "A_b.c", "example.com/a", "a" * 253):
-            yield Edit((*path, name), 1, "a resource name", False)
-
-
-@cache
-def _named_values(count: int, text: bool) -> dict[str, int | str]:
-    return {f"n{i}": f"m{i}" if text else i for i in range(count)}
-
-
-def _list_edits(schema: Mapping[str, Any], value: list[Any], path: Path) -> Iterator[Edit]:
-    if not value:
-        return
-    for i, item in enumerate(value):
-        yield from edits(schema["items"], item, (*path, i))
-        yield Edit((*path, i), None, "null in a list")
-    named, most, least = isinstance(value[0], dict), schema["maxItems"], schema.get("minItems", 0)
-    many = [value[0] | {"name": f"n{i}"} if named else value[0] for i in range(most + 1)]
-    yield Edit(path, many[:most], f"{most} items", False)
-    yield Edit(path, many, f"{most + 1} items")
-    yield Edit(path, [], "no items", least > 0)
-    if named:
-        yield Edit(path, [value[0], many[1], value[0]], "one name twice")
-
-
-def _text_edits(schema: Mapping[str, Any], value: str, path: Path) -> Iterator[Edit]:
-    if "enum" in schema:
-        yield from (Edit(path, text, "no choice") for text in ("", value.lower() + "x", value.swapcase(), f"{value} "))
-        return
-    longest = value.rjust(schema["maxLength"], "a")
-    yield Edit(path, longest, f"{len(longest)} characters", re.fullmatch(schema["pattern"], longest) is None)
-    yield Edit(path, f"a{longest}", "a character too many")
-    for text in ("", f"{value}\n", f" {value}", f"{value}\v", f"{value} x", f"-{value}"):
-        yield Edit(path, text, "a text that does not fit")
-    numbers = [head + "1" * digits for head in ("", "1.") for digits in (9, 10, 18, 19)]
-    for text in (f"é{value}", f"{value}_", f"{value}.", ".5", "5.", "1K", "1mi", "1e-12", "1E+123", *numbers):
-        yield Edit(path, text, "a text that may not fit", False)
-
-
-def _number_edits(schema: Mapping[str, Any], path: Path) -> Iterator[Edit]:
-    low, high = schema["minimum"], schema.get("maximum", 2**63 - 1)
-    above = high + 1 if schema.get("type") != "number" else high * (1 + 1e-15)
-    yield Edit(path, low, f"the least, {low}", "exclusiveMinimum" in schema)
-    yield Edit(path, low - 1, f"less than the least, {low}")
-    yield Edit(path, high, f"the most, {high}", False)
-    yield Edit(path, above, f"more than the most, {high}")
-    yield Edit(path, "7", "a number in quotes", "x-kubernetes-int-or-string" not in schema)
+    return put(document, ("spec", "suspend"), True)
 
 
 # Rules between fields
@@ -218,7 +64,7 @@ def _number_edits(schema: Mapping[str, Any], path: Path) -> Iterator[Edit]:
 def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
     document = whole()
     for path, value in changes.items():
-        document = Edit(("spec", *path.split(".")), value, "").of(document)
+        document = put(document, ("spec", *path.split(".")), value)
     return document
 
 
@@ -347,6 +193,35 @@ KEPT: list[dict[str, Any]] = [
     {"budget": {"money": "12.5"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
     {"budget": {"doneBy": "2028-02-29T23:59:59.5+05:30"}, "nodePools": ABSENT},
     {"budget": {"doneBy": "2001-01-01T00:00:00Z"}, "nodePools": [{"name": "a"}]},
+]
+
+
+# Edits of a job
+
+
+NEW_JOB = "cannot change; create a new job instead"
+SUSPENDED = "can change only while the job is suspended"
+EDITS: list[
+    tuple[str, Any, str]
+] = [  # the field, its new value, and the refusal while the job runs, "" if there is none
+    ("suspend", True, ""),
+    ("redundancy.mode", "None", ""),
+    ("standby.workers", 2, ""),
+    ("nodePools", [{"name": "a", "pricePerHour": "1"}], ""),
+    ("worker.image", "b", ""),
+    ("topology.schedule", "ZBH1", ""),
+    ("ttlSecondsAfterFinished", 60, ""),
+    ("activeDeadlineSeconds", 60, ""),
+    ("progressDeadlineSeconds", 60, ""),
+    ("task.config", {"a": 1}, f"spec.task: {NEW_JOB}"),
+    ("training.seed", 1, f"spec.training: {NEW_JOB}"),
+    ("topology.stages", 3, f"spec.topology.stages: {NEW_JOB}"),
+    ("topology.split", [1, 1], f"spec.topology.split: {NEW_JOB}"),
+    ("worker.devices", 2, f"spec.worker.devices: {SUSPENDED}"),
+    ("spread.workersPerNode", 2, f"spec.spread: {NEW_JOB}"),
+    ("checkpoint", {"storage": {"uri": "s3://b"}}, f"spec.checkpoint: {NEW_JOB}"),
+    ("redundancy.placement", "Host", f"spec.redundancy: {SUSPENDED}, except mode and replicas"),
+    ("queue", {"name": "q"}, f"spec.queue: {SUSPENDED}"),
 ]
 
 
