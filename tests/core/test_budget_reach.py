@@ -9,8 +9,6 @@ import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.job_status import status
 from bamboo_core.job.budget_reach import (
     date_told,
     hours_left,
@@ -18,11 +16,9 @@ from bamboo_core.job.budget_reach import (
     of_manifest,
     past,
     seconds_late,
-    shown_date,
-    span,
 )
 from bamboo_core.job.manifest import parse_manifest
-from manifest_kit import bamboojob, minimal, problems
+from manifest_kit import bamboojob, minimal
 
 NOW = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
 DATE = "done by 2026-12-01 14:00 UTC"
@@ -63,31 +59,8 @@ def test_money_says_for_how_long_it_lasts() -> None:
     assert money_told(Decimal(10), Decimal(11), Decimal(2)) == "11.00 of 10 spent"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [(40, "40 s"), (720, "12 min"), (7560, "2.1 h"), (200_000, "2.3 days"), (-3, "0 s")],
-)
-def test_a_span_is_as_exact_as_an_estimate(seconds: float, told: str) -> None:
-    assert span(seconds) == told
-
-
-def test_dates_are_shown_in_one_zone() -> None:
-    assert shown_date(datetime.fromisoformat("2026-12-24T18:00:30+05:30")) == "2026-12-24 12:30:30 UTC"
-
-
 def dated(date: str) -> dict[str, object]:
     return bamboojob(**minimal()["spec"], budget={"doneBy": date})
-
-
-@pytest.mark.parametrize(
-    "date", ["tomorrow", "2026-12-24", "2026-12-24T18:00:00", "2026-02-29T00:00:00Z", "2026-12-24T24:00:00Z", 7]
-)
-def test_what_is_no_date_is_refused_in_a_sentence(date: object) -> None:
-    (problem,) = problems(bamboojob(**minimal()["spec"], budget={"doneBy": date}))
-    assert problem.startswith(
-        "spec.budget.doneBy: expected a date and time of this century with its zone (RFC 3339) such as"
-        " 2026-12-24T18:00:00Z, got "
-    )
 
 
 def test_a_date_in_the_past_is_a_warning() -> None:
@@ -95,12 +68,6 @@ def test_a_date_in_the_past_is_a_warning() -> None:
     assert past(spec, NOW - timedelta(seconds=1)) == ""
     assert past(spec, NOW).startswith("spec.budget.doneBy: 2026-12-01 12:00 UTC has passed; the job runs all the same")
     assert past(parse_manifest(bamboojob(**minimal()["spec"])), NOW) == ""
-
-
-def test_what_the_coordinator_says_of_its_job_names_the_date() -> None:
-    for document, date in ((dated("2026-12-01T14:00:00Z"), TWO_HOURS), (bamboojob(**minimal()["spec"]), None)):
-        state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
-        assert status(state, 0.0).done_by == date
 
 
 def test_a_manifest_says_for_how_long_its_money_lasts(tmp_path: Path) -> None:

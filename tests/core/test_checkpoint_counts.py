@@ -10,14 +10,13 @@ from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo_core.coordinator.checkpointing.checkpoints import WRITE_SECONDS
-from bamboo_core.coordinator.events import CheckpointWrite, Interrupted, Outcome, Tick
+from bamboo_core.coordinator.events import Interrupted, Outcome, Tick
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.progress import EarlierProgress
 from bamboo_core.metrics.job_metrics import samples
 from bamboo_core.planning.plan import CheckpointId
 from checkpoint_world import (
     LAYERS,
-    STARTS,
     begin,
     gone_back,
     lose_stage,
@@ -30,7 +29,7 @@ from checkpoint_world import (
     train,
     written,
 )
-from world import World, restarted, silence
+from world import World, silence
 
 
 def counts(world: World) -> CheckpointCounts:
@@ -53,19 +52,6 @@ def test_duration_stall_and_bytes_of_what_is_saved() -> None:
     assert 7.0 < found.durations.total < 8.0, "from the commit of its step on"
     save(world, 16, "b")
     assert (counts(world).stalls.count, counts(world).stalls.total) == (2, 0.3)
-
-
-def test_a_write_in_progress_is_shown() -> None:
-    world = made()
-    checkpoint = begin(world)
-    written(world, checkpoint, 0, 1, 2)
-    world.now += 3.0
-    shown = status(world.state, world.now).checkpoint
-    assert shown is not None
-    assert shown.writing is not None
-    assert shown.writing == CheckpointWrite(step=8, seconds=shown.writing.seconds, written=3, layers=LAYERS)
-    assert 3.0 < shown.writing.seconds < 4.0
-    assert (shown.step, shown.place, shown.every_steps) == (None, "memory://x", 8)
 
 
 @pytest.mark.parametrize("reason", AbandonReason)
@@ -127,16 +113,6 @@ def test_samples_of_steps_that_are_repeated_count_once() -> None:
     assert status(world.state, world.now).trained_samples == 15 * 8
 
 
-def test_a_job_that_begins_with_a_checkpoint_has_not_trained_what_is_in_it() -> None:
-    world = World(2, 1, 0, checkpoint={"everySteps": 8})
-    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"])
-    while world.state.phase != "Running":
-        world.deliver()
-    assert (world.state.step, status(world.state, world.now).trained_samples) == (6, 0)
-    train(world, 8)
-    assert status(world.state, world.now).trained_samples == 2 * 8
-
-
 def test_what_was_committed_before_a_coordinator_was_made_is_not_counted_as_new() -> None:
     world = made()
     train(world, 50)
@@ -169,39 +145,3 @@ def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: st
     train(world, 13)
     assert status(world.state, world.now).trained_samples == 0
     world.tell(Interrupted(Outcome.INTERRUPTED))
-
-
-def test_lost_samples_of_steps_that_are_repeated_are_not_lost() -> None:
-    """They were of steps that the model has not seen in the end."""
-    world = made(3)
-    save(world)
-    root = root_of(world)
-    for step in range(world.state.step, 13):
-        message = protocol.StepCommitted(
-            step=step,
-            generation=world.plan.target.generation,
-            loss=1.0,
-            gradient_norm=1.0,
-            microbatches=6,
-            seconds=0.1,
-        )
-        world.tell(Received(root, message))
-    shown = status(world.state, world.now)
-    assert (shown.lost_samples, shown.trained_without) == (5 * 2, 5 * 2)
-    world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=8, id="a"))
-    lose_stage(world)
-    while world.state.step != 8:
-        world.now += 0.3
-        world.deliver() if world.pending else world.tell(Tick())
-    shown = status(world.state, world.now)
-    assert (shown.lost_samples, shown.trained_without) == (0, 5 * 2), "a counter does not fall"
-
-
-def test_after_a_restart_the_newest_checkpoint_is_not_the_one_that_the_job_began_with() -> None:
-    """There may be newer ones: nobody has looked."""
-    world, _ = gone_back()
-    world.settle()
-    restarted(world)
-    shown = status(world.state, world.now).checkpoint
-    assert shown is not None
-    assert shown.step is None

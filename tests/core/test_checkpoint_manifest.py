@@ -85,11 +85,6 @@ def test_a_manifest_that_cannot_be_is_refused(data, message):
         decode(data)
 
 
-def test_a_manifest_that_could_not_be_read_is_not_written():
-    with pytest.raises(ValueError, match="names layer 1 where layer 0 belongs"):
-        encode(make_manifest(Attempt(1, "a"), made_up_parts(1)[1:]))
-
-
 def test_a_folder_is_that_of_one_attempt():
     for attempt in (Attempt(0, "a"), Attempt(200, "5f0c2a9b71d4"), Attempt(10**12, "z" * 32), new_attempt(7)):
         assert attempt_of(attempt.folder) == attempt

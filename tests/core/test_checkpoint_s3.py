@@ -1,24 +1,21 @@
 """Checkpoints in an S3 server: a real one of the protocol, on the loopback interface, asked by the real client."""
 
 import logging
-import threading
 from datetime import UTC, datetime
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
+from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.checkpoint.found import FoundState
 from bamboo_core.checkpoint.layout import Attempt
 from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.retention import removable
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.storage import object_store
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError, StoreUnavailable
-from bamboo_core.storage.url import parse_url
-from checkpoint_kit import DIGEST, layer_bytes, make_manifest, save
+from checkpoint_kit import DIGEST, layer_bytes, save
 
 LIMITS = StoreLimits(tries=2, pause=0.0)
 SECRET = "hunter2hunter2"
@@ -85,42 +82,6 @@ def test_a_checkpoint_goes_to_s3_and_back(client):
     )
 
 
-@pytest.mark.slow
-def test_a_large_part_goes_in_pieces(client, monkeypatch):
-    monkeypatch.setattr("bamboo_core.storage.object_store.CHUNK", 16 << 20)
-    store = CheckpointStore("s3://bucket/run", LIMITS)
-    data = bytes(range(256)) * (110 << 12)  # 110 MiB: several parts of an upload
-    attempt = Attempt(20, "a")
-    part = store.write_part(attempt, 0, [data[: 1 << 20], memoryview(data)[1 << 20 :]])
-    assert client.head_object(Bucket="bucket", Key=f"run/{attempt.part(0)}")["ContentLength"] == len(data)
-    manifest = make_manifest(attempt, [part])
-    store.commit(manifest)
-    assert store.read_part(manifest, 0) == data
-
-
-def test_a_commit_to_s3_may_be_repeated_but_not_changed(client):
-    store = CheckpointStore("s3://bucket/run", LIMITS)
-    manifest = save(store, 20)
-    store.commit(manifest)
-    changed = make_manifest(manifest.place, manifest.layers, digest="e" * 16)
-    winners = []
-
-    def commit():
-        try:
-            store.commit(changed)
-            winners.append(1)
-        except CheckpointExists:
-            pass
-
-    threads = [threading.Thread(target=commit) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert winners == []
-    assert store.list()[0].manifest == manifest
-
-
 def test_a_writer_killed_in_the_middle_of_s3_leaves_no_torn_checkpoint(client):
     store = CheckpointStore("s3://bucket/run", LIMITS)
     save(store, 20)
@@ -157,16 +118,3 @@ def test_what_s3_refuses_is_told_in_a_sentence_without_the_secret(client, monkey
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(StorageError, match=r"no valid credentials in the environment"):
         CheckpointStore("s3://bucket/run", StoreLimits(tries=1)).list()
-
-
-def test_clients_of_all_clouds_have_timeouts_and_the_environments_credentials(monkeypatch, client):
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    connection = "AccountName=a;AccountKey=aGFsbG8=;BlobEndpoint=http://127.0.0.1:9/a;DefaultEndpointsProtocol=http"
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
-    monkeypatch.setattr(object_store, "ObjectFiles", lambda filesystem, root: filesystem)
-    s3, gs, az = (object_store.open_store(parse_url(f"{name}://bucket/run")) for name in ("s3", "gs", "az"))
-    assert (s3.config_kwargs["connect_timeout"], s3.config_kwargs["read_timeout"]) == (10, 60)
-    assert gs.requests_timeout == 60
-    assert az._timeout_kwargs == {"connection_timeout": 10, "read_timeout": 60}
-    assert az.connection_string == connection
-    assert not any(filesystem.dircache.use_listings_cache for filesystem in (s3, gs, az))

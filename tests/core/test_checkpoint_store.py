@@ -1,7 +1,6 @@
 """Checkpoints are written, committed, listed, read and removed: in a folder, and in a store that has objects."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,7 @@ from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo_core.checkpoint.found import FoundState
 from bamboo_core.checkpoint.layout import Attempt
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.storage.errors import StoreUnavailable
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_core.storage.object_store import ObjectFiles
 from checkpoint_kit import IMPATIENT, FaultyFileSystem, faulty_store, layer_bytes, make_manifest, save
@@ -48,17 +47,6 @@ def test_what_is_committed_is_listed_and_read(place):
         store.delete(one.attempt)
         store.delete(one.attempt)
     assert listed(store) == [(20, "Complete")]
-
-
-def test_a_part_is_written_from_pieces(place):
-    store, _ = place
-    pieces = [b"ab", memoryview(bytearray(b"cd")), b"", memoryview(b"efgh").cast("I")]
-    part = store.write_part(Attempt(1, "a"), 0, pieces)
-    manifest = make_manifest(Attempt(1, "a"), [part])
-    store.commit(manifest)
-    assert store.read_part(manifest, 0) == b"abcdefgh"
-    again = store.write_part(Attempt(1, "a"), 0, [b"abcdefgh"])
-    assert again == part
 
 
 def test_a_commit_may_be_repeated_but_not_changed(place):
@@ -139,13 +127,6 @@ def test_what_is_not_ours_is_left_alone(place):
     assert files.read("notes.txt", 0, 10) == b"x"
 
 
-def test_large_files_are_read_in_pieces(place, monkeypatch):
-    store, _ = place
-    monkeypatch.setattr("bamboo_core.storage.object_store.CHUNK", 7)
-    manifest = save(store, 20)
-    assert store.read_part(manifest, 1) == layer_bytes(20, 1)
-
-
 def test_files_of_a_folder_are_durable_before_they_have_their_name(tmp_path, monkeypatch):
     steps = []
     for name in ("fsync", "replace", "link"):
@@ -194,24 +175,3 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
         store.probe()
     with pytest.raises(StoreUnavailable, match=rf"^cannot write {tmp_path}/file/step-000000001-a/layer-00000.safe"):
         store.write_part(Attempt(1, "a"), 0, [b"x"])
-
-
-def test_a_store_without_a_bucket_is_named():
-    class Buckets(FaultyFileSystem):
-        protocol = "s3"
-
-    store = CheckpointStore("memory://nothing", IMPATIENT, ObjectFiles(Buckets(), "nothing/run"))
-    with pytest.raises(StorageError, match=r"^cannot list memory://nothing: it is not there \(there is no bucket"):
-        store.list()
-
-
-def test_a_found_folder_is_sorted_by_when_it_was_written(place):
-    store, _ = place
-    first, second = save(store, 20), None
-    attempt = Attempt(20, "0")
-    parts = [store.write_part(attempt, layer, [layer_bytes(20, layer)]) for layer in range(2)]
-    second = make_manifest(attempt, parts, created=first.created.timestamp() + 1)
-    store.commit(second)
-    newest = store.list()[0]
-    assert newest.manifest == second
-    assert replace(newest, manifest=None).written == newest.modified

@@ -1,14 +1,11 @@
 """The coordinator's decisions on checkpoints: when one is taken, and when it is one."""
 
-from dataclasses import replace
-
 import pytest
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator.checkpointing.checkpoints import (
     AGAIN_SECONDS,
-    FIRST_PART_SECONDS,
     STOP_SECONDS,
     TIDY_SECONDS,
     WRITE_SECONDS,
@@ -59,16 +56,6 @@ def test_all_holders_write_but_not_who_is_to_leave() -> None:
         assert set(writers) <= holders[stage] | {w for d in range(2) for w in plan.at(Cell(d, stage)).holders}
 
 
-def test_a_replica_that_is_not_in_step_yet_does_not_write() -> None:
-    world = World(2, 1, 0, checkpoint={"everySteps": 1})
-    while not sent(world, protocol.TakeCheckpoint):
-        world.deliver()
-    ((_, wish),) = sent(world, protocol.TakeCheckpoint)
-    plan = world.plan
-    assert world.state.plans.synced == frozenset()
-    assert wish.writers == tuple((plan.at(Cell(0, s)).owner,) for s in range(2))
-
-
 def test_the_manifest_is_written_when_all_parts_are_durable() -> None:
     world = made()
     checkpoint = begin(world)
@@ -83,31 +70,6 @@ def test_the_manifest_is_written_when_all_parts_are_durable() -> None:
     shown = status(world.state, world.now).checkpoint
     assert shown is not None
     assert (shown.step, shown.bytes) == (8, 10 * LAYERS)
-
-
-def test_parts_may_be_heard_of_before_the_commit() -> None:
-    world = made()
-    train(world, 7)
-    early = CheckpointId(step=8, id="a")
-    written(world, early, *range(4))
-    written(world, early, *range(4, LAYERS))
-    written(world, CheckpointId(step=8, id="other"))
-    assert not sent(world, protocol.CommitCheckpoint)
-    begin(world)
-    assert [request.checkpoint for _, request in sent(world, protocol.CommitCheckpoint)] == [early]
-
-
-def test_a_failure_may_be_heard_of_before_the_commit() -> None:
-    world = made()
-    train(world, 7)
-    early = CheckpointId(step=8, id="a")
-    world.tell(Received("w0", protocol.CheckpointFailed(checkpoint=early, message="no space left")))
-    assert "CheckpointAbandoned" not in reasons(world)
-    begin(world)
-    assert "no space left" in next(e.message for e in world.told if e.reason == "CheckpointAbandoned")
-    assert not world.state.checkpoints.writers
-    train(world, 14)
-    assert [wish.at for _, wish in sent(world, protocol.TakeCheckpoint)] == [8, 16], "not at once: it may fail again"
 
 
 def test_a_lost_writer_costs_the_checkpoint_and_another_is_taken_at_once() -> None:
@@ -149,42 +111,6 @@ def test_who_has_to_leave_may_write_its_share_to_the_end_first() -> None:
     committer = sent(world, protocol.CommitCheckpoint)[-1][0]
     world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
     assert world.state.checkpoints.kept == (checkpoint,)
-
-
-def test_who_writes_its_share_of_one_stage_and_has_none_of_another_is_not_waited_for() -> None:
-    """It copies stage by stage, and may have given one up before it came to that state."""
-    world = made(2, 1, 2, everySteps=8)
-    checkpoint, leaver, layers = leaving_writer(world)
-    first, end = next(stage for stage in world.plan.stages if stage[0] <= layers[0] < stage[1])
-    assert not set(layers) <= set(range(first, end)), "it writes layers of both stages"
-    others = [layer for layer in range(LAYERS) if layer not in layers]
-    written(world, checkpoint, *(layer for layer in layers if first <= layer < end), *others)
-    assert "CheckpointAbandoned" not in reasons(world)
-    silence(world, set(), FIRST_PART_SECONDS + 2)
-    (event,) = [event for event in world.told if event.reason == "CheckpointAbandoned"]
-    assert f"{leaver} cannot write its part" in event.message
-
-
-def test_nobody_waits_for_a_share_longer_than_the_notice_lasts() -> None:
-    world = made(2, 1, 2, everySteps=8)
-    _, leaver, _ = leaving_writer(world)
-    silence(world, {leaver}, 1)
-    world.now += 600.0
-    silence(world, set(), 1)
-    assert leaver not in world.state.workers
-    assert "CheckpointAbandoned" in reasons(world)
-
-
-def test_a_writer_that_is_lost_after_it_has_written_its_share_costs_nothing() -> None:
-    """Others are still writing theirs."""
-    world = made(2, 1, 2)
-    checkpoint = begin(world)
-    gone = world.state.checkpoints.writers[1][0]
-    written(world, checkpoint, *(n for n, writer in world.state.checkpoints.dealt.items() if writer == gone))
-    world.lose(gone)
-    assert "CheckpointAbandoned" not in reasons(world)
-    written(world, checkpoint)
-    assert sent(world, protocol.CommitCheckpoint)
 
 
 def test_a_writer_that_is_lost_after_all_is_written_costs_nothing() -> None:
@@ -270,44 +196,6 @@ def test_a_job_that_is_suspended_keeps_its_state_first() -> None:
     assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
 
 
-def test_a_checkpoint_that_was_asked_for_already_is_asked_for_again_with_a_pause() -> None:
-    """As long as no commit has carried the wish; else it is written first."""
-    world = made()
-    train(world, 6)
-    _, before = sent(world, protocol.TakeCheckpoint)[-1]
-    assert (before.at, before.pause) == (8, False)
-    world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=True))
-    _, wish = sent(world, protocol.TakeCheckpoint)[-1]
-    assert (wish.at, wish.pause, wish.number) == (7, True, before.number + 1)
-    train(world, 6)
-    carried = CheckpointId(step=8, id="a")
-    world.commit((before.number, carried))
-    assert world.state.checkpoints.writing is None, "the wish before that"
-    save(world, 8, "b")
-    assert world.finish is not None
-
-
-def test_a_job_that_writes_its_last_checkpoint_before_it_is_suspended_makes_no_progress_and_does_not_fail() -> None:
-    world = made()
-    world.state = replace(
-        world.state, terms=replace(world.state.terms, spec=replace(world.state.spec, progress_deadline_seconds=20))
-    )
-    train(world, 5)
-    world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=True))
-    checkpoint = begin(world, 6)
-    for _ in range(5):
-        world.now += 10.0
-        for worker in list(world.state.workers):
-            world.tell(Received(worker, protocol.Heartbeat(step=6)))
-        world.tell(Tick())
-    assert world.finish is None
-    written(world, checkpoint)
-    committer = sent(world, protocol.CommitCheckpoint)[-1][0]
-    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)))
-    assert world.finish is not None
-    assert world.finish.reason == "Suspended"
-
-
 @pytest.mark.parametrize("how", ["no checkpoints", "nothing new", "it fails", "it takes too long", "not asked to"])
 def test_a_job_that_is_suspended_does_not_wait_in_vain(how: str) -> None:
     world = World(2, 1, 0) if how == "no checkpoints" else made()
@@ -348,20 +236,6 @@ def test_a_stage_whose_holders_all_have_notice_is_kept_before_they_go() -> None:
     save(world, 4)
     world.tell(Tick())
     assert len(sent(world, protocol.TakeCheckpoint)) == 1, "once for the same workers"
-
-
-def test_one_that_nobody_knows_of_any_more_is_given_up_and_taken_again() -> None:
-    """Only those had heard the commit that are gone now; the new root has committed the step without it."""
-    world = made()
-    begin(world, 8)
-    written(world, CheckpointId(step=8, id="a"), 0, 1)
-    message = protocol.StepCommitted(
-        step=7, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=0.1, checkpoint=None
-    )
-    world.tell(Received(root_of(world), message))
-    assert world.state.checkpoints.writing is None
-    assert "CheckpointAbandoned" in reasons(world)
-    assert sent(world, protocol.TakeCheckpoint)[-1][1].at == 9
 
 
 # copies in host memory

@@ -10,17 +10,9 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.planning.splits.speeds import WorkEstimate
-from bamboo_core.planning.splits.stage_times import StageTimes, forward_share
+from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from slow_world import trained
-
-
-def test_the_share_of_forwards_is_what_those_measured_who_run_both() -> None:
-    owned = StageTimes(layers=(0, 2), forward=2.0, backward=2.0, microbatches=9)
-    longer = StageTimes(layers=(2, 4), forward=3.0, backward=5.0, microbatches=9)
-    in_advance = StageTimes(layers=(2, 4), forward=3.0, microbatches=9)
-    assert forward_share([owned, longer, in_advance], 0.3) == pytest.approx(5 / 12)
-    assert forward_share([in_advance], 0.3) == 0.3
 
 
 def measured(state: CoordinatorState, forward: float, backward: float) -> CoordinatorState:
@@ -37,14 +29,6 @@ def measured(state: CoordinatorState, forward: float, backward: float) -> Coordi
     }
     costs = (forward + backward,) * state.current_plan.stages[-1][1]
     return replace(state, workers=Workers(workers), stragglers=replace(state.stragglers, estimate=WorkEstimate(costs)))
-
-
-def test_layers_take_for_their_forward_what_was_measured() -> None:
-    """A backward that takes as long as a forward, as where inputs need no gradient; a third was taken before."""
-    rates = rates_of(measured(trained(4, 1, 0).state, 1.0, 1.0))
-    assert rates is not None
-    assert [layer.forward for layer in rates.figures.layers] == pytest.approx([1.0] * len(rates.figures.layers))
-    assert rates.figures.costs == pytest.approx([2.0] * len(rates.figures.layers))
 
 
 @pytest.mark.parametrize("memory", [None, 1000])

@@ -152,18 +152,6 @@ async def test_a_change_that_cannot_be_used_is_answered_by_the_whole_plan(
     assert "asked for the whole plan: it is a change to the plan of epoch 2, and here is that of 1" in caplog.text
 
 
-async def test_a_new_channel_begins_with_a_whole_plan() -> None:
-    first, second = plans(2)
-    async with Channel() as channel:
-        for plan in (first, second):
-            async with client(channel.url) as (_, heard):
-                await until(lambda: channel.server.connected)
-                channel.server.send("w0", SendPlan(plan=plan))
-                await until(lambda heard=heard: heard)
-                assert heard == [SendPlan(plan=plan)]
-            await until(lambda: not channel.server.connected)
-
-
 async def test_a_wrong_token_is_refused() -> None:
     async with Channel() as channel, client(channel.url, token="wrong") as (_, heard):
         await until(lambda: heard)
@@ -208,16 +196,6 @@ async def test_a_newer_connection_replaces_the_older() -> None:
             assert channel.server.connected == {"w0"}
 
 
-@pytest.mark.parametrize("text", ["no json", '{"type":"Dance"}', '{"type":"Bye"}', '{"type":"Hello","worker":1}'])
-async def test_a_malformed_first_message_closes_the_channel(text: str) -> None:
-    async with Channel() as channel, aiohttp.ClientSession() as session:
-        async with session.ws_connect(channel.url, headers={"Authorization": "Bearer right"}) as socket:
-            await socket.send_str(text)
-            await socket.receive()
-            assert socket.close_code == 1008
-        assert channel.events == []
-
-
 async def test_a_malformed_message_closes_the_channel(caplog: pytest.LogCaptureFixture) -> None:
     async with Channel() as channel, aiohttp.ClientSession() as session:
         async with session.ws_connect(channel.url, headers={"Authorization": "Bearer right"}) as socket:
@@ -227,12 +205,6 @@ async def test_a_malformed_message_closes_the_channel(caplog: pytest.LogCaptureF
             assert socket.close_code == 1008
         await until(lambda: channel.of(ChannelClosed))
     assert "closed the channel of w0: malformed message" in caplog.text
-
-
-def test_a_control_that_never_started_closes() -> None:
-    control = Control("ws://127.0.0.1:1/", str, lambda: Hello(worker="w", host="", port=1), beat, print)
-    control.send(Bye())
-    control.close(0.0)
 
 
 def committed(step: int) -> StepCommitted:

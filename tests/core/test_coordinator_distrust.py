@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replaced
 
-from bamboo_core.control import codec, protocol
+from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import AddWorkers, RemoveWorker, Send
@@ -72,26 +72,6 @@ def test_who_comes_back_after_another_has_its_place_is_sent_away_and_not_waited_
     assert RemoveWorker("w3") in commands
     assert "w3" in state.membership.gone
     assert AddWorkers(1) in commands, "the job wants another one"
-
-
-def test_costs_are_taken_from_the_worker_that_was_asked_and_only_before_there_is_a_plan() -> None:
-    world = World(2, 1, 0)
-    while world.state.profile.asked is None:
-        world.deliver()
-    other = "w1" if world.state.profile.asked == "w0" else "w0"
-    world.tell(hello(other, None))
-    world.tell(Received(other, protocol.Profile(costs=(1.0, 5.0))))
-    assert world.state.profile.costs is None
-    world.settle()
-    assert world.state.profile.costs == (1.0,) * 8
-    world.tell(Received(world.state.profile.asked, protocol.Profile(costs=(1.0, 5.0))))
-    assert world.state.profile.costs == (1.0,) * 8
-
-
-@pytest.mark.parametrize("costs", [(1.0,) * 10_001, (-1.0,), (1e25,)])
-def test_costs_that_no_model_has_are_no_message(costs: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="malformed message"):
-        codec.decode_from_worker(codec.encode(protocol.Profile(costs=costs)))
 
 
 def test_what_a_worker_says_in_words_is_bounded() -> None:

@@ -3,16 +3,14 @@
 from collections import deque
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.events import AddWorkers, Emit, Finish, Send, Tick
-from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.coordinator.events import Emit, Finish, Send, Tick
 from bamboo_core.planning.plan import Cell
-from world import World, back, restarted, silence, taken_over
+from world import World, back, restarted, silence
 
 
 def asked_around(world: World) -> str:
@@ -62,30 +60,6 @@ def test_a_worker_that_answers_late_is_waited_for_as_long_as_it_lives() -> None:
     assert world.finish.reason == "StageLost"
 
 
-def test_a_worker_that_the_newest_plan_has_not_reached_has_nothing_and_is_heard() -> None:
-    """The job has gone on from a cut with other stages, and holders were lost before a newcomer had that plan."""
-    world = World(4, 1, 0)
-    world.settle()
-    plan = world.plan
-    lost = plan.at(Cell(0, 1)).holders
-    newcomer = min(plan.worker_ids() - {*lost})
-    began = {w: replace(r, origin=0 if w == newcomer else 2) for w, r in world.state.workers.items()}
-    world.state = replace(
-        world.state,
-        workers=Workers(began),
-        plans=replace(world.state.plans, newest=msgspec.structs.replace(plan, origin=2)),
-    )
-    for worker in lost:
-        world.lose(worker)
-    world.pending = deque(e for e in world.pending if not isinstance(getattr(e, "message", None), protocol.Report))
-    for _ in range(20):
-        if world.finish is None:
-            answer(world, {w: {1: 0} if w == newcomer else {} for w in world.state.workers})
-            silence(world, set(), 0.5)
-    assert world.finish is not None
-    assert world.finish.reason == "StageLost"
-
-
 def test_who_is_asked_for_copies_is_not_asked_at_the_speed_of_the_network() -> None:
     world = World(4, 1, 0)
     asked_around(world)
@@ -98,44 +72,6 @@ def test_who_is_asked_for_copies_is_not_asked_at_the_speed_of_the_network() -> N
             rounds += any(isinstance(c, Send) and isinstance(c.message, protocol.ReportRequest) for c in commands)
     assert now - begun == pytest.approx(1.0, abs=0.2)
     assert 8 <= rounds <= 11
-
-
-def test_a_takeover_whose_heir_dies_before_it_reports_shifts_no_later_one() -> None:
-    world = World(4, 2, 0)
-    world.settle()
-    cell = Cell(0, 1)
-    victims = []
-    for _ in range(2):
-        victims.append(world.plan.at(cell).owner)
-        world.lose(victims[-1])
-    plan = world.plan
-    heir = plan.at(cell).owner
-    world.tell(Received(heir, taken_over(plan, cell)))
-    (taken,) = [t for t in world.state.moves.takeovers if (t.pipeline, t.stage) == cell]
-    assert (taken.victim, taken.worker, taken.epoch) == (victims[1], heir, plan.epoch)
-    assert not any(cell in dict(r.victims) for r in world.state.moves.recoveries)
-
-
-def test_a_takeover_whose_report_is_lost_is_forgotten_in_the_end() -> None:
-    world = World(3, 1, 1)
-    world.settle()
-    world.lose(world.plan.at(Cell(0, 1)).owner)
-    while world.pending or not world.state.plans.applied >= world.plan.worker_ids():
-        event = world.pending[0]
-        if isinstance(getattr(event, "message", None), protocol.TakenOver):
-            world.pending.popleft()
-        else:
-            world.deliver()
-    assert world.state.moves.recoveries
-    assert not world.state.plans.steady
-    world.settle()
-    assert world.state.moves.recoveries
-    world.now += 100
-    for worker in world.state.workers:
-        world.tell(Received(worker, protocol.Heartbeat(step=1)))
-    for _ in range(5):  # commits
-        world.settle()
-    assert (world.state.moves.recoveries, world.state.plans.steady) == ((), True)
 
 
 def test_a_restarted_coordinator_waits_for_workers_that_live_and_says_so_once() -> None:
@@ -163,58 +99,3 @@ def test_a_restarted_coordinator_gives_up_when_the_deadline_for_progress_has_pas
         state, commands = coordinator.step(world.state, Tick(), world.now + when)
         assert (state.phase == "Over") is over
     assert [c.reason for c in commands if isinstance(c, Finish)] == ["WorkersGone"]
-
-
-def short_of_a_worker() -> World:
-    """A worker is lost and taken over; another one is to be asked for from a moment on that has just passed."""
-    world = World(4, 1, 0)
-    world.settle()
-    world.away = 1
-    world.lose(world.plan.at(Cell(0, 1)).owner)
-    world.pending.clear()
-    world.state = replace(
-        world.state,
-        membership=replace(world.state.membership, requested=0),
-        admission=replace(world.state.admission, ask_at=world.now + 5),
-    )
-    world.now += 10
-    return world
-
-
-def test_of_the_answers_to_a_plan_the_last_one_decides() -> None:
-    world = short_of_a_worker()
-    plan = world.plan
-    *others, last = sorted(plan.worker_ids())
-    state = world.state
-    for number, worker in enumerate(others, 1):
-        state, commands = coordinator.step(state, Received(worker, protocol.PlanApplied(epoch=plan.epoch)), world.now)
-        assert commands == ()
-        assert state.plans.applied == frozenset(others[:number])
-    state, commands = coordinator.step(state, Received(last, protocol.PlanApplied(epoch=plan.epoch)), world.now)
-    assert AddWorkers(1) in commands
-
-
-def test_a_copy_that_is_known_is_not_decided_on_again() -> None:
-    world = short_of_a_worker()
-    (cell, replica), *_ = sorted(world.state.plans.synced)
-    plan = world.plan
-    message = Received(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
-    _, known = coordinator.step(world.state, message, world.now)
-    assert known == ()
-    before = replace(world.state, plans=replace(world.state.plans, synced=world.state.plans.synced - {(cell, replica)}))
-    after, new = coordinator.step(before, message, world.now)
-    assert after.plans.synced == world.state.plans.synced
-    assert AddWorkers(1) in new
-
-
-@pytest.mark.parametrize("away", [Cell(2, 0), Cell(0, 4), Cell(-1, 0), Cell(0, -1)])
-def test_what_is_said_of_a_cell_that_the_plan_has_not_is_not_heard(away: Cell) -> None:
-    world = World(4, 1, 0)
-    world.settle()
-    plan = world.plan
-    assert not plan.has(away)
-    worker = plan.at(Cell(0, 0)).owner
-    state, _ = coordinator.step(
-        world.state, Received(worker, protocol.ReplicaSynced(cell=away, replica=worker)), world.now
-    )
-    assert state.plans.synced == world.state.plans.synced

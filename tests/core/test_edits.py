@@ -6,11 +6,9 @@ import pytest
 import yaml
 
 from bamboo_core.job.edits import (
-    MOST_NAMED,
     apply_edit,
     apply_edit_to_manifest,
     numbers_digest,
-    refusal_message,
     refused_fields,
 )
 from bamboo_core.job.manifest import parse_manifest
@@ -102,13 +100,6 @@ def test_a_running_job_takes_over_what_changes_no_numbers_and_names_the_rest(
     in_force = apply_edit(old, wanted)
     assert (in_force == wanted) == (not refused)
     assert in_force == parse_manifest(apply_edit_to_manifest(OLD, edited(**edit)))
-
-
-def test_of_many_refused_fields_some_are_named() -> None:
-    assert refusal_message(("spec.a",)).startswith("spec.a: is fixed")
-    many = refusal_message(tuple(f"spec.f{i}" for i in range(MOST_NAMED + 3)))
-    assert "spec.f9 and 3 more: are fixed" in many
-    assert "spec.f10" not in many
 
 
 @pytest.mark.parametrize("stages", [1, 4])

@@ -10,7 +10,7 @@ from bamboo_core.coordinator.ending.weights import SAVE_SECONDS
 from bamboo_core.coordinator.events import Outcome, Tick
 from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.planning.plan import Cell
-from checkpoint_world import finished, made, save, sent, train, written
+from checkpoint_world import finished, sent, train, written
 from world import World
 
 
@@ -82,23 +82,6 @@ def test_the_folder_is_made_once_all_stages_are_written_and_then_the_job_is_comp
     assert outcome(world) == (Outcome.COMPLETE, "Complete")
 
 
-def test_what_is_said_of_another_saving_does_not_count() -> None:
-    world = saving(2)
-    (worker, first), second = asked(world)
-    write(world, second, (worker, Save(stage=0, stages=2, path="out", number=first.number + 1)))
-    assert sent(world, CommitWeights) == []
-    write(world, (worker, first))
-    ((worker, request),) = sent(world, CommitWeights)
-    world.tell(Received(worker, WeightsCommitted(number=request.number + 1)))
-    assert outcome(world) is None
-
-
-def test_nobody_can_say_that_the_folder_is_made_before_it_is_asked_for() -> None:
-    world = saving(2)
-    world.tell(Received(owner(world, 0), WeightsCommitted(number=asked(world)[0][1].number)))
-    assert outcome(world) is None
-
-
 def test_who_comes_back_after_a_cut_is_asked_again_for_the_same_saving() -> None:
     world = saving(2)
     (worker, request), other = asked(world)
@@ -127,29 +110,6 @@ def test_in_the_place_of_a_worker_that_is_lost_another_one_writes_and_makes_the_
     assert (other != committer, again) == (True, commitment), "whatever states it holds: all stages are written"
     commit(world, other, again)
     assert outcome(world) == (Outcome.COMPLETE, "Complete")
-
-
-def test_a_job_that_goes_back_to_a_checkpoint_saves_with_another_number() -> None:
-    """What was written before may be of other stages."""
-    world = made(3, steps=11)
-    kept = save(world)
-    ended(world)
-    first = asked(world)
-    write(world, first[0])
-    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
-    for worker in list(world.state.workers):
-        world.lose(worker)
-    while world.state.phase != "Running":
-        pass_time(world, 0.5)
-    assert (world.state.phase, world.state.step, world.state.ending.saving) == ("Running", kept.step, None)
-    world.sent = [(worker, message) for worker, message in world.sent if isinstance(message, Save)]
-    ended(world)
-    second = asked(world)[len(first) :]
-    assert {request.stage for _, request in second} == {0, 1, 2}, "all anew"
-    assert {request.number for _, request in first}.isdisjoint(request.number for _, request in second)
-    write(world, *[(worker, request) for (worker, _), (_, request) in zip(second[1:], first[1:], strict=True)])
-    assert world.state.ending.saving is not None
-    assert world.state.ending.saving.written == frozenset(), "answers to the questions of before"
 
 
 def test_workers_that_do_not_write_fail_the_job_after_a_while() -> None:

@@ -2,13 +2,8 @@
 
 import re
 
-import pytest
-
 from bamboo_core.metrics.every_metric import EVERY_METRIC
-from bamboo_core.metrics.exposition import Exporter, MetricKind, MetricsPage
-from job_metrics_kit import exposed
-from metrics_kit import check_page
-from prometheus_kit import promtool
+from bamboo_core.metrics.exposition import MetricKind
 
 UNITS = {"seconds": ("_seconds", "_seconds_total"), "bytes": ("_bytes", "_bytes_total"), "samples": ("_samples_total",)}
 
@@ -27,15 +22,3 @@ def test_names_follow_the_conventions_and_say_whose_they_are() -> None:
         ours = metric.labels[:2] == ("namespace", "job")
         assert ours is metric.name.startswith("bamboo_job_"), metric.name
         assert not {"le", "quantile", "instance", "pod"} & set(metric.labels), metric.name
-
-
-@pytest.mark.parametrize("exporter", Exporter)
-def test_promtool_has_nothing_against_the_table(exporter: Exporter) -> None:
-    page = MetricsPage(exporter)
-    for metric in EVERY_METRIC:
-        if exporter in metric.by and metric.kind is MetricKind.HISTOGRAM:
-            page.add_histogram(metric, metric.histogram([1.0]), *metric.labels)
-        elif exporter in metric.by:
-            page.add(metric, 1.0, *metric.labels)
-    check_page(exporter, exposed(page), complete=True)
-    assert promtool("check", "metrics", stdin=exposed(page)) == ""

@@ -80,13 +80,3 @@ def test_newcomers_keep_the_stages_that_they_will_need() -> None:
     split = [plan for plan in world.plans[count:] if len(plan.stages) == 2]
     found = {w: {c.stage for plan in split for c in plan.replicated_by(w)} for w in ("n0", "n1", "n2")}
     assert {w: stages for w, stages in found.items() if stages} == {"n0": {0, 1}, "n1": {1}}
-
-
-def test_who_was_filled_for_one_split_is_not_for_another() -> None:
-    world = of_two_stages()
-    origin, filled = world.state.current_plan.origin, False
-    while world.state.current_plan.origin == origin:
-        world.train(1)
-        filled = filled or world.state.splits.filling is not None
-    assert filled
-    assert world.state.splits.filling is None

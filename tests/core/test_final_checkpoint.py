@@ -8,8 +8,8 @@ from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, WRITE_SECONDS
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import CheckpointId
-from checkpoint_world import begin, finished, made, reasons, root_of, save, sent, train, written
-from world import World, back, restarted, silence
+from checkpoint_world import begin, finished, made, reasons, root_of, sent, train, written
+from world import World, silence
 
 
 def asked(world: World) -> dict[str, protocol.KeepLastState]:
@@ -52,24 +52,6 @@ def test_it_is_kept_after_the_one_before_that_is_still_being_written_at_the_end(
     assert "CheckpointAbandoned" not in reasons(world)
 
 
-def test_it_is_kept_after_the_one_before_was_given_up() -> None:
-    world = made(2, 2, steps=11)
-    slow = begin(world)
-    train(world, 11)
-    finished(world)
-    world.tell(Received(root_of(world), protocol.CheckpointFailed(checkpoint=slow, message="full")))
-    kept(world)
-
-
-def test_it_is_kept_at_once_if_no_commit_has_carried_the_wish() -> None:
-    """The root was faster than the message."""
-    world = made(2, 2, steps=8)
-    train(world, 8)
-    finished(world)
-    kept(world)
-    assert "CheckpointAbandoned" not in reasons(world)
-
-
 def test_all_who_have_finished_a_stage_share_its_layers() -> None:
     world = made(2, 2, steps=8)
     train(world, 8)
@@ -92,15 +74,6 @@ def test_who_is_not_heard_of_is_asked_again() -> None:
     written(world, checkpoint, *(layer for layer, writer in dealt.items() if writer != late))
     silence(world, set(), AGAIN_SECONDS + 1)
     assert [worker for worker, _ in sent(world, protocol.KeepLastState)[first:]] == [late]
-    kept(world)
-
-
-def test_commits_that_are_said_again_do_not_end_it() -> None:
-    world = made(2, 2, steps=8)
-    train(world, 8)
-    finished(world)
-    again = protocol.StepCommitted(step=7, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=0.1)
-    world.tell(Received(root_of(world), again))
     kept(world)
 
 
@@ -131,33 +104,6 @@ def test_it_is_tried_once_more_and_then_the_job_is_complete_without_it(told: Aba
     assert world.finish.message == "all 8 steps are done; there is no checkpoint of the last state"
     assert world.state.checkpoints.counts.abandoned == {told: 2}
     assert reasons(world).count("CheckpointAbandoned") == 2
-
-
-def test_a_stage_that_nobody_holds_any_more_ends_the_wait() -> None:
-    world = made(2, 2, steps=11)
-    slow = begin(world)
-    train(world, 11)
-    finished(world)
-    written(world, slow)
-    for worker in [cell.owner for row in world.plan.pipelines for cell in row[1:]]:
-        del world.state.workers[worker]
-    committed(world, slow)
-    assert world.finish is not None
-    assert (world.finish.outcome, len(asked(world))) == (Outcome.COMPLETE, 0)
-    assert any("stage 1 ended on workers that are gone" in event.message for event in world.told)
-
-
-def test_a_restarted_coordinator_hears_that_it_is_kept() -> None:
-    world = made(2, 1, steps=8)
-    last = save(world)
-    plan = restarted(world)
-    for worker in sorted(plan.worker_ids()):
-        back(world, worker, plan)
-    again = protocol.StepCommitted(step=7, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=0.1)
-    world.tell(Received(plan.pipelines[0][0].owner, again))
-    world.tell(Received(plan.pipelines[0][1].owner, protocol.CheckpointCommitted(checkpoint=last, tidied=True)))
-    finished(world)
-    assert (world.finish is not None, len(asked(world))) == (True, 0)
 
 
 def test_without_a_store_there_is_nothing_to_wait_for() -> None:

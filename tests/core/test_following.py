@@ -6,28 +6,24 @@ from typing import Any
 
 import pytest
 
-from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.events import Command, Emit, Event, Finish, Outcome, PreemptionNotice, Tick
-from bamboo_core.coordinator.grids.holding import to_have
+from bamboo_core.coordinator.events import Command, Emit, Event, Finish, Outcome, Tick
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.coordinator.protection import protection
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode, most_pipelines
-from bamboo_core.planning.plan import Cell, Plan
+from bamboo_core.planning.plan import Plan
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_core.planning.steps.worker_memory import most_bytes
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 from slow_world import Slowed
-from world import World, back, restarted
 
 GB = 10**9
 
@@ -165,16 +161,6 @@ def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_whe
     assert not any("Resplitting" in line for line in told)
 
 
-def test_before_layers_are_measured_a_pipeline_that_lacks_a_worker_is_given_up() -> None:
-    world = World(2, 2, 0, chooses=("pipelines",))
-    world.settle()
-    assert grid_of(world.plan)[:2] == (2, 2)
-    world.away = 1000
-    world.lose(world.plan.at(Cell(1, 1)).owner)
-    world.settle()
-    assert grid_of(world.plan)[:2] == (2, 1)
-
-
 def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
     """A worker runs two stages until another one comes."""
     one = chosen(12, stages=4, minWorkers=9)
@@ -206,27 +192,6 @@ def test_where_the_fastest_split_has_no_room_another_one_runs() -> None:
     found = run(made, nodes(4), told=told).figures
     assert found.steps > 0.9 * HOUR / rates(memory).seconds(grid)
     assert not any("Rebalancing" in line for line in told)
-
-
-def test_a_schedule_that_the_manifest_fixes_stays() -> None:
-    for schedule in ("1F1B", "ZBH1"):
-        told: list[str] = []
-        one = chosen(6)
-        topology = {**one.manifest["spec"]["topology"], "schedule": schedule}
-        document = {**one.manifest, "spec": {**one.manifest["spec"], "topology": topology}}
-        run(replace(one, spec=parse_manifest(document), manifest=document), nodes(6), told=told)
-        assert grids(told)
-        assert not any(" by " in grid for grid in grids(told))
-        assert not any("ScheduleChanged" in line for line in told)
-
-
-def test_bounds_are_kept() -> None:
-    told: list[str] = []
-    one = chosen(8, minStages=2)
-    run(one, nodes(8, (1000.0, "remove", "n7"), (1500.0, "remove", "n6"), (2000.0, "remove", "n5")), told=told)
-    possible = {name(grid) for workers in range(9) for grid in bounded_grids(one.spec, 12, workers)}
-    assert set(grids(told)) <= possible
-    assert not any("1 stage " in grid for grid in possible)
 
 
 def test_growth_waits_no_longer_than_its_pause_would_cost() -> None:
@@ -326,29 +291,11 @@ def test_a_job_whose_workers_have_no_room_yet_says_how_many_would_have() -> None
     assert status(state, 100.0).grid_choice == reasons(done)["NoGridFits"]
 
 
-def test_a_job_with_fewer_workers_than_its_bounds_ask_for_says_so() -> None:
-    _, done = waiting(2, 99 * GB, minStages=4)
-    told = "a model of 12 layers has no grid of 2 workers within the bounds of elastic; of 4 workers there is one"
-    assert reasons(done)["NoGridFits"] == told
-
-
 def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
     _, done = waiting(2, 2 * GB)
     (end,) = (command for command in done if isinstance(command, Finish))
     told = "no grid of 8 workers has room in devices with 2.0 GB"
     assert (end.outcome, end.reason, end.message) == (Outcome.FAILED, "NoGridFits", told)
-
-
-def test_where_no_grid_of_all_workers_has_room_for_copies_a_chosen_grid_trains_without_from_the_beginning() -> None:
-    made = crammed(checkpoint={"storage": {"uri": "s3://a/b"}, "everySteps": 20})
-    spec = {**made.manifest["spec"], "elastic": {"maxWorkers": 3}}
-    document = {**made.manifest, "spec": spec}
-    auto = replace(made, spec=parse_manifest(document), manifest=document)
-    assert run(auto, nodes(3, duration=900.0)).figures.goodput > 0.9
-    del spec["checkpoint"]
-    without = replace(auto, spec=parse_manifest(document))
-    with pytest.raises(SimulationError, match="no grid that the job may have fits devices of"):
-        run(without, nodes(3, duration=900.0))
 
 
 # edits
@@ -380,32 +327,6 @@ def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
     assert not is_within_bounds(world.spec, ran)
     world.train(30)
     assert grid_of(world.state.current_plan)[:2] == grid
-
-
-def test_workers_that_a_smaller_grid_does_not_need_are_none_that_others_come_for() -> None:
-    """Their places stay empty for ever, which says nothing of how long it takes until a worker comes."""
-    world = on_eight()
-    world.edit(elastic={"maxWorkers": 4})
-    world.train(30)
-    idle = sorted(world.state.workers.keys() - world.state.current_plan.owners())
-    assert len(idle) == 4
-    for worker in idle:
-        world.tell(PreemptionNotice(worker, 1e6, wanted=True))
-    world.train(30)
-    assert world.state.roster.staying == to_have(world.state) == 4
-    assert world.state.grids.gaps == ()
-
-
-def test_a_restarted_coordinator_takes_the_workers_of_a_grid_that_an_edit_put_out_of_bounds() -> None:
-    world = on_eight(("stages",))
-    plan = world.state.current_plan
-    world.edit(elastic={"maxWorkers": 4})
-    restarted(world)
-    for worker in sorted(plan.worker_ids()):
-        back(world, worker, plan)
-    assert world.state.workers.keys() == plan.worker_ids()
-    world.train(60)
-    assert grid_of(world.state.current_plan).stages == 4
 
 
 # what does not fit as the layers are split
@@ -469,50 +390,3 @@ def test_what_has_no_room_as_the_layers_are_split_gets_another_split(
     assert plan.target.pipelines <= most_pipelines(spec)
     assert {len(plan.at(cell).replicas) for cell in plan.cells()} >= {spec.redundancy.kept}
     assert max(needed(world, one) for one in world.plans[count:]) <= memory
-
-
-def test_an_edit_for_which_no_grid_has_room_is_said_once_and_the_grid_stays() -> None:
-    world = wide_first_layer(300, 50, 480, redundancy={"mode": "None"})
-    before = grid_of(world.state.current_plan)
-    world.edit(topology={"schedule": "ZBH1"})
-    world.train(60)
-    assert grid_of(world.state.current_plan) == before
-    told = [emit.message for emit in world.told if emit.reason == "NoGridFits"]
-    stays = "the job stays on 1 pipeline of 3 stages by 1F1B"
-    assert told == [f"after the edit no grid of 3 workers has room in devices with 0.0 GB; {stays}"]
-    assert told[0] in status(world.state, world.now).grid_choice
-    world.edit(topology={"schedule": "1F1B"})
-    world.train(20)
-    assert grid_of(world.state.current_plan) == before
-    assert told[0] not in status(world.state, world.now).grid_choice
-    world.edit(topology={"schedule": "ZBH1"})
-    world.train(20)
-    assert [emit.message for emit in world.told if emit.reason == "NoGridFits"] == 2 * told
-
-
-def test_copies_for_which_no_split_has_room_are_not_made_and_that_is_said() -> None:
-    """Of three replicas there is room for one."""
-    world = wide_first_layer(100, 100, 2500)
-    world.edit(redundancy={"replicas": 3})
-    world.train(60)
-    plan = world.state.current_plan
-    assert {len(plan.at(cell).replicas) for cell in plan.cells()} == {1}
-    told = protection(status(world.state, world.now), world.spec)
-    assert (told.holds, told.reason) == (True, "FewerReplicas")
-    assert told.message.endswith("workers have no room for more")
-
-
-@pytest.mark.parametrize(("memory", "mode"), [(10_000, "EagerForward"), (1500, "None")])
-def test_a_restarted_coordinator_finds_out_whether_there_is_room_for_copies_that_an_edit_asks_for(
-    memory: int, mode: str
-) -> None:
-    world = wide_first_layer(100, 100, memory, redundancy={"mode": "None"})
-    plan = restarted(world)
-    for worker in sorted(plan.worker_ids()):
-        back(world, worker, plan)
-    world.edit(redundancy={"mode": "EagerForward"})
-    assert world.state.profile.costs is None
-    assert not status(world.state, world.now).lacks_room, "nobody knows that yet"
-    world.train(40)
-    assert world.state.current_plan.mode == mode
-    assert status(world.state, world.now).lacks_room == (mode == "None")

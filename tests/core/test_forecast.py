@@ -8,14 +8,6 @@ from bamboo_core.page.forecast import at_the_end
 AMOUNTS = st.floats(0, 1e9)
 
 
-def test_an_hour_at_the_rate_of_now_is_added() -> None:
-    assert at_the_end(10.0, 4.5, 2 * 3600.0) == 19.0
-
-
-def test_it_is_not_known_without_the_time_left() -> None:
-    assert at_the_end(10.0, 4.5, None) is None
-
-
 @given(AMOUNTS, AMOUNTS, st.floats(-1e6, 1e9))
 def test_it_is_never_less_than_what_is_paid(so_far: float, per_hour: float, seconds_left: float) -> None:
     found = at_the_end(so_far, per_hour, seconds_left)

@@ -61,12 +61,6 @@ def test_pipelines_share_a_step_in_whole_groups(drawn: tuple[int, int, int]) -> 
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_pipelines_of_a_power_of_two_send_one_sum_each() -> None:
-    for pipelines in (1, 2, 4, 8, 16):
-        layout = make_layout(0, 32, pipelines, 16)
-        assert all(len(nodes_of(share_of(part, layout.bounds), 16)) == 1 for part in layout.split)
-
-
 @given(st.integers(1, 10_000))
 def test_by_default_there_are_up_to_16_groups_of_equal_size(microbatches: int) -> None:
     groups = TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1).groups

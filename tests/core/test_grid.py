@@ -76,20 +76,6 @@ def test_a_split_that_the_manifest_gives_is_kept_whatever_the_layers_cost() -> N
         layer_ranges([1.0] * 8, topology)
 
 
-@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=7), st.integers(1, 7))
-def test_no_split_has_a_cheaper_worst_stage(costs: list[float], stages: int) -> None:
-    if stages > len(costs):
-        return
-    got = split_layers(costs, stages)
-
-    def best(start: int, left: int) -> float:
-        if left == 1:
-            return sum(costs[start:])
-        return min(max(sum(costs[start:end]), best(end, left - 1)) for end in range(start + 1, len(costs) - left + 2))
-
-    assert max(sum(costs[a:b]) for a, b in got) == pytest.approx(best(0, stages))
-
-
 def by_definition(costs: list[float], stages: int) -> tuple[tuple[int, int], ...]:
     """Every place for every cut: the cheapest worst stage, and of those that have it the earliest last cut."""
     total = [0.0, *itertools.accumulate(costs)]

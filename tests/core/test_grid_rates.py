@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec, PipelineSchedule
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
@@ -25,16 +25,6 @@ def elastic_job(workers: int, microbatches: int, stages: int | None = None, **el
     return parse_manifest(manifest(stages, None, microbatches, elastic={"maxWorkers": workers, **elastic}))
 
 
-def all_grids(spec: JobSpec, layers: int, workers: int) -> list[Grid]:
-    """By the words of the fields."""
-    assert spec.elastic is not None
-    most = min(workers, spec.elastic.max_workers) if workers >= spec.elastic.min_workers else 0
-    stages = range(spec.elastic.min_stages, layers + 1)
-    pipelines = range(1, spec.training.most_pipelines + 1)
-    ways = [(p, d) for p in stages for d in pipelines if p * d <= most]
-    return [Grid(p, d, schedule) for p, d in ways for schedule in PipelineSchedule if p > 1 or schedule == "1F1B"]
-
-
 def figures_of(seconds: list[float], rate: float) -> ModelFigures:
     """Layers whose forwards take that long, and a network of so many bytes a second."""
     layers = tuple(
@@ -42,30 +32,6 @@ def figures_of(seconds: list[float], rate: float) -> ModelFigures:
         for one in seconds
     )
     return ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
-
-
-# What is reduced takes the time.
-@example(seconds=[1.0, 1.0, 0.25], workers=9, microbatches=10, rate=1e3, fewest=1, begins=1)
-@given(
-    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6),
-    workers=st.integers(0, 9),
-    microbatches=st.integers(3, 20),
-    rate=st.sampled_from([1e3, 1e5, 1e12]),
-    fewest=st.integers(1, 3),
-    begins=st.integers(1, 9),
-)
-def test_no_grid_within_the_bounds_is_faster_by_a_tenth_than_the_first(
-    seconds: list[float], workers: int, microbatches: int, rate: float, fewest: int, begins: int
-) -> None:
-    spec = elastic_job(9, microbatches, minStages=fewest, minWorkers=begins)
-    figures = figures_of(seconds, rate)
-    rates, possible = GridRates(figures, spec), all_grids(spec, len(seconds), workers)
-    found = rates.ranked(workers, 3, {}, 1.0)
-    assert bool(found) == bool(possible)
-    if found:
-        assert found[0].seconds <= 1.1 * min(map(rates.seconds, possible))
-        assert {one.grid for one in found} <= set(possible)
-        assert list(found) == sorted(found, key=lambda one: (one.seconds, one.grid.cells))
 
 
 @given(
@@ -190,29 +156,6 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
         plan = msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, figures.costs))
         assert rates.seconds(grid) == model.seconds(plan, plan.target)
         assert rates.least(grid) <= rates.seconds(grid)
-
-
-@given(
-    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6),
-    workers=st.integers(0, 20),
-    microbatches=st.integers(3, 20),
-    rate=st.sampled_from([1e3, 1e5, 1e12]),
-    memory=st.sampled_from([None, 4000]),
-)
-def test_the_fastest_grid_of_some_stages_is_that_of_all_of_them(
-    seconds: list[float], workers: int, microbatches: int, rate: float, memory: int | None
-) -> None:
-    spec = elastic_job(9, microbatches)
-    figures = figures_of(seconds, rate)
-    model = GridRates(figures, spec, memory)
-    for stages in range(1, len(seconds) + 1):
-        grids = [grid for grid in bounded_grids(spec, len(seconds), workers, stages) if model.fits(grid)]
-        best = min(grids, key=lambda grid: (model.seconds(grid), grid.cells), default=None)
-        found = GridRates(figures, spec, memory)
-        assert found.fastest(workers, stages) == (None if best is None else GridRate(best, model.seconds(best)))
-        least = found.least_of(workers, stages)
-        assert (least is None) == (best is None)
-        assert least is None or best is None or least <= model.seconds(best)
 
 
 def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> None:

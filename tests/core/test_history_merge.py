@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_core.history.files import HistoryFile, HistoryFiles, find
+from bamboo_core.history.files import find
 from bamboo_core.history.merge import curve, merged, newest
-from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, StepRecord, to_lines
+from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, StepRecord
 from history_kit import evaluated, event, shown, step
 
 pytest_plugins = ["history_fixtures"]
@@ -20,11 +20,6 @@ def test_each_record_is_there_once_and_in_order(kept):
     assert [r.number for r in records if isinstance(r, EventRecord)] == [1, 2]
     assert records[1] == event(1, 1001.5)
     assert records[2].loss == 0.5, "what was written first stays"
-
-
-def test_the_curve_has_each_step_as_it_was_done_last(kept):
-    records = curve(find(str(kept)).read_all())
-    assert [(r.attempt, r.step) for r in records] == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (2, 6)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=5))
@@ -86,30 +81,3 @@ def test_an_evaluation_is_of_the_state_after_its_step_and_shown_as_it_was_done_l
     assert [record.step for record in curve(records)] == [1, 2, 3, 4]
     gone_back_before = [*first, *(step(s, 2) for s in (2, 3, 4, 5))]
     assert [r for r in newest(merged(gone_back_before)) if isinstance(r, EvaluationRecord)] == []
-
-
-def test_a_history_is_shown_with_its_evaluations(tmp_path):
-    path = tmp_path / "history.jsonl"
-    path.write_bytes(to_lines([step(1), step(2), evaluated(2, x=0.5)]))
-    assert [line.split("  ", 1)[1] for line in shown(path).splitlines()] == [
-        "step 1, loss 1.0, gradient norm 0.5",
-        "step 2, loss 0.5, gradient norm 0.5",
-        "after step 2, evaluation x 0.5",
-    ]
-
-
-def test_a_history_of_several_files_is_shown_as_text_and_as_records(tmp_path):
-    HistoryFiles(str(tmp_path)).write(HistoryFile(1, 1, 0), [step(1), step(2), evaluated(2, x=0.5)])
-    HistoryFiles(str(tmp_path)).write(HistoryFile(1, 5, 0), [step(3), step(4), evaluated(4, x=0.25)])
-    text = [line.split("  ", 1)[1] for line in shown(tmp_path).splitlines()]
-    assert text == [
-        "step 1, loss 1.0, gradient norm 0.5",
-        "step 2, loss 0.5, gradient norm 0.5",
-        "after step 2, evaluation x 0.5",
-        "step 3, loss 0.333333, gradient norm 0.5",
-        "step 4, loss 0.25, gradient norm 0.5",
-        "after step 4, evaluation x 0.25",
-    ]
-    lines = [json.loads(line) for line in shown(tmp_path, "-o", "json").splitlines()]
-    assert lines[0] == {"kind": "history", "version": 2}
-    assert [line["step"] for line in lines[1:]] == [1, 2, 2, 3, 4, 4]

@@ -15,10 +15,6 @@ def test_lines_are_read_as_they_were_written_and_newer_fields_do_no_harm():
         from_lines(to_lines([step(1)]) + b'{"kind": "st', "f")
 
 
-def test_files_may_be_joined():
-    assert from_lines(to_lines([step(1)]) + to_lines([step(2)]), "f") == [step(1), step(2)]
-
-
 @pytest.mark.parametrize(
     ("data", "why"),
     [

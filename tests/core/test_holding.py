@@ -14,7 +14,7 @@ from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_tra
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, Tick, WorkerLost
+from bamboo_core.coordinator.events import PreemptionNotice, Tick, WorkerLost
 from bamboo_core.coordinator.grids import holding
 from bamboo_core.coordinator.grids.holding import to_have
 from bamboo_core.coordinator.grids.record import Exposure, Holding
@@ -76,14 +76,6 @@ def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
     assert value.figures.steps > 0.94 * speed.figures.steps
     assert value.figures.value > 1.1 * speed.figures.value
     assert (value.figures.preemptions, value.figures.repeated, value.figures.restores) == (0, 0, 0)
-
-
-def test_no_other_worker_is_asked_for_in_the_place_of_one_that_was_given_back() -> None:
-    one = valued(6, layers=7, pipelines=1, minStages=2)
-    trace = nodes(6, *((2000.0 + i, "add", f"more{i}") for i in range(4)), duration=3 * HOUR)
-    value, _, told = both(one, trace)
-    assert value.figures.nodes < 1.05 * held(told)[0]
-    assert sum("WorkerJoined" in line for line in told) == 6
 
 
 def test_one_that_is_lost_is_replaced_all_the_same() -> None:
@@ -192,29 +184,6 @@ def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> Non
         assert {zone: was.losses for zone, was in state.holding.zones.items()} == {"b": 1}, name
 
 
-def test_a_replacement_that_comes_in_no_time_leaves_nothing_to_divide_by() -> None:
-    state = state_of()
-    state = replace(state, grids=replace(state.grids, refills=(0.0, 0.0)), holding=holding.seen(state, 0.0))
-    assert 0 < holding.missing_share(state, HOUR) < 1e-5
-
-
-def test_what_was_held_for_its_price_is_forgotten_when_only_speed_counts() -> None:
-    one = valued(4)
-    held = Holding(
-        prices={"w0": 0.5}, more=((0.7, 1),), target=2, aim=(3, 1.0), told="2 are held", there={"w0": ("a", 0.0)}
-    )
-    state = replace(state_of(), holding=held)
-    changed, _ = coordinator.step(state, SpecChanged(other(one, "Throughput").spec), 5.0)
-    assert changed.holding == Holding(prices={"w0": 0.5}, more=((0.7, 1),))
-    same, _ = coordinator.step(state, SpecChanged(one.spec), 5.0)
-    assert (same.holding.target, same.holding.told) == (2, "2 are held")
-
-
-def test_prices_that_are_told_are_known() -> None:
-    state, _ = coordinator.step(state_of(), PricesTold({"w0": 0.5}, ((0.7, 1),)), 1.0)
-    assert (state.holding.prices, state.holding.more) == ({"w0": 0.5}, ((0.7, 1),))
-
-
 @pytest.mark.parametrize(
     ("objective", "target", "standby", "wanted"),
     [("Value", None, 0, 8), ("Value", 3, 0, 3), ("Value", 3, 1, 4), ("Value", 20, 0, 8), ("Throughput", 3, 0, 8)],
@@ -239,13 +208,3 @@ def test_a_loss_is_no_reason_to_split_layers_anew_for_the_sake_of_prices() -> No
     assert held(told) in ([], [6]), "all are worth their price"
     assert found.figures.preemptions == 2
     assert not any("Resplitting" in line for line in told), told
-
-
-def test_one_that_is_given_back_is_no_failure_and_no_preemption() -> None:
-    """It is told to leave once it has no part, and its process may then end in any way."""
-    one = valued(6, layers=7, pipelines=1, minStages=2)
-    told: list[str] = []
-    found = run(one, nodes(6, duration=HOUR), told=told)
-    assert any("GivenBack" in line and " of the speed for " in line for line in told)
-    assert not any("WorkerLost" in line or "WorkerEnded" in line for line in told)
-    assert found.figures.preemptions == 0

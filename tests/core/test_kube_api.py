@@ -115,33 +115,6 @@ def _pair(folder: Path) -> tuple[str, str]:
     return (folder / "cert").read_text(), (folder / "key").read_text()
 
 
-def test_a_server_with_a_strange_certificate_is_not_trusted(tmp_path: Path) -> None:
-    import http.server
-    import threading
-
-    _pair(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
-
-    class Quiet(http.server.ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            pass
-
-    with Quiet(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as running:
-        running.socket = context.wrap_socket(running.socket, server_side=True)
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            access = Access(
-                context="c", server=ClusterServer(url=f"https://127.0.0.1:{running.server_port}"), user=User()
-            )
-            with pytest.raises(ClusterUnreachable, match="is not trusted: self-signed certificate"):
-                ask(access, lambda api: api.job("team", "story"))
-        finally:
-            running.shutdown()
-            thread.join()
-
-
 def test_a_server_that_is_not_there() -> None:
     access = Access(context="c", server=ClusterServer(url="http://127.0.0.1:1"), user=User())
     with pytest.raises(

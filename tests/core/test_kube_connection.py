@@ -93,20 +93,6 @@ def test_an_answer_is_an_object_in_json_of_a_bounded_size(monkeypatch: pytest.Mo
     assert [code for _, path, code in told if path in ("/page", "/large")] == ["error", "error"]
 
 
-def test_a_server_that_is_not_there_is_counted_as_an_error() -> None:
-    told: list[str] = []
-
-    async def run() -> None:
-        access = Access(context="c", server=ClusterServer(url="http://127.0.0.1:1"), user=User())
-        connection = Connection(access, OPTIONS, lambda verb, path, code, seconds: told.append(code))
-        with pytest.raises(OSError, match=r"127\.0\.0\.1"):
-            await connection.call("GET", "/pods")
-        await connection.close()
-
-    asyncio.run(run())
-    assert told == ["error"]
-
-
 def test_a_token_that_is_rotated_is_used_with_the_next_request(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one\n")
 

@@ -28,19 +28,6 @@ def plugin(folder: Path, body: str) -> str:
     return "./plugin"
 
 
-def test_a_token_file_is_read_anew_each_time(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("one\n")
-
-    async def twice(api: KubeApi) -> None:
-        await api.job("team", "story")
-        (tmp_path / "token").write_text("two\n")
-        await api.job("team", "story")
-
-    with server(lambda asked: (200, job())) as (url, seen):
-        ask(config.load(str(kubeconfig(tmp_path / "c", url, {"tokenFile": "token"}))), twice)
-    assert [one.headers["Authorization"] for one in seen] == ["Bearer one", "Bearer two"]
-
-
 COUNTING = """
 runs = int(open("runs").read() or 0) + 1 if os.path.exists("runs") else 1
 open("runs", "w").write(str(runs))

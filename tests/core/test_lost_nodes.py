@@ -137,13 +137,6 @@ def test_who_heals_a_pipeline_is_on_another_node_than_the_owners_around() -> Non
     assert {"x", "y"} & set(healed.at(Cell(0, 0)).replicas) == {"y"}
 
 
-def test_who_replaces_a_leaving_worker_is_on_another_node_than_it() -> None:
-    live = placed(w0="a", w1="b", w2="a", w3="b", x="a", y="c")
-    filling = improve(looking(four_stages(), live, {"w0": Urgency.NONE}))
-    assert filling is not None
-    assert {"x", "y"} & set(filling.at(Cell(0, 0)).replicas) == {"y"}
-
-
 def test_the_heir_of_a_lost_or_leaving_worker_is_on_another_node_than_it_if_there_is_one() -> None:
     plan = four_stages(("w2", "w3"), ("w0",), ("w1",), ("w2",))
     after = takeover(looking(plan, placed(w1="b", w2="a", w3="b")))

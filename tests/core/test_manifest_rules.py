@@ -8,14 +8,6 @@ from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import changed, problems
 
 
-def test_where_stages_and_pipelines_are_fixed_nothing_is_left_to_choose() -> None:
-    document = changed({"spec.topology.pipelines": 3, "spec.elastic": {"maxWorkers": 8}})
-    assert problems(document) == [
-        "spec.topology.pipelines: expected only without spec.topology.stages or without spec.elastic, for which nothing"
-        " else is left to choose"
-    ]
-
-
 def test_a_rule_is_silent_where_its_field_is_wrong() -> None:
     assert problems(changed({"spec.training.microBatchSize": "x"})) == [
         'spec.training.microBatchSize: expected an integer >= 1, got "x"'
@@ -52,8 +44,3 @@ def test_money_is_as_exact_as_the_cost_that_is_kept() -> None:
     finer = document | {"spec": document["spec"] | {"budget": {"money": "10.00003"}}}
     expected = 'a decimal number in quotes with at most 4 decimals such as "99.95"'
     assert problems(finer) == [f'spec.budget.money: expected {expected}, got "10.00003"']
-
-
-def test_a_budget_of_nothing_is_none() -> None:
-    told = "spec.budget: expected money or doneBy, got none of them"
-    assert [problems(changed({"spec.budget": budget})) for budget in ({}, {"money": None})] == [[told], [told]]

@@ -56,19 +56,6 @@ def test_a_coordinator_that_misses_most_workers_doubts_itself_first(silent: set[
     assert not world.state.workers.keys() & silent
 
 
-@pytest.mark.parametrize(("cut", "lost"), [(4, 0), (3, 0), (2, 2), (1, 1)])
-def test_channels_that_close_one_after_the_other_are_seen_as_one(cut: int, lost: int) -> None:
-    """All are silent from the same moment on; the first must not be given up before the others are missed."""
-    world = World(2, 2, 0)
-    world.settle()
-    unheard = set(sorted(world.state.workers)[:cut])
-    for worker in sorted(unheard):
-        silence(world, unheard, 1.0)
-        world.tell(ChannelClosed(worker))
-    silence(world, unheard, 4.0)
-    assert len(unheard - world.state.workers.keys()) == lost
-
-
 def test_the_first_worker_that_comes_back_is_not_the_last() -> None:
     """After a minute in which nobody reached the coordinator."""
     world = World(2, 2, 0)
@@ -149,28 +136,6 @@ def test_a_notice_that_is_withdrawn_changes_nothing_more() -> None:
     world.settle()
     assert world.state.workers["w1"].notice_until is None
     assert {len(world.plan.owned_by(w)) for w in world.plan.worker_ids()} <= {0, 1}
-
-
-def test_only_a_worker_itself_could_take_back_what_it_said() -> None:
-    world = World(3, 1, 1)
-    world.settle()
-    world.tell(PreemptionNotice("w1", 1e9))
-    world.tell(Received("w1", protocol.NoticeReceived(seconds=2e9)))
-    world.tell(NoticeWithdrawn("w1"))
-    world.settle()
-    assert "w1" not in {world.plan.at(c).owner for c in world.plan.cells()}
-
-
-def test_heartbeats_and_the_mere_passing_of_time_decide_nothing() -> None:
-    world = World(3, 2, 1)
-    world.settle()
-    assert world.state.plans.steady
-    beat = protocol.Heartbeat(step=7, doing="thinking")
-    state, commands = coordinator.step(world.state, Received("w1", beat), world.now + 1)
-    assert not commands
-    assert (state.workers["w1"].seen, state.workers["w1"].doing) == (world.now + 1, "thinking")
-    assert coordinator.step(state, Tick(), world.now + 1)[0] is state
-    assert not coordinator.step(state, PreemptionNotice("w1", 60), world.now + 1)[0].plans.steady
 
 
 def test_a_later_notice_can_only_shorten_the_time() -> None:

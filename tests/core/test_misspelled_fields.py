@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo_core.job import manifest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
-from bamboo_core.job.manifest_warnings import warnings
 from bamboo_core.job.yaml_file import read_manifest_source
 from crd_kit import CRD
 from manifest_kit import MINIMAL
@@ -118,24 +117,3 @@ def test_several_files_and_standard_input_are_checked(tmp_path: Any) -> None:
     assert result.output.count("is valid") == 2
     nothing = CliRunner().invoke(app, ["validate", "-"], input="")
     assert (nothing.exit_code, nothing.output) == (2, "bamboo: standard input: the file is empty\n")
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ({}, "the job ends if two neighbouring workers vanish"),
-        ({"redundancy": {"mode": "None"}}, "the job ends if any worker vanishes"),
-        (
-            {"topology": {"stages": 1}},
-            "the job ends if it vanishes; with spec.standby.workers: 1 a second worker holds",
-        ),
-        ({"topology": {"stages": 1}, "standby": {"workers": 1}}, "its worker vanishes before a standby is filled"),
-        ({"checkpoint": {"storage": {"uri": "s3://b/x"}}}, "the job goes back to its newest checkpoint if two"),
-        ({"topology": {"stages": 2, "pipelines": 2}}, ""),
-    ],
-)
-def test_one_pipeline_is_warned_of(spec: dict[str, Any], said: str) -> None:
-    document = yaml.safe_load(MINIMAL)
-    document["spec"] |= {"topology": {"stages": 2}, **spec}
-    told = warnings(parse_manifest(document))
-    assert [said in line for line in told] == [True] * bool(said)

@@ -6,24 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.coordinator import coordinator, planner
+from bamboo_core.control.channel_events import WorkerJoined
+from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     AddWorkers,
     NoticeWithdrawn,
     Outcome,
     PreemptionNotice,
     SpecChanged,
-    Tick,
 )
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import whole_workers
-from bamboo_core.planning.desired import PlanningView
-from bamboo_core.planning.plan import Plan, plan_misfits
-from bamboo_core.planning.transitions import improve
-from slow_world import Slowed
+from bamboo_core.planning.plan import plan_misfits
 from world import World
 
 changes = st.lists(
@@ -79,17 +74,6 @@ def test_requests_that_are_withdrawn_are_made_anew_when_they_are_wanted() -> Non
     assert AddWorkers(4) in commands
 
 
-def test_a_pipeline_that_an_edit_takes_away_goes_at_once() -> None:
-    """Nothing is to be waited for."""
-    world = Slowed(2, 2, 0, chooses=("pipelines",), elastic={"stabilizationSeconds": 600})
-    world.train(20)
-    assert world.plan.target.pipelines == 2
-    world.edit(elastic={"maxWorkers": 2})
-    world.train(5)
-    assert world.plan.target.pipelines == 1
-    assert world.now < 600
-
-
 def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
     world = World(3, 1, 0)
     world.settle()
@@ -126,27 +110,3 @@ def test_a_grid_that_does_not_fit_the_model_ends_the_job_as_soon_as_the_first_wo
     assert "spec.topology." in world.finish.message
     assert "8 layers" in world.finish.message
     assert list(world.state.workers) == ["w0"]
-
-
-def test_a_view_for_which_no_plan_was_better_is_not_planned_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker with notice stays for a while: ten ticks a second, and all that is heard, would plan in vain."""
-    world = World(4, 2, 0)
-    world.settle()
-    victim = sorted(world.state.workers)[0]
-    world.tell(PreemptionNotice(victim, 120.0))
-    world.settle()
-    assert not world.state.plans.steady
-    asked = []
-
-    def noted(view: PlanningView) -> Plan | None:
-        asked.append(view)
-        return improve(view)
-
-    monkeypatch.setattr(planner, "improve", noted)
-    for _ in range(20):
-        world.tell(Tick())
-    assert not asked
-    spare = protocol.Hello(worker="spare", host="h", port=1)
-    world.tell(WorkerJoined(spare))
-    world.tell(Received("spare", protocol.WorkerReady()))
-    assert asked

@@ -52,14 +52,3 @@ def test_measures_are_few_whenever_they_are_asked_for(shortest: float, asked: li
         if backoff.is_over(shortest, now):
             backoff, acted = backoff.after(shortest, now), acted + 1
     assert acted <= most_measures(now / shortest)
-
-
-def test_the_wait_grows_and_becomes_shorter_again() -> None:
-    backoff, now, levels = Backoff(), 0.0, []
-    for pause, wanted in ((0, 0), (1, 1), (4, 2), (16, 16), (64, 11), (200, 150), (8, 3)):
-        now += pause
-        assert backoff.is_over(1.0, now)
-        backoff = backoff.wanted(now - pause + wanted).after(1.0, now)
-        levels.append(backoff.level)
-    assert levels == [0, 1, 2, 1, 0, 0, 1]
-    assert not backoff.is_over(1.0, now + 3.9)

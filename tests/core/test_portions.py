@@ -70,19 +70,6 @@ def test_a_loss_of_one_is_shared_by_all_others(pipelines: int, most: int) -> Non
     assert plan.message.endswith(told) == (pipelines > 2)
 
 
-def test_of_two_losses_what_is_run_already_stays() -> None:
-    first = after(planned(4), "w3")
-    assert [(p.worker, p.first, p.end) for p in first.at(Cell(3, 0)).portions] == [
-        ("w0", 0, 2),
-        ("w1", 2, 3),
-        ("w2", 3, 4),
-    ]
-    second = after(first, "w1")
-    before, now = run_by(first), run_by(second)
-    assert all(now[m] == worker for m, worker in before.items() if worker != "w1")
-    assert Counter(now.values()) == {"w0": 8, "w2": 8}
-
-
 @given(st.integers(2, 6), st.integers(6, 40), st.data())
 def test_every_microbatch_has_somebody_and_nobody_has_much_more(
     pipelines: int, groups: int, data: st.DataObject

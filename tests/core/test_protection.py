@@ -129,36 +129,6 @@ def test_a_worker_that_is_not_there_protects_nothing() -> None:
     assert found.replicas == 0
 
 
-def test_a_long_list_is_cut() -> None:
-    grid = (tuple((f"w{n}", n < 2) for n in range(8)),)
-    message = protection(said(grid=grid), job()).message
-    assert message.startswith("6 of 8 stages held by one worker only: pipeline 0 stage 2, pipeline 0 stage 3, ")
-    assert "pipeline 0 stage 4 and 3 more; " in message
-
-
-@pytest.mark.parametrize(
-    ("replicas", "nodes", "spec", "told"),
-    [
-        (1, 2, PAIRS, "by two workers or more, in step, on two nodes or more"),
-        (1, 3, PAIRS, "by two workers or more, in step, on two nodes or more"),
-        (2, 2, PAIRS | {"redundancy": {"replicas": 2}}, "by three workers or more, in step, on two nodes or more"),
-        (2, 3, PAIRS | {"redundancy": {"replicas": 2}}, "by three workers or more, in step, on three nodes or more"),
-        (1, 2, {}, "by two workers or more, in step"),
-        (1, 1, {}, "by two workers or more, in step, but of some on one node only"),
-    ],
-)
-def test_the_sentence_counts_nodes_where_they_have_several_workers(
-    replicas: int, nodes: int, spec: dict[str, Any], told: str
-) -> None:
-    found = protection(said(replicas=replicas, nodes=nodes), job(**spec))
-    assert (found.reason, found.message) == ("InStep", f"the state of every stage is held {told}")
-
-
-def test_a_stage_on_one_node_only_is_named() -> None:
-    found = protection(said(grid=BARE, replicas=1, nodes=1), job(**PAIRS))
-    assert found.message.startswith("1 of 2 stages held on one node only: pipeline 0 stage 0; ")
-
-
 @pytest.mark.parametrize(("room", "told"), [(1, ()), (2, (("n1", 3),)), (3, ())])
 def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tuple[tuple[str, int], ...]) -> None:
     """By where they are, whatever the scheduler was asked for; of one worker to a node nothing but that is asked."""

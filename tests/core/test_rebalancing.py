@@ -1,6 +1,6 @@
 """Layers split anew for the sake of speed: whether it pays is measured, remembered, and not tried without end."""
 
-from slow_world import Slowed, trained
+from slow_world import trained
 
 HALVES, THIRDS = ((0, 4), (4, 8)), ((0, 3), (3, 8))
 
@@ -41,17 +41,6 @@ def test_a_split_that_is_no_worse_stays_since_going_back_would_not_pay() -> None
     assert world.plan.stages == THIRDS
 
 
-def test_nothing_is_said_of_a_split_if_speeds_have_changed_meanwhile() -> None:
-    world = trained(2, 1, 0)
-    slow = world.owner(0)
-    world.slowness[slow] = 2.0
-    while world.state.balance.trial is None:
-        world.train(1)
-    world.slowness[slow] = 5.0
-    world.train(30)
-    assert not {"Rebalanced", "RebalancingDidNotPay"} & set(world.reasons())
-
-
 def test_speeds_that_change_all_the_time_are_not_chased() -> None:
     world = trained(2, 1, 0)
     first, second = world.owner(0), world.owner(1)
@@ -63,64 +52,6 @@ def test_speeds_that_change_all_the_time_are_not_chased() -> None:
         moves += [turn] * (world.reasons().count("Rebalancing") - before)
     assert 1 <= len(moves) <= 4, moves
     assert len([turn for turn in moves if turn >= 8]) <= 1, "in the last 880 of 1200 steps"
-
-
-def test_once_a_split_has_lasted_the_next_one_comes_sooner_again() -> None:
-    world = trained(2, 1, 0)
-    first, second = world.owner(0), world.owner(1)
-    for turn in range(4):
-        world.slowness = {first if turn % 2 else second: 3.0}
-        world.train(40)
-    assert world.state.balance.backoff.level == 1, "two moves, one soon after the other"
-    world.train(600)
-    level, moves = world.state.balance.backoff.level, world.reasons().count("Rebalancing")
-    assert level >= 1
-    world.slowness = {}
-    world.train(60)
-    assert world.reasons().count("Rebalancing") == moves + 1
-    assert world.state.balance.backoff.level == level - 1
-
-
-def test_who_cannot_be_compared_yet_after_a_split_is_still_slow() -> None:
-    """What is done in advance is measured later than the rest; until then nothing can be said of the split, either."""
-    world = trained(2, 1, 0)
-    world.slowness[world.owner(0)] = 3.0
-    while world.state.balance.trial is None:
-        world.train(1)
-    world.shadows = False
-    world.train(25)
-    assert world.reasons() == ["StragglerFound", "Rebalancing"]
-    world.shadows = True
-    world.train(200)
-    assert world.reasons() == ["StragglerFound", "Rebalancing", "Rebalanced"]
-
-
-def test_a_measurement_does_not_count_if_a_worker_became_slow_that_nobody_can_be_compared_with() -> None:
-    """Without shadows all workers count as equally fast. What a step took before says nothing of what it would now."""
-    world = Slowed(2, 1, 0, shadows=False)
-    world.work = dict.fromkeys(range(4), 2.0)
-    world.settle()
-    world.train(70)
-    assert world.reasons() == ["Rebalancing", "Rebalanced"]
-    plan = world.plan
-    world.slowness = dict.fromkeys(world.state.workers, 1.8)
-    world.train(300)
-    assert world.reasons() == ["Rebalancing", "Rebalanced"]
-    assert world.state.plan == plan
-
-
-def test_what_steps_take_by_another_schedule_is_not_put_down_to_the_split() -> None:
-    """A split is on trial that does not pay, and the schedule is edited: steps become shorter by that."""
-    world = trained(2, 1, 0, schedule="1F1B")
-    world.backward = {3: 6.0}
-    while world.state.balance.trial is None or world.state.splits.resplit is not None:
-        world.train(1)
-    assert world.state.balance.tried
-    world.edit(topology={"schedule": "ZBH1"})
-    world.train(12, seconds=1.0)
-    known = world.state.balance
-    assert world.reasons() == ["Rebalancing"]
-    assert (known.trial, known.tried) == (None, ())
 
 
 def test_a_pipeline_over_two_pools_is_split_by_their_measured_speeds() -> None:

@@ -16,7 +16,7 @@ from bamboo_core.coordinator.events import (
     Tick,
     WorkersAbsent,
 )
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell
 from checkpoint_world import save, sent
 from world import World, back, restarted, silence
 
@@ -43,20 +43,6 @@ def test_a_restarted_coordinator_goes_on_where_it_was(dead: tuple[str, ...]) -> 
     assert world.finish is None
     assert world.state.step > old.step or dead
     assert all(len(world.plan.owned_by(w)) <= 1 for w in world.state.workers)
-
-
-def test_a_restarted_coordinator_does_not_wait_for_a_worker_that_is_known_to_be_gone() -> None:
-    world = World(4, 1, 1)
-    world.settle()
-    plan = world.plan
-    begun = coordinator.initial(
-        world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True, heartbeat_timeout=1e9
-    )
-    world.state = replace(begun, membership=replace(begun.membership, gone=frozenset({"w1"}), requested=4))
-    for worker in sorted(plan.worker_ids() - {"w1"}):
-        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
-        world.tell(Received(worker, protocol.WorkerReady()))
-    assert world.state.phase == "Running"
 
 
 def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> None:
@@ -175,34 +161,6 @@ def test_a_restarted_coordinator_that_is_told_to_suspend_hears_its_workers_first
     kept(world)
 
 
-def test_workers_that_are_back_in_the_very_instant_in_which_a_job_is_suspended_are_heard_as_well() -> None:
-    world = World(2, 1, 0, checkpoint={"everySteps": 1000})
-    plan = restarted(world)
-    *others, last = sorted(plan.worker_ids())
-    for worker in others:
-        back(world, worker, plan)
-    world.tell(WorkerJoined(protocol.Hello(worker=last, host="h", port=1, plan=plan)))
-    world.tell(SUSPENDED)
-    world.now -= 0.01
-    world.tell(Received(last, protocol.WorkerReady()))
-    stopping = world.state.ending.stopping
-    assert stopping is not None
-    assert (world.state.phase, world.state.course.since, stopping.unheard) == ("Running", stopping.since, False)
-    kept(world)
-
-
-def test_what_a_coordinator_before_it_has_begun_to_keep_is_kept_again() -> None:
-    """As nobody may know any more what of it is written."""
-    world = World(2, 1, 0, checkpoint={"everySteps": 1000})
-    plan = restarted(world)
-    for worker in sorted(plan.worker_ids()):
-        back(world, worker, plan)
-    world.tell(SUSPENDED)
-    wrong = CheckpointId(step=7, id="before")
-    world.tell(Received(plan.at(Cell(0, 0)).owner, protocol.CheckpointCommitted(checkpoint=wrong, tidied=True)))
-    kept(world)
-
-
 def test_a_restarted_coordinator_to_which_nobody_comes_back_ends_after_two_minutes_all_the_same() -> None:
     world = World(2, 1, 0, checkpoint={"everySteps": 1000})
     restarted(world)
@@ -212,11 +170,3 @@ def test_a_restarted_coordinator_to_which_nobody_comes_back_ends_after_two_minut
     silence(world, set(), 2)
     assert world.finish is not None
     assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
-
-
-@pytest.mark.parametrize("event", [replace(SUSPENDED, keep=False), Interrupted(Outcome.FAILED, "DeadlineExceeded", "")])
-def test_a_restarted_coordinator_that_is_to_keep_nothing_ends_at_once(event: Interrupted) -> None:
-    world = World(2, 1, 0, checkpoint={"everySteps": 1000})
-    restarted(world)
-    world.tell(event)
-    assert world.finish is not None

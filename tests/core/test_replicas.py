@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.coordinator.events import SpecChanged
-from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.protection import protection
 from bamboo_core.job.spec import RedundancySpec
 from bamboo_core.planning.heirs import heirs_may_differ
@@ -52,22 +51,6 @@ def test_two_zones_of_three_may_be_lost_at_once(stages: int) -> None:
     for lost in itertools.combinations("abc", 2):
         dead = {w for w, zone in zones_of(plan).items() if zone in lost}
         assert isinstance(after_loss(plan, dead), Plan), lost
-
-
-@pytest.mark.parametrize(
-    ("stages", "zones", "told"),
-    [
-        (6, "abc", "; any 2 of 3 zones may be lost at once"),
-        (5, "abc", "; any 1 of 3 zones may be lost at once"),
-        (6, "ab", "; any 1 of 2 zones may be lost at once"),
-        (9, "aaaaaaaab", "; none of 2 zones may be lost"),
-        (6, "a", ", 0 spare workers"),
-    ],
-)
-def test_the_first_plan_says_how_many_zones_may_be_lost(stages: int, zones: str, told: str) -> None:
-    plan = planned(stages, 1, 2, zones)
-    assert plan.message.endswith(told)
-    assert "zones" not in planned(stages, 1, 1, zones).message
 
 
 @pytest.mark.parametrize("stages", [4, 5, 6, 9])
@@ -174,17 +157,3 @@ def test_protection_says_how_many_hold_a_stage_and_how_many_should() -> None:
     assert told.message.startswith("the state of every stage is held by two workers or more, in step; ")
     assert "redundancy.replicas 2 asks for three, " in told.message
     assert protection(fewer, job()).reason == "InStep"
-
-
-def test_the_status_tells_the_fewest_replicas_in_step() -> None:
-    world = world_of(4, 1, 0, 2)
-    assert status(world.state, world.now).replicas == 2
-    plan = world.plan
-    world.state = replace(
-        world.state,
-        plans=replace(
-            world.state.plans, synced=world.state.plans.synced - {(Cell(0, 1), plan.at(Cell(0, 1)).replicas[1])}
-        ),
-    )
-    assert status(world.state, world.now).replicas == 1
-    assert not status(world.state, world.now).unprotected

@@ -169,26 +169,6 @@ def test_a_layer_that_is_lost_while_layers_move_ends_a_job_without_checkpoints()
     assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "StageLost")
 
 
-def test_nothing_is_split_anew_after_the_last_step() -> None:
-    world = four_stages(steps=20)
-    plan = world.state.plan
-    world.tell(Received("w0", protocol.StateHeld(checkpoint=CheckpointId(step=20, id="ab12"), layers=(0, 1))))
-    assert world.state.splits.resplit is None
-    assert world.state.plan == plan
-
-
-def test_what_is_said_of_a_split_that_is_over_does_not_count() -> None:
-    world = at_the_cut()
-    assert world.state.splits.resplit is not None
-    cut = world.state.splits.resplit.cut
-    assert cut is not None
-    hold(world, "w0", "w2", "w3")
-    world.settle()
-    assert world.state.splits.resplit is None
-    world.tell(Received("w0", protocol.StateHeld(checkpoint=cut, layers=(0, 1))))
-    assert world.state.splits.resplit is None
-
-
 def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
     world = at_the_cut()
     cut = world.state.splits.resplit and world.state.splits.resplit.cut
@@ -198,12 +178,6 @@ def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
         world.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=tuple(range(8)))))
     world.settle()
     assert (len(world.plan.stages), world.plan.restore) == (3, cut)
-
-
-def test_who_is_short_of_workers_has_nobody_filled_before_the_cut() -> None:
-    world = wished()
-    assert world.state.grids.resize is not None
-    assert world.state.splits.filling is None
 
 
 def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:
@@ -216,29 +190,6 @@ def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:
     assert asked[1].at > world.spec.training.steps, "the root does not fulfil it"
     world.settle()
     assert world.plans[-1].owned_by("w2") == []
-
-
-def test_who_has_no_part_any_more_may_leave_while_a_cut_is_made() -> None:
-    """It waits until its log cannot be needed; the cut is asked for meanwhile."""
-    world = four_stages()
-    world.tell(PreemptionNotice("w1", 600.0))
-    while world.state.splits.resplit is None:
-        world.deliver() if world.pending else world.commit()
-    leaver = world.state.workers["w1"]
-    assert (leaver.notice_until is not None, leaver.released) == (True, False)
-    assert "w1" not in world.plan.holders()
-
-
-def test_a_cut_is_not_asked_for_when_the_job_is_about_to_end() -> None:
-    world = four_stages(steps=30)
-    while world.state.step < 27:
-        world.commit()
-    world.lost.add("w1")
-    world.tell(WorkerLost("w1", "killed"))
-    while world.pending:
-        world.deliver()
-    assert world.state.grids.resize is not None
-    assert world.state.splits.resplit is None
 
 
 def test_who_is_lost_after_a_step_in_the_new_split_is_taken_over_and_nothing_is_repeated() -> None:
@@ -269,14 +220,3 @@ def test_who_is_cut_off_for_a_moment_is_waited_for() -> None:
     world.tell(ChannelClosed("w2"))
     hold(world, "w0")
     assert world.plan.reason != "Resplitting"
-
-
-def test_each_try_from_the_same_cut_counts_towards_the_deadline() -> None:
-    world = at_the_cut()
-    hold(world, "w0", "w2", "w3")
-    began = world.state.progress.last_at
-    world.pending.clear()
-    world.lost.add("w2")
-    world.tell(WorkerLost("w2", "killed"))
-    assert world.state.progress.last_at == began
-    assert "w2" in world.state.ends.since_commit

@@ -10,7 +10,7 @@ from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo_core.coordinator.checkpointing.restoring import RESTORE_SECONDS
 from bamboo_core.coordinator.events import Outcome, Tick, WorkerLost
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.planning.plan import ROOT, Cell, CheckpointId
+from bamboo_core.planning.plan import Cell, CheckpointId
 from checkpoint_world import (
     ORIGIN,
     STARTS,
@@ -24,7 +24,7 @@ from checkpoint_world import (
     started,
     train,
 )
-from world import World, back, restarted, silence
+from world import World, silence
 
 
 def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
@@ -49,21 +49,6 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
     assert (restored.restores, restored.repeated) == (1, 5)
     assert ("Restoring" in reasons(world), "Restored" in reasons(world)) == (True, True)
     assert world.finish is None
-
-
-def test_the_steps_after_the_checkpoint_are_done_again() -> None:
-    world, _ = gone_back()
-    assert (world.state.phase, world.state.step) == ("Running", 8)
-    assert max(world.state.progress.losses) == 7
-
-
-def test_a_skipped_step_that_is_done_again_is_progress_and_counts_once() -> None:
-    world, _ = gone_back(skipped=True)
-    world.settle()
-    assert world.state.progress.skips == ()
-    train(world, 12)
-    world.commit(skipped=True)
-    assert (world.state.step, world.state.progress.skips, world.state.progress.skipped_steps) == (13, (12,), 1)
 
 
 def test_before_its_first_checkpoint_the_job_begins_anew_and_says_what_is_repeated() -> None:
@@ -162,20 +147,6 @@ def test_a_job_that_never_resumes_goes_back_only_to_its_own(own: bool) -> None:
         assert world.outcome is Outcome.UNRECOVERABLE
 
 
-def test_a_job_that_never_resumes_knows_its_own_after_the_coordinators_restart_too() -> None:
-    """They are in the store, and only the coordinator before knew of them."""
-    world = made(3, resume="Never")
-    kept = save(world)
-    plan = restarted(world)
-    for worker in sorted(plan.worker_ids()):
-        back(world, worker, plan)
-    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
-    lose_stage(world)
-    world.settle()
-    assert sent(world, protocol.FindCheckpoint)[-1][1].own
-    assert world.plan.restore == kept
-
-
 def test_a_job_begins_with_what_its_store_has() -> None:
     world = started(STARTS["a"], passed=("the checkpoint of step 9 is damaged",))
     assert world.plan.restore == STARTS["a"]
@@ -186,22 +157,6 @@ def test_a_job_begins_with_what_its_store_has() -> None:
     shown = status(world.state, world.now).checkpoint
     assert shown is not None
     assert (shown.step, shown.restores, shown.repeated) == (6, 0, 0)
-
-
-def test_an_answer_to_an_earlier_question_does_not_count() -> None:
-    """It may have been on its way since before the channel was cut, or before a checkpoint was found damaged."""
-    world = World(2, 1, 0, checkpoint={"everySteps": 8})
-    world.found = None
-    world.settle()
-    first = sent(world, protocol.FindCheckpoint)[-1]
-    world.now += AGAIN_SECONDS + 1
-    world.tell(Tick())
-    second = sent(world, protocol.FindCheckpoint)[-1]
-    assert first[0] != second[0], "another worker is asked: it may have the way to the store"
-    world.tell(Received(first[0], protocol.CheckpointFound(number=first[1].number)))
-    assert world.state.plan is None
-    world.tell(Received(second[0], protocol.CheckpointFound(number=second[1].number, checkpoint=STARTS["a"])))
-    assert world.plan.restore == STARTS["a"]
 
 
 def test_a_damaged_one_leads_to_an_older_one() -> None:
@@ -216,36 +171,6 @@ def test_a_damaged_one_leads_to_an_older_one() -> None:
     before = len(world.plans)
     world.tell(Received("w1", failed))
     assert (world.state.phase, len(world.plans)) == ("Running", before), "it is of a plan of the past"
-
-
-def test_a_job_whose_first_checkpoint_is_damaged_began_with_the_one_before() -> None:
-    world = World(2, 1, 0, checkpoint={"everySteps": 8})
-    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"])
-    while world.state.plan is None:
-        world.deliver()
-    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["b"])
-    failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="torn", damaged=True)
-    world.tell(Received("w1", failed))
-    world.settle()
-    assert world.plan.restore == STARTS["b"]
-    shown = status(world.state, world.now).checkpoint
-    assert shown is not None
-    assert (shown.first, shown.step, shown.restores) == (STARTS["b"].step, STARTS["b"].step, 0)
-
-
-def test_one_that_was_found_damaged_before_anybody_read_it_is_not_the_newest() -> None:
-    """The job wrote it, lost a stage and looked: what it goes back to is what is kept."""
-    world = made(3)
-    save(world)
-    train(world, 13)
-    passed = ("the checkpoint of step 8 is not used: its manifest is damaged",)
-    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"], passed=passed)
-    lose_stage(world)
-    world.settle()
-    assert world.plan.restore == STARTS["a"]
-    shown = status(world.state, world.now).checkpoint
-    assert shown is not None
-    assert (shown.step, shown.first, shown.restores) == (STARTS["a"].step, 0, 1)
 
 
 def test_one_that_cannot_be_read_now_is_tried_again() -> None:
@@ -283,20 +208,6 @@ def test_a_store_that_does_not_tell_is_asked_again() -> None:
     silence(world, set(), AGAIN_SECONDS + 1)
     world.settle()
     assert world.plan.restore == STARTS["a"]
-
-
-def test_what_is_told_of_states_that_are_given_up_is_not_taken() -> None:
-    world, asked = gone_back()
-    plan, step = world.plan, world.state.step
-    late = protocol.StepCommitted(step=12, generation=0, loss=9.0, gradient_norm=1.0, microbatches=8, seconds=0.1)
-    ended = protocol.CellFinished(cell=Cell(0, 0), digest="0" * 64)
-    world.tell(Received(asked, late))
-    world.tell(Received(asked, ended))
-    assert (world.state.step, world.state.ending.finished) == (step, ())
-    world.tell(Received(asked, protocol.PlanApplied(epoch=plan.epoch)))
-    owner = plan.owned_by(asked)
-    world.commit()
-    assert world.state.step == step + (ROOT in owner)
 
 
 def test_waiting_for_workers_to_go_back_is_no_stall_but_has_an_end() -> None:

@@ -121,15 +121,6 @@ def test_the_replica_of_a_stage_beside_its_neighbours_node_is_kept_farther_away(
     assert "any node may be lost with all its workers" in plan.message
 
 
-def test_stages_that_one_node_alone_can_hold_are_counted() -> None:
-    layers = tuple((s, s + 1) for s in range(6))
-    plan = initial_plan(on_nodes("aaaaab"), layers, 1, training(8), RedundancySpec())
-    held = [{node_of(plan)[w] for w in a.holders} for a in plan.pipelines[0]]
-    alone = sum(len(nodes) == 1 for nodes in held)
-    assert 0 < alone < 6
-    assert f"; {alone} stages held on one node only" in plan.message
-
-
 @pytest.mark.parametrize(
     ("policy", "nodes"), [(SpreadPolicy.SINGLE_ZONE, "aabbccdd"), (SpreadPolicy.ZONE_PER_PIPELINE, "aaccbbdd")]
 )
@@ -140,10 +131,3 @@ def test_pipelines_in_a_zone_keep_neighbours_on_different_nodes(policy: SpreadPo
     for row in rows(peers, 4, 2, 1, policy):
         assert len({where[w].zone for w in row}) == 1
         assert together([where[w].node for w in row]) == 0
-
-
-def test_the_order_of_many_workers_on_nodes_takes_no_time() -> None:
-    """512 workers on 128 nodes in three zones."""
-    peers = on_nodes([chr(97 + i // 4) for i in range(512)], "xyz")
-    where = {p.worker: p.node for p in peers}
-    assert sum(together([where[w] for w in row]) for row in rows(peers, 16, 32, 1)) == 0

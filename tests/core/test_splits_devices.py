@@ -14,15 +14,10 @@ from bamboo_core.planning.grid import initial_plan, layer_ranges, split_layers
 from bamboo_core.planning.heirs import heirs_may_differ
 from bamboo_core.planning.plan import Cell, Peer, Plan, plan_misfits, plan_problems
 from bamboo_core.planning.splits.devices import (
-    cell_of,
-    cell_parts,
     device_layers,
-    device_of,
     devices_of,
     expanded,
     folded,
-    parts_of,
-    stage_of,
 )
 from bamboo_core.planning.splits.resplit import balanced
 from bamboo_core.planning.splits.speeds import WorkEstimate
@@ -84,22 +79,6 @@ def test_a_sound_plan_is_expanded_to_a_sound_one_and_folded_to_itself(plan: Plan
     for cell in several.cells():
         assert several.at(cell) == plan.at(Cell(cell.pipeline, cell.stage // devices))
     assert heirs_may_differ(several) == heirs_may_differ(plan)
-
-
-def test_each_device_stage_is_a_part_of_one_stage_and_run_by_one_device() -> None:
-    assert [stage_of(part, 3) for part in range(7)] == [0, 0, 0, 1, 1, 1, 2]
-    assert [device_of(part, 3) for part in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-    assert list(parts_of(1, 3)) == [3, 4, 5]
-    assert cell_of(Cell(4, 5), 3) == Cell(4, 1)
-    assert cell_parts(Cell(4, 1), 3) == [Cell(4, 3), Cell(4, 4), Cell(4, 5)]
-    assert cell_parts(Cell(4, 1), 1) == [Cell(4, 1)]
-
-
-@settings(max_examples=50, deadline=None)
-@given(plans(most=1))
-def test_a_plan_for_workers_with_one_device_is_expanded_to_itself(plan: Plan) -> None:
-    assert expanded(plan) is plan
-    assert folded(plan, 1) is plan
 
 
 @settings(max_examples=100, deadline=None)

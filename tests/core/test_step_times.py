@@ -1,20 +1,16 @@
 """What a step takes in virtual time: against formulas of 1F1B worked out by hand, and what must always hold."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec, PipelineSchedule
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import Assignment, Cell, Plan
 from bamboo_core.planning.profile import ModelProfile, Network
-from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.steps.pipelines import Group, execute
 from bamboo_core.planning.steps.step_times import LostWorkers, StepModel
-from job_simulation_kit import FAST, manifest, plan_of, profile, spec
+from job_simulation_kit import manifest, plan_of, profile, spec
 
 Rows = tuple[tuple[str, ...], ...]
 
@@ -105,55 +101,6 @@ def test_the_loss_of_a_worker_is_that_of_all_its_devices() -> None:
         "what a device does, and the first one through"
     )
     assert 0 < repeating < took
-
-
-@pytest.mark.parametrize("devices", [1, 2, 4])
-def test_each_device_does_in_advance_its_part_of_the_next_stage(devices: int) -> None:
-    """A loss near the end of a step: what the heir's devices have done of it need not be repeated, and a bit more with
-    backwards than with forwards; these hold others up, and forwards do not.
-    """
-    model = profile(8)
-
-    def told(mode: str) -> tuple[float, float]:
-        job = spec(2, 1, 8, mode, devices)
-        plan, times = plan_of(job, 8), StepModel(model.figures, job)
-        calm = times.seconds(plan, plan.target)
-        lost = LostWorkers(at={"w1": 0.75 * calm}, planned=0.75 * calm)
-        return calm, times.disturbed(plan, moved(plan, Cell(0, 1), "w0"), plan.target, lost)[1]
-
-    none, lazy, forward, backward = map(told, ("None", "LazyForward", "EagerForward", "EagerBackward"))
-    assert none[0] == lazy[0] == forward[0] < backward[0] < 1.5 * none[0]
-    assert lazy[1] >= forward[1] > 0
-    assert lazy[1] - 2 > backward[1] > 0, "a half of one of a microbatch's instructions at least"
-
-
-def test_what_is_done_in_advance_of_inner_parts_follows_the_part_before() -> None:
-    """The devices of the second worker's stage: only what the first of them has made can be the next one's input."""
-    one = group_of_devices()
-    times = execute(one)
-    without = execute(replace(one, mirrors=(), layers=()))
-    more = [a - b for a, b in zip(times.work, without.work, strict=True)]
-    assert all(seconds > 0 for seconds in more), more
-    lonely = execute(replace(one, mirrors=((-1, -1, -1, 1),)))
-    assert lonely.work[1] == without.work[1], "nobody makes its input"
-
-
-def group_of_devices() -> Group:
-    """Two workers of two devices each; every one does the other's work in advance, too."""
-    return Group(
-        forward=(1.0,) * 4,
-        backward=(2.0,) * 4,
-        boundary=(1,) * 4,
-        owners=((0, 1, 2, 3),),
-        microbatches=(8,),
-        order=StageOrder(PipelineSchedule.ONE_F_ONE_B, 0),
-        network=FAST,
-        busy=(0.0,) * 4,
-        mirrors=((2, 3, 0, 1),),
-        layers=(1,) * 4,
-        machines=(0, 0, 2, 2),
-        devices=2,
-    )
 
 
 grids = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(3, 10))

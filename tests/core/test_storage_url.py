@@ -105,26 +105,6 @@ def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_se
     assert "hunter22" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "s3://bucket/run",
-        "s3a://bucket",
-        "gcs://b/a@b:c",
-        "az://c/r",
-        "abfss://c@a.dfs.core.windows.net/r",
-        "memory://",
-        "file:///my%20data",
-        "file://localhost/data",
-        "file:////nfs/x?y#z",
-    ],
-)
-def test_a_manifest_takes_what_stores_have(url: str) -> None:
-    checkpoint = parse_manifest(keeping(url)).checkpoint
-    assert checkpoint is not None
-    assert checkpoint.storage.uri == url
-
-
 @given(st.from_regex(URI.pattern, fullmatch=True))
 def test_whatever_fits_a_manifest_can_be_opened(url: str) -> None:
     assert parse_url(url).shown

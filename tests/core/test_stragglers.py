@@ -1,6 +1,5 @@
 """Workers that are slow, not dead, and layers that take longer than counted: who is found, and what is done."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,6 @@ from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator.coordinator import step
 from bamboo_core.coordinator.events import (
-    PreemptionNotice,
     RemoveWorker,
     RequestsWithdrawn,
     SpecChanged,
@@ -22,7 +20,7 @@ from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.splits.stage_times import StageTimes
-from slow_world import BACKWARD, FORWARD, Slowed, trained
+from slow_world import Slowed, trained
 
 
 def edit(world: Slowed, policy: str) -> None:
@@ -49,15 +47,6 @@ def test_a_slow_worker_is_found_and_one_that_stands_by_takes_its_place(grid: tup
     assert world.count == grid[0] * grid[1] + grid[2] + 1, "one more worker was asked for, once"
 
 
-def test_a_job_in_which_nobody_is_slow_any_more_is_left_alone() -> None:
-    world = trained(4, 1, 1)
-    world.slowness[world.owner(1)] = 2.0
-    world.train(40)
-    plan = world.state.plan
-    world.train(300)
-    assert world.state.plan == plan
-
-
 def test_without_a_standby_it_gets_fewer_layers() -> None:
     world = trained(2, 1, 0)
     slow = world.owner(1)
@@ -74,30 +63,6 @@ def test_without_a_standby_it_gets_fewer_layers() -> None:
     assert (shown.worker, round(shown.seconds, 3), round(shown.usual, 3)) == (slow, 0.36, 0.12), "it is still shown"
 
 
-def test_the_worker_in_the_same_place_of_the_other_pipeline_gets_fewer_layers_too() -> None:
-    world = trained(4, 2, 0)
-    slow = world.owner(2, pipeline=1)
-    world.slowness[slow] = 3.0
-    while "Rebalanced" not in world.reasons():
-        world.train(1)
-    plan = world.plan
-    assert [b - a for a, b in plan.stages].index(1) == 2
-    assert sorted(b - a for a, b in plan.stages) == [1, 2, 2, 3], "all of them as even as may be"
-    assert world.owner(2, pipeline=1) == slow, "everybody stays where it was"
-
-
-def test_layers_stay_where_they_are_while_somebody_is_suspected_and_may_be_replaced() -> None:
-    """That another split is faster has lasted for long enough before the slow worker has been slow for so long."""
-    world = trained(4, 1, 1)
-    world.work = {0: 4.0, 1: 4.0}
-    world.train(8)
-    assert world.state.balance.uneven
-    world.work = {}
-    world.slowness[world.owner(1)] = 2.0
-    world.train(40)
-    assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
-
-
 def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
     """Nobody is slow, and nobody is called so."""
     world = trained(4, 1, 0)
@@ -107,31 +72,6 @@ def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
     assert "counted" in world.said("Rebalancing")[0]
     plan = world.plan
     assert plan.stages == ((0, 1), (1, 2), (2, 5), (5, 8))
-
-
-def test_data_that_are_read_slowly_are_no_reason_to_move_layers_that_would_not_help() -> None:
-    """What the first stage takes for its data stays with it. A layer less there is worth what that layer takes."""
-    world = trained(4, 1, 0)
-    plan = world.state.plan
-    world.reading = 1.5
-    world.train(60, seconds=13.0)
-    assert world.reasons() == []
-    assert world.state.plan == plan
-    assert world.state.stragglers.estimate is not None
-    assert world.state.stragglers.estimate.reading == pytest.approx((1.5, 0.0))
-    assert world.state.stragglers.estimate.costs == pytest.approx((FORWARD + BACKWARD,) * 8)
-
-
-def test_with_nothing_to_compare_the_counted_costs_are_taken_and_only_a_large_factor_counts() -> None:
-    worlds = {factor: Slowed(4, 1, 0, shadows=False) for factor in (1.8, 2.5)}
-    for factor, world in worlds.items():
-        world.settle()
-        world.slowness[world.owner(1)] = factor
-        world.train(50)
-    assert "StragglerFound" not in worlds[1.8].reasons()
-    world = worlds[2.5]
-    assert "StragglerFound" in world.reasons()
-    assert "by the counted cost of its layers others would take" in world.said("StragglerFound")[0]
 
 
 @pytest.mark.parametrize(
@@ -174,20 +114,6 @@ def test_all_who_become_slow_together_are_not_blamed_though_nobody_runs_the_same
     world.slowness = dict.fromkeys(world.state.workers, 1.6)
     world.train(60)
     assert world.reasons() == []
-
-
-def test_who_is_no_faster_than_the_one_before_it_was_not_slow() -> None:
-    """Without anything to compare: the layers are heavy. The next worker takes as long, and is not replaced, too."""
-    world = trained(4, 1, 2, shadows=False)
-    world.work = {2: 3.0, 3: 3.0}
-    world.slowness = {}
-    document = {
-        **world.document,
-        "spec": {**world.document["spec"], "topology": {"stages": 4, "split": [2, 2, 2, 2], "schedule": "1F1B"}},
-    }
-    world.state = replace(world.state, terms=replace(world.state.terms, spec=parse_manifest(document)))
-    world.train(400)
-    assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.25])
@@ -332,16 +258,6 @@ def test_a_worker_that_is_not_needed_any_more_is_not_asked_for(how: str) -> None
     assert (world.state.membership.requested, surplus_requests(world.state)) == (1 + missing, 1)
 
 
-def test_who_came_for_one_that_is_lost_meanwhile_takes_its_place_all_the_same() -> None:
-    world, slow = asking()
-    world.away = 0
-    world.lost.add(slow)
-    world.tell(WorkerLost(slow, "killed"))
-    world.train(30)
-    assert "StragglerReplaced" not in world.reasons()
-    assert len(set(world.state.workers)) == 3
-
-
 @pytest.mark.parametrize(("headroom", "fits"), [(1.2, False), (2.0, True)])
 def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: bool) -> None:
     """Somebody would hold five of them instead of four, its replicas included."""
@@ -351,16 +267,6 @@ def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: 
     world.train(60)
     assert world.layers(slow) == ([1] if fits else [2])
     assert ("Rebalancing" in world.reasons()) == fits
-
-
-def test_near_the_end_of_the_job_layers_stay_where_they_are() -> None:
-    world = Slowed(4, 1, 0, steps=30)
-    world.settle()
-    world.state = replace(world.state, balance=replace(world.state.balance, pause=1000.0))
-    world.train(8)
-    world.slowness[world.owner(1)] = 3.0
-    world.train(18)
-    assert world.reasons() == ["StragglerFound"], "the pause would not pay any more"
 
 
 def test_workers_that_are_slow_one_after_the_other_are_replaced_ever_more_rarely() -> None:
@@ -375,14 +281,6 @@ def test_workers_that_are_slow_one_after_the_other_are_replaced_ever_more_rarely
     pauses = [b - a for a, b in pairwise(steps)]
     assert 3 <= len(steps) <= 5
     assert all(later > 1.5 * earlier for earlier, later in pairwise(pauses[1:])), pauses
-
-
-def test_replacements_end_when_all_workers_have_been_replaced_once() -> None:
-    world = trained(2, 1, 1)
-    world.state = replace(world.state, stragglers=replace(world.state.stragglers, replacements=3))
-    world.slowness[world.owner(1)] = 3.0
-    world.train(60)
-    assert "StragglerReplaced" not in world.reasons()
 
 
 def replacing() -> tuple[Slowed, str, str]:
@@ -408,48 +306,6 @@ def test_it_stays_if_who_was_to_take_its_place_is_lost() -> None:
     assert world.state.workers[slow].notice_until is None
     world.train(30)
     assert world.owner(1) == slow
-
-
-def test_a_notice_that_it_gets_meanwhile_counts_as_one() -> None:
-    world, slow, spare = replacing()
-    world.tell(PreemptionNotice(slow, 30.0))
-    assert (world.state.membership.notices, world.state.membership.preemptions) == (1, 1)
-    assert world.state.workers[slow].notice_until == world.now + 30.0
-    world.train(10)
-    assert world.owner(1) == spare
-
-
-def test_a_slow_worker_that_is_lost_is_taken_over_as_any_other() -> None:
-    world, slow, _ = replacing()
-    world.pending.clear()
-    world.lost.add(slow)
-    world.tell(WorkerLost(slow, "killed"))
-    assert world.plan.reason == "Takeover"
-    world.train(20)
-    assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
-
-
-def test_a_replaced_worker_is_told_to_leave_only_after_it_has_handed_its_stage_over() -> None:
-    world, slow, spare = replacing()
-    world.train(2)
-    assert world.owner(1) == spare
-    world.train(10)
-    assert world.state.workers.get(slow) is None or world.state.workers[slow].released
-
-
-def test_what_is_measured_counts_when_workers_become_fewer_too() -> None:
-    """Layers are split over fewer workers by what they take, not by what was counted."""
-    world = trained(4, 1, 0, chooses=("stages",), profile=protocol.Profile(costs=(1e12,) * 8), schedule="1F1B")
-    world.work = dict.fromkeys(range(4), 3.0)  # 2 layers of each stage
-    world.train(2)
-    assert world.state.stragglers.estimate is not None
-    world.away = 1000
-    lost = world.owner(0)  # its neighbour runs a light stage, and would be slower with both than three split anew
-    world.lost.add(lost)
-    world.tell(WorkerLost(lost, "killed"))
-    world.train(60)
-    plan = world.plan
-    assert plan.stages == ((0, 2), (2, 4), (4, 8))
 
 
 TIMES = st.builds(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Emit, Tick
 from bamboo_core.coordinator.state import CoordinatorState
@@ -103,12 +103,6 @@ def test_a_worker_is_not_given_up_if_that_would_lose_a_stage_or_nobody_knows_wha
     assert worker in world.state.workers
 
 
-def test_several_that_are_held_up_at_once_are_not_the_cause() -> None:
-    world = training(pipelines=2)
-    both = {world.plan.at(Cell(d, 0)).owner for d in range(2)}
-    assert {e.reason for e in hold_up(world, both, 300)} == {"NoProgress"}
-
-
 def test_after_a_minute_it_is_told_once_where_workers_are_that_hang() -> None:
     world = training(pipelines=2)
     both = sorted(world.plan.at(Cell(d, 0)).owner for d in range(2))
@@ -122,33 +116,8 @@ def test_after_a_minute_it_is_told_once_where_workers_are_that_hang() -> None:
     assert world.state.workers.keys() >= set(both), "it is a hint, and nothing follows"
 
 
-def test_so_it_is_of_workers_that_do_not_get_to_the_end_of_loading_the_task() -> None:
-    world, said = World(2, 1, 0), []
-    for event in [one for one in world.pending if isinstance(one, WorkerJoined)]:
-        world.tell(event)
-    for _ in range(100):
-        world.now += 1
-        for worker in world.state.workers:
-            world.tell(Received(worker, protocol.Heartbeat(step=0, doing="starting, at mine.py line 3, in build")))
-        world.state, commands = coordinator.step(world.state, Tick(), world.now)
-        said += [c for c in commands if isinstance(c, Emit)]
-    (hint,) = (emit for emit in said if emit.reason == "NoProgress")
-    assert hint.message.startswith("training did not begin for 7")
-    assert "w0 is starting, at mine.py line 3, in build; w1 is starting" in hint.message
-
-
 def test_who_merely_waits_is_not_stuck() -> None:
     assert not hold_up(training(), set(), 300)
-
-
-def test_only_one_worker_is_given_up_until_steps_are_committed_again() -> None:
-    world = training(pipelines=2)
-    first = owner(world)
-    assert hold_up(world, {first}, 62)
-    assert first not in world.state.workers
-    world.settle()
-    second = owner(world)
-    assert not [e for e in hold_up(world, {second}, 300) if e.reason == "WorkerStuck"]
 
 
 def test_a_worker_says_how_long_it_has_been_inside_an_instruction() -> None:

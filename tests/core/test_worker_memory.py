@@ -2,11 +2,9 @@
 
 import msgspec
 
-from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.profile import Machine
 from bamboo_core.planning.steps.worker_memory import device_bytes, memory_warning
-from job_simulation_kit import job, manifest, profile
+from job_simulation_kit import job
 
 pytest_plugins = ["job_simulation_fixtures"]
 
@@ -28,21 +26,6 @@ def test_a_worker_on_standby_that_keeps_replicas_may_need_most() -> None:
     for taken_over in (False, True):
         assert device_bytes(ready.profile.figures, ready.spec, taken_over=taken_over) == 4 * (300 + 100)
         assert device_bytes(idle.profile.figures, idle.spec, taken_over=taken_over) < 4 * (300 + 100)
-
-
-def test_with_groups_of_gradients_a_pipeline_may_have_more_microbatches_in_flight_than_an_even_share() -> None:
-    """Three groups of 10 microbatches on two pipelines: one of them runs 7, as many as of 14 without groups. The
-    first of eight stages keeps two more in flight, and two more of the next one's.
-    """
-
-    def needed(microbatches: int, **training: int) -> int:
-        document = manifest(8, 2, microbatches)
-        document["spec"]["training"] |= training
-        layers = profile(8, activations=1000).figures
-        return device_bytes(layers, parse_manifest(document), taken_over=False)
-
-    assert most_microbatches(parse_manifest(manifest(8, 2, 10)).training, 2) == 5
-    assert needed(10, gradientGroups=3) == needed(14) == needed(10) + 4 * 1000
 
 
 def test_memory_is_counted_for_a_device() -> None:

@@ -7,8 +7,6 @@ import pytest
 
 from bamboo_core.coordinator.splits.worker_speeds import (
     LEAST_MICROBATCHES,
-    LEAST_WORKERS,
-    by_counted_costs,
     estimate,
     measurements,
     owned_times,
@@ -82,35 +80,3 @@ def test_layers_share_what_their_stage_takes_and_data_stay_with_the_first_one() 
 def test_nothing_is_estimated_before_all_stages_are_measured() -> None:
     state = told({1: times(layers_of(1))})
     assert estimate(state, speeds(measurements(state))) is None
-
-
-def test_by_counted_costs_three_are_needed_to_say_who_is_unusual() -> None:
-    stages = [layers_of(s) for s in range(3)]
-    costs = tuple(1.0 for _ in range(stages[-1][1]))
-    said = {s: times(layers, forward=1.0 * (layers[1] - layers[0])) for s, layers in enumerate(stages)}
-    said = {s: replace_backward(one) for s, one in said.items()}
-    slow = StageTimes(
-        layers=stages[2], forward=2 * said[2].forward, backward=2 * said[2].backward, microbatches=LEAST_MICROBATCHES
-    )
-    state = replace(told({**said, 2: slow}), profile=replace(told({**said, 2: slow}).profile, costs=costs))
-    found = by_counted_costs(state)
-    owner = [state.current_plan.at(Cell(0, s)).owner for s in range(3)]
-    assert len(owner) == LEAST_WORKERS
-    assert found[owner[2]] == pytest.approx(2.0)
-    assert found[owner[0]] == pytest.approx(1 / 1.5)
-    assert (
-        by_counted_costs(
-            replace(
-                told({0: said[0], 1: said[1]}), profile=replace(told({0: said[0], 1: said[1]}).profile, costs=costs)
-            )
-        )
-        == {}
-    )
-    assert by_counted_costs(replace(state, profile=replace(state.profile, costs=costs[:-1]))) == {}
-
-
-def replace_backward(one: StageTimes) -> StageTimes:
-    """Its backward is as long as its forward."""
-    return StageTimes(
-        layers=one.layers, forward=one.forward, backward=one.forward, each=(), microbatches=one.microbatches
-    )

@@ -52,11 +52,3 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, message: str) -> 
     with pytest.raises(ManifestError) as caught:
         load_manifest(tmp_path / name)
     assert caught.value.problems == (Problem(str(tmp_path / name), message),)
-
-
-def test_a_file_of_anything_but_an_object(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text("[1]")
-    with pytest.raises(ManifestError) as caught:
-        load_manifest(path)
-    assert str(caught.value) == f"{path}: expected an object, got a list"

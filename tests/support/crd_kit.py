@@ -118,11 +118,6 @@ def _default(schema: Mapping[str, Any], value: Any) -> None:
             _default(inner, value[name])
 
 
-def broken_rules(document: Mapping[str, Any]) -> list[str]:
-    """Those of the CEL rules, which a server judges by whatever the schema says of the values."""
-    return [*broken(SCHEMA, defaulted(document), ABSENT, "")]
-
-
 def parsed(document: Mapping[str, Any]) -> JobSpec | None:
     """None if the parser refuses it."""
     try:
