@@ -1,22 +1,16 @@
 """The test cluster itself: pods run, end and vanish as on a real one."""
 
-import gc
 import os
-import platform
-import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster import build
 from cluster.children import is_alive
 from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
@@ -385,94 +379,3 @@ def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
             owner.kill()
     until(lambda: not Path(folder).exists() and not any(is_alive(int(pid)) for pid in pids))
     assert not marked(mark)
-
-
-def test_the_build_is_shared_and_survives_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tmp_path / "recipe.sh"
-    recipe.write_text(
-        'echo building; mkdir -p "$1/bin"; echo $$ >> "$1/../builds"\n'
-        'until test -e "$1/../go"; do sleep 0.05; done; touch "$1/bin/etcd"'
-    )
-    code = (
-        "import sys; from pathlib import Path; from cluster import build\n"
-        "build.RECIPE = Path(sys.argv[1]); print(build.binaries())"
-    )
-    monkeypatch.delenv("BAMBOO_KUBERNETES", raising=False)
-    monkeypatch.setenv("BAMBOO_CACHE", str(tmp_path / "cache"))
-    argv = [sys.executable, "-c", code, str(recipe)]
-
-    def start() -> "subprocess.Popen[str]":
-        return subprocess.Popen(argv, cwd=SUPPORT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-
-    builds = tmp_path / "cache" / "bamboo" / "builds"
-    killed = start()
-    until(builds.exists)
-    killed.kill()
-    killed.communicate()
-    both = [start(), start()]
-    builds.with_name("go").touch()
-    folders = {process.communicate(timeout=60)[0].strip() for process in both}
-    assert len(folders) == 1
-    assert (Path(folders.pop()) / "etcd").exists()
-    assert len(builds.read_text().split()) == 2
-
-
-def test_building_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warnings are errors here, and what is left open is told when it is collected."""
-    recipe = tmp_path / "recipe.sh"
-    recipe.write_text('mkdir -p "$1/bin"; touch "$1/bin/etcd"')
-    monkeypatch.delenv("BAMBOO_KUBERNETES", raising=False)
-    monkeypatch.setenv("BAMBOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "RECIPE", recipe)
-    told: list[str] = []
-    assert (build.binaries(told.append) / "etcd").exists()
-    gc.collect()
-    recipe.write_text("echo no such package; exit 1")
-    with pytest.raises(build.Unavailable, match="which cannot be had: no such package"):
-        build.binaries(told.append)
-    gc.collect()
-
-
-def test_a_folder_of_binaries_is_taken_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BAMBOO_KUBERNETES", str(tmp_path))
-    for name in build.PROGRAMS[1:]:
-        (tmp_path / name).write_text("#!/bin/sh\necho Kubernetes v1.31.0-rc.1\n")
-        (tmp_path / name).chmod(0o755)
-    with pytest.raises(build.Broken, match=r"BAMBOO_KUBERNETES=.* was expected to have .*; missing: etcd$"):
-        build.binaries()
-    (tmp_path / "etcd").symlink_to("kube-apiserver")
-    assert build.binaries() == tmp_path
-    assert build.minor_version(tmp_path / "kube-apiserver") == 31
-    (tmp_path / "kube-apiserver").write_text("#!/bin/sh\necho something else\n")
-    with pytest.raises(build.Broken, match=r"was expected to say Kubernetes v1.x.y; it says: something else"):
-        build.minor_version(tmp_path / "kube-apiserver")
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_published_programs_are_checked_and_complete_or_not_there(tmp_path: Path) -> None:
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
-    published, unpacked = tmp_path / "v1" / "bin" / "linux" / arch, tmp_path / f"etcd-v3-linux-{arch}"
-    sums, archive = tmp_path / "v3" / "SHA256SUMS", tmp_path / "v3" / f"etcd-v3-linux-{arch}.tar.gz"
-    for folder in (published, unpacked, sums.parent):
-        folder.mkdir(parents=True)
-    for name in build.PROGRAMS[1:]:
-        (published / name).write_text(f"this is {name}")
-        (published / f"{name}.sha256").write_text(sha256((published / name).read_bytes()).hexdigest())
-    (unpacked / "etcd").write_text("this is etcd")
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(unpacked, unpacked.name)
-    sums.write_text(f"{'0' * 64}  another.tar.gz\n{sha256(archive.read_bytes()).hexdigest()}  {archive.name}\n")
-    site = {"KUBERNETES_SITE": tmp_path.as_uri(), "ETCD_SITE": tmp_path.as_uri()}
-    env = {**os.environ, **site, "KUBERNETES_VERSION": "v1", "ETCD_VERSION": "v3"}
-
-    def download(folder: Path) -> int:
-        recipe = SUPPORT / "cluster" / "download.sh"
-        return subprocess.run([str(recipe), str(folder)], env=env, timeout=60, check=False).returncode
-
-    assert download(tmp_path / "there" / "whole") == 0
-    found = {path.name: path.read_text() for path in (tmp_path / "there" / "whole").iterdir()}
-    assert found == {name: f"this is {name}" for name in build.PROGRAMS}
-    assert all(os.access(tmp_path / "there" / "whole" / name, os.X_OK) for name in found)
-    (published / "kube-scheduler").write_text("this is something else")
-    assert download(tmp_path / "there" / "damaged") != 0
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["whole"]

@@ -263,58 +263,6 @@ def test_each_worker_waits_for_quota_and_leaves_when_it_is_preempted(
     until_used(queue, 0)
 
 
-def test_while_kueue_does_not_answer_a_job_waits_and_says_why(
-    installed: Cluster, namespace: str, queue: Queue, played: StandIn, operator: Operator
-) -> None:
-    """Its old pods stay, for nobody removes their finalizer, and no pod of the next job has one of their names."""
-    queue.set_quota(2)
-    running = Job(installed.api, namespace, small("first", queue={"name": queue.name}))
-    whole(running)
-    played.set_away(True)
-    job = Job(installed.api, namespace, small("second", queue={"name": queue.name}))
-    assert 'failed calling webhook "mpod.kb.io"' in job.told("PodsRefused")
-    running.delete()
-    before = running.until_pods(lambda pods: all("deletionTimestamp" in pod["metadata"] for pod in pods.values()))
-    again = Job(installed.api, namespace, small("first", queue={"name": queue.name}))
-    again.told("PodsRefused")
-    assert again.pods().keys() == before.keys()
-    job.delete()
-    played.set_away(False)
-    whole(again)
-    assert not again.pods().keys() & before.keys()
-
-
-def test_a_job_whose_namespace_kueue_does_not_manage_says_so(
-    installed: Cluster, namespace: str, operator: Operator
-) -> None:
-    job = Job(installed.api, namespace, small("plain", queue={"name": "nowhere"}))
-    status = job.wait(lambda s: condition(s, "Accepted").get("reason") == "AcceptedInPart")
-    assert f"Kueue does not manage pods of namespace {namespace}" in condition(status, "Accepted")["message"]
-    whole(job)
-
-
-def test_an_operator_that_is_killed_while_pods_are_preempted_finds_what_is_left(
-    installed: Cluster, namespace: str, queue: Queue, operator: Operator, tmp_path: Path
-) -> None:
-    queue.set_quota(4)
-    growing = {"name": queue.name, "priorityClass": "usual", "growthPriorityClass": "spare"}
-    document, slow = paced_job("job", tmp_path, {"minWorkers": 2}, growing)
-    job = Job(installed.api, namespace, document)
-    grown(job, 2)
-    with outsiders(installed.api, namespace, queue, 2):
-        time.sleep(0.5)
-        operator.kill()
-        time.sleep(3)
-        operator.start()
-        grown(job, 1)
-        assert {pod["metadata"]["labels"][CLASS] for pod in gated(job.pods()).values()} == {"spare"}
-    grown(job, 2)
-    slow.unlink()
-    status = job.until("Complete")
-    assert add_digests(status["digests"]) == undisturbed(document, tmp_path / "job")
-    until_used(queue, 0)
-
-
 @pytest.mark.slow
 def test_two_jobs_share_a_quota_for_one_and_a_half(
     installed: Cluster, namespace: str, queue: Queue, operator: Operator, tmp_path: Path
@@ -351,32 +299,6 @@ def test_two_jobs_share_a_quota_for_one_and_a_half(
     status = first.until("Complete")
     assert add_digests(status["digests"]) == undisturbed(first_document, tmp_path / "first")
     until_used(queue, 0)
-
-
-@pytest.mark.slow
-def test_of_two_jobs_that_hold_half_of_what_each_needs_one_lets_go(
-    installed: Cluster, namespace: str, queue: Queue, played: StandIn, operator: Operator
-) -> None:
-    """The order of pods that were created in the same second is that of their UIDs, which is random: here it takes one
-    of each job in turn.
-    """
-    played.manager.order = lambda pod: (int(pod["metadata"]["labels"]["bamboo.dev/worker-index"]),)
-    jobs = [Job(installed.api, namespace, small(name, queue={"name": queue.name})) for name in ("one", "other")]
-    for job in jobs:
-        job.until_pods(lambda pods: len(gated(pods)) == 2)
-    queue.set_quota(2)
-    for job in jobs:
-        job.until_pods(lambda pods: len(gated(pods)) == 1)
-    deadline = time.monotonic() + 2 * PATIENCE
-    while not (training := [job for job in jobs if job.status()["state"] == "Running"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    (winner,) = training
-    (loser,) = (job for job in jobs if job is not winner)
-    loser.told("QuotaGivenBack")
-    assert "QuotaGivenBack" not in {reason for reason, _ in winner.events()}
-    winner.delete()
-    whole(loser)
 
 
 def undisturbed(document: Json, folder: Path) -> str:

@@ -6,18 +6,16 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS, RECOVERY_SECONDS
 from cluster.client import Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
 from manifest_kit import training
 from operator_jobs import claimed, digests_of_a_local_run, local_run, manifest, slowed, small, wrapped
-from operator_process import Job, Operator, condition, without_rules
+from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -65,34 +63,6 @@ def test_an_image_that_cannot_be_pulled_is_told(installed: Cluster, namespace: s
     assert "registry.invalid/no-such-image:1" in job.told("ImagePullBackOff")
     status = job.wait(lambda s: "2 worker(s) cannot start: " in (condition(s, "WorkersReady").get("message") or ""))
     assert condition(status, "WorkersReady")["reason"] == "ImagePullBackOff"
-
-
-@pytest.mark.parametrize(
-    ("kind", "source"),
-    [
-        ("secrets", {"secret": {"secretName": "s3"}}),
-        pytest.param("configmaps", {"configMap": {"name": "s3"}}, marks=pytest.mark.slow),
-    ],
-)
-def test_a_secret_or_config_map_that_is_missing_as_a_volume_is_named(
-    installed: Cluster, namespace: str, operator: Operator, kind: str, source: Json
-) -> None:
-    """A kubelet tells it in events alone. The operator has the rights of operator/rbac.yaml, and none on Secrets."""
-    document = small("unmounted", steps=20)
-    template = document["spec"]["worker"]["template"]["spec"]
-    template["volumes"] = [{"name": "credentials", **source}]
-    mounts = [{"name": "credentials", "mountPath": "/bamboo-test/credentials"}]
-    template["containers"] = [{"name": "trainer", "volumeMounts": mounts}]
-    job = Job(installed.api, namespace, document)
-    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "FailedMount")
-    said = condition(status, "WorkersReady")["message"]
-    assert "worker(s) cannot start: FailedMount: " in said
-    assert 'volume "credentials"' in said
-    assert "s3" in said
-    assert "s3" in job.told("FailedMount")
-    made = {"metadata": {"name": "s3"}, "data": {"key": "eA=="}}
-    installed.api.request("POST", f"/api/v1/namespaces/{namespace}/{kind}", made)
-    job.until("Complete")
 
 
 # The operator dies
@@ -157,73 +127,6 @@ def test_the_operator_may_die_at_any_time(
     assert status["training"]["step"] == STEPS
     job.until_pods(lambda pods: all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods.values()))
     assert not [pair for pair in job.events() if pair[0] in ("StageLost", "WorkersGone")]
-
-
-def between_last_join_and_recovery(operator: Operator) -> float:
-    """In seconds of the operator's own log."""
-    before, after = operator.said.rsplit(": Recovered: ", 1)[0].rsplit(": WorkerJoined: ", 1)
-    times = (datetime.strptime(part.splitlines()[-1][:23], "%Y-%m-%d %H:%M:%S,%f") for part in (before, after))
-    joined, recovered = times
-    return (recovered - joined).total_seconds()
-
-
-@pytest.mark.slow
-def test_a_worker_dies_while_the_operator_is_away(installed: Cluster, namespace: str, operator: Operator) -> None:
-    job = Job(installed.api, namespace, small("orphan", standby=1))
-    job.until("WorkersReady")
-    victim = owners(job)[1]
-    operator.kill()
-    installed.signal(namespace, victim, signal.SIGKILL)
-    installed.api.wait(
-        f"/api/v1/namespaces/{namespace}/pods/{victim}", lambda pod: pod["status"].get("phase") == "Failed"
-    )
-    operator.start()
-    job.told("TakenOver")
-    assert between_last_join_and_recovery(operator) < RECOVERY_SECONDS, "it waited for one known to be gone"
-    status = job.wait(lambda s: condition(s, "WorkersReady")["status"] == "True" and s["state"] == "Running")
-    assert victim not in owners(job)
-    assert len([pod for pod in job.pods().values() if pod["status"]["phase"] == "Running"]) == 3
-    assert condition(status, "Degraded")["status"] == "False"
-
-
-@pytest.mark.slow
-def test_a_task_that_was_changed_in_a_running_job_is_not_taken_for_its_own(
-    installed: Cluster, namespace: str, operator: Operator
-) -> None:
-    """The API server refuses it; here it does not, as if somebody had installed a CRD of his own."""
-    document = small("renamed", standby=1)
-    job = Job(installed.api, namespace, document)
-    job.step(5)
-    config = document["spec"]["task"]["config"]
-    with without_rules(installed):
-        job.edit_in_time({"task": {"config": {"dModel": 16}}})
-        assert "spec.task.config.dModel" in job.told("ChangeRefused")
-        operator.kill()
-        operator.start()
-        status = job.step(job.status()["training"]["step"] + 5)
-        accepted = condition(status, "Accepted")
-        assert (accepted["status"], accepted["reason"]) == ("False", "ChangeRefused")
-        assert "spec.task.config.dModel: is fixed while the job runs" in accepted["message"]
-        assert condition(status, "Degraded")["reason"] == "SpecNotFollowed"
-        victim = owners(job)[1]
-        installed.signal(namespace, victim, signal.SIGKILL)
-        job.told("TakenOver")
-        job.edit({"task": {"config": config}})
-    job.until("Accepted")
-    status = job.step(job.status()["training"]["step"] + 5)
-    assert (status["preemptions"], status["restarts"]) == (1, 1), "a container that is killed has failed"
-
-
-@pytest.mark.slow
-def test_an_operator_that_stood_still_takes_nobody_for_lost(
-    installed: Cluster, namespace: str, operator: Operator
-) -> None:
-    job = Job(installed.api, namespace, small("patient"))
-    at = job.step(5)["training"]["step"]
-    operator.hold(HEARTBEAT_TIMEOUT_SECONDS + 5)
-    status = job.step(at + 5)
-    assert status["preemptions"] == 0
-    assert not [pair for pair in job.events() if pair[0] in ("WorkerLost", "Takeover")]
 
 
 def test_the_final_weights_are_kept_in_a_volume_claim(
@@ -392,30 +295,6 @@ def test_a_taint_concerns_all_jobs_on_the_node(
         assert "Takeover" not in reasons, f"the notice was of no use: {job.events()}"
 
 
-@pytest.mark.slow
-def test_a_cordon_means_nothing_and_a_notice_may_be_withdrawn(
-    installed: Cluster, namespace: str, operator: Operator
-) -> None:
-    training = {"globalBatchSize": 100, "microBatchSize": 2}  # a step of more than a second
-    job = Job(installed.api, namespace, small("staying", training=training))
-    job.until("WorkersReady")
-    before = job.pods().keys()
-    worker = owners(job)[0]
-    node = job.pods()[worker]["spec"]["nodeName"]
-    for other in ("spot-a", "spot-b", "spot-c"):
-        installed.api.patch(f"/api/v1/nodes/{other}", {"spec": {"unschedulable": True}})
-    time.sleep(3)
-    assert job.status()["preemptions"] == 0
-    installed.taint(node, "ToBeDeletedByClusterAutoscaler", "1", "NoSchedule")
-    job.told("NoticeReceived")
-    installed.untaint(node, "ToBeDeletedByClusterAutoscaler")
-    job.told("NoticeWithdrawn")
-    for other in ("spot-a", "spot-b", "spot-c"):
-        installed.api.patch(f"/api/v1/nodes/{other}", {"spec": {"unschedulable": None}})
-    job.wait(lambda s: s["state"] == "Running" and condition(s, "WorkersReady")["status"] == "True")
-    job.until_pods(lambda pods: before <= pods.keys() and len(pods) == 2)
-
-
 # Failures
 
 
@@ -436,34 +315,7 @@ def test_a_worker_that_crashes_again_and_again(installed: Cluster, namespace: st
     assert "rule hopeless" in failed["message"]
 
 
-@pytest.mark.slow
-def test_a_worker_out_of_memory_is_named(installed: Cluster, namespace: str, operator: Operator) -> None:
-    rules = [{"name": "memory", "onExitCodes": [137], "action": "FailJob"}]
-    job = Job(installed.api, namespace, small("greedy", standby=1, failurePolicy={"rules": rules}))
-    job.until("WorkersReady")
-    installed.signal(namespace, owners(job)[0], signal.SIGKILL, reason="OOMKilled")
-    failed = condition(job.until("Failed"), "Failed")
-    assert "OOMKilled" in failed["message"]
-
-
 # The end
-
-
-@pytest.mark.slow
-def test_a_job_is_deleted_at_any_time(installed: Cluster, namespace: str, operator: Operator) -> None:
-    job = Job(installed.api, namespace, small("starting"))
-    job.until_pods(bool)
-    job.delete()
-    job.until_gone()
-    job = Job(installed.api, namespace, small("starting"))  # the same name again
-    job.until("Running")
-    job.delete()
-    job.until_gone()
-    job = Job(installed.api, namespace, small("doomed"))
-    job.until("Running")
-    installed.api.delete(f"/api/v1/namespaces/{namespace}")
-    installed.api.wait(f"/api/v1/namespaces/{namespace}", lambda found: not found)
-    assert operator.alive
 
 
 @pytest.mark.slow
@@ -477,15 +329,4 @@ def test_pods_are_cleaned_up(
     time.sleep(2)
     assert {pod["status"].get("phase") for pod in job.pods().values()} == phases
     job.edit({"ttlSecondsAfterFinished": 1})
-    job.until_gone(30)
-
-
-@pytest.mark.slow
-def test_a_job_has_a_deadline_and_goes_after_its_time(installed: Cluster, namespace: str, operator: Operator) -> None:
-    job = Job(installed.api, namespace, small("late", activeDeadlineSeconds=12, ttlSecondsAfterFinished=8))
-    status = job.until("Failed")
-    assert condition(status, "Failed")["reason"] == "DeadlineExceeded"
-    assert {"startTime", "completionTime", "workersCreated", "selector", "plan"} <= status.keys()
-    time.sleep(2)
-    assert job.status()["state"] == "Failed"
     job.until_gone(30)

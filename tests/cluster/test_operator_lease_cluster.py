@@ -6,14 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from bamboo_core.names import EXIT_FAILED
 from cluster.client import Json
 from cluster.handle import Cluster
 from operator_jobs import small
 from operator_process import LEASE, Job, Operator
 from operator_web import ask, stand_in, until_ready, until_step
-
-ELSEWHERE = "on-demand-a"  # a node on which no worker runs
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -64,35 +61,6 @@ def test_the_second_waits_until_the_first_is_gone(
     assert second.said.count("waiting for the lease") == 1
     held = lease(installed, namespace)
     assert (held.get("holderIdentity", ""), held["leaseTransitions"]) == ("", 1)
-
-
-def test_the_first_ends_when_it_is_evicted_though_no_kubelet_tells_it(
-    installed: Cluster, namespace: str, operator: Operator, second: Operator
-) -> None:
-    """A kubelet hangs: the pod is being deleted, its process lives and has the workers' channels.
-
-    The pod has a node, for the garbage collector soon declares those failed that are deleted and have none.
-    """
-    pod = stand_in(installed, namespace, operator.identity, nodeName=ELSEWHERE)
-    installed.api.wait(pod, lambda found: found["status"].get("phase") == "Running")
-    job = Job(installed.api, namespace, small("evicted"))
-    second.start()
-    until_ready(second, (503, f"waiting for the lease held by {operator.identity}"))
-    reached = until_step(operator, 1)
-    installed.partition(ELSEWHERE)
-    installed.api.delete(pod)
-    until_ready(second, (503, f"waiting until {operator.identity} has ended"))
-    assert operator.wait() == EXIT_FAILED
-    assert f"second holds the lease {namespace}/{LEASE} now" in operator.said
-    assert ask(second, "/readyz")[0] == 503
-
-    installed.recover(ELSEWHERE)  # its kubelet hears of the deletion
-    until_ready(second)
-    until_step(second, reached + 5)
-    assert job.status()["preemptions"] == 0
-    stand_in(installed, namespace, second.identity)
-    operator.start()
-    until_ready(operator, (503, "waiting for the lease held by second"))
 
 
 @pytest.mark.slow

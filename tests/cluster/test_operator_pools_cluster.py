@@ -1,7 +1,5 @@
 """Which nodes a job uses: fallback pools, the way back, and how many pipelines there are to be."""
 
-from collections.abc import Callable
-
 import pytest
 
 from cluster.client import ApiError, Json
@@ -53,14 +51,6 @@ def _in_pools(pods: dict[str, Json]) -> list[str]:
     return sorted(pod["metadata"]["labels"]["bamboo.dev/node-pool"] for pod in pods.values())
 
 
-def test_full_pools_are_told(installed: Cluster, namespace: str, operator: Operator) -> None:
-    job = Job(installed.api, namespace, small("full", nodePools=[{**POOLS[0], "maxWorkers": 1}]))
-    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "PoolsFull")
-    assert "every node pool is at its maxWorkers" in condition(status, "WorkersReady")["message"]
-    job.edit({"nodePools": POOLS})
-    job.until("WorkersReady")
-
-
 def test_a_job_is_scaled(installed: Cluster, namespace: str, operator: Operator) -> None:
     job = Job(installed.api, namespace, small("scaled", elastic={"maxWorkers": 2, "stabilizationSeconds": 1}))
     job.until("WorkersReady")
@@ -85,20 +75,3 @@ def test_a_job_is_scaled(installed: Cluster, namespace: str, operator: Operator)
         job.edit({"training": {"steps": 5}})
         assert "fixed while the job runs" in job.told("ChangeRefused")
     assert job.status()["training"]["steps"] == 100_000
-
-
-def test_a_cost_follows_an_edit_of_the_price(installed: Cluster, namespace: str, operator: Operator) -> None:
-    """What was paid stays."""
-
-    def costs(per_hour: float) -> Callable[[Json], bool]:
-        return lambda status: float((status.get("cost") or {}).get("perHour") or 0) == per_hour
-
-    pool = {"name": "spot", "preset": "Karpenter", "pricePerHour": "0.5"}
-    job = Job(installed.api, namespace, small("priced", nodePools=[pool]))
-    job.wait(costs(1.0))
-    job.edit({"nodePools": [{**pool, "pricePerHour": "1000"}]})
-    dear = job.wait(costs(2000.0))
-    assert float(dear["cost"]["total"]) < 8, "what was paid is not priced anew"  # a second costs 0.56 by now
-    job.edit({"nodePools": [{**pool, "pricePerHour": "0.25"}]})
-    last = job.wait(costs(0.5))
-    assert float(last["cost"]["total"]) > float(dear["cost"]["total"])

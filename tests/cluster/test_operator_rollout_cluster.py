@@ -7,7 +7,7 @@ import pytest
 
 from cluster.client import Json
 from cluster.handle import Cluster
-from operator_jobs import digests_of_a_local_run, endless, manifest, slowed, small
+from operator_jobs import digests_of_a_local_run, manifest, slowed, small
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -74,17 +74,3 @@ def test_a_change_that_does_not_work_stops_by_itself_and_is_taken_back(
     job.edit({"worker": {"template": {"spec": {"hostAliases": None}}}})
     status = job.until("WorkersUpdated")
     assert (set(job.pods()), status["preemptions"]) == (before, 0)
-
-
-def test_another_default_image_of_a_newer_operator_is_rolled_through(
-    installed: Cluster, namespace: str, operator: Operator
-) -> None:
-    job = Job(installed.api, namespace, endless(manifest("upgraded", standby=0, topology={"stages": 2})))
-    job.until("Protected")
-    operator.kill()
-    operator.more = ("--image", "bamboo-trainer:newer")
-    operator.start()
-    job.told("RolloutComplete")
-    images = {pod["spec"]["containers"][0]["image"] for pod in living(job)}
-    assert images == {"bamboo-trainer:newer"}
-    assert job.status()["preemptions"] == 0

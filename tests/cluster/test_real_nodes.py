@@ -21,7 +21,6 @@ pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"
-SERVE = "mkdir -p /tmp/www; echo here >/tmp/www/index.html; httpd -f -p 8000 -h /tmp/www"
 ENDED_SECONDS = 60
 
 
@@ -175,88 +174,6 @@ def test_a_power_cut_takes_pods_and_a_boot_brings_the_node_back(cluster: Cluster
     running(cluster, create(cluster, namespace, pod("next", "sleep 600", node="real-b")))
 
 
-def test_processes_go_on_behind_a_partition(cluster: Cluster, namespace: str) -> None:
-    path = create(cluster, namespace, pod("islander", COUNT, node="real-b"))
-    running(cluster, path)
-    at = count(cluster, namespace, "islander")
-    cluster.partition("real-b")
-    cluster.api.wait("/api/v1/nodes/real-b", lambda found: condition(found, "Ready") == "Unknown", 60)
-    log = next((cluster.folder / "nodes/real-b/var/log/pods").glob("*islander*/main/0.log"))
-    until(30, lambda: int(log.read_text().split()[-1]) > at + 20)
-    cluster.api.wait(path, lambda found: "deletionTimestamp" in found["metadata"], 60)
-    cluster.recover("real-b")
-    cluster.api.wait(path, lambda found: not found, 120)
-
-
-def test_a_frozen_node_goes_on_where_it_stood(cluster: Cluster, namespace: str) -> None:
-    running(cluster, create(cluster, namespace, pod("sleeper", COUNT, node="real-b")))
-    cluster.freeze("real-b")
-    log = next((cluster.folder / "nodes/real-b/var/log/pods").glob("*sleeper*/main/0.log"))
-    stood = log.read_text()
-    time.sleep(2)
-    assert log.read_text() == stood
-    cluster.recover("real-b")
-    until(60, lambda: log.read_text() != stood)
-
-
-def test_a_frozen_node_can_lose_its_power_and_boots_at_once(cluster: Cluster, namespace: str) -> None:
-    cluster.freeze("real-b")
-    cluster.fail("real-b")
-    cluster.recover("real-b")
-    running(cluster, create(cluster, namespace, pod("next", "sleep 600", node="real-b")))
-
-
-def service(name: str) -> Json:
-    ports = [{"port": 80, "targetPort": 8000}]
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {"selector": {"app": name}, "ports": ports},
-    }
-
-
-def test_services_have_addresses_and_names_on_every_node(cluster: Cluster, namespace: str) -> None:
-    ready(cluster, create(cluster, namespace, pod("web", SERVE, node="real-a")))
-    cluster.api.create(service("web"), namespace)
-    for node in ("real-a", "real-b"):
-        running(cluster, create(cluster, namespace, pod(f"from-{node}", "sleep 600", node=node)))
-        for host in ("web", f"web.{namespace}.svc.cluster.local"):
-            until(60, lambda node=node, host=host: fetch(cluster, namespace, f"from-{node}", host, 80))
-    assert not fetch(cluster, namespace, "from-real-a", "nobody", 80)
-
-
-def fetch(cluster: Cluster, namespace: str, name: str, host: str, port: int) -> bool:
-    """By nc: the wget of busybox 1.35 ends with a segmentation fault."""
-    script = f"printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 3 {host} {port}"
-    done = kubectl(cluster, namespace, "exec", name, "--", "sh", "-c", script)
-    return done.stdout.endswith("\nhere\n")
-
-
-def test_policies_let_in_only_whom_they_name(cluster: Cluster, namespace: str) -> None:
-    where = ready(cluster, create(cluster, namespace, pod("web", SERVE, node="real-a")))["status"]["podIP"]
-    for name, node in (("friend", "real-b"), ("neighbour", "real-a"), ("stranger", "real-b")):
-        running(cluster, create(cluster, namespace, pod(name, "sleep 600", node=node)))
-
-    def reaching() -> set[str]:
-        names = ("friend", "neighbour", "stranger")
-        return {name for name in names if fetch(cluster, namespace, name, where, 8000)}
-
-    until(60, lambda: reaching() == {"friend", "neighbour", "stranger"})
-    peers = [{"podSelector": {"matchLabels": {"app": "friend"}}}]
-    spec = {
-        "podSelector": {"matchLabels": {"app": "web"}},
-        "policyTypes": ["Ingress"],
-        "ingress": [{"from": peers, "ports": [{"port": 8000}]}],
-    }
-    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "web"}, "spec": spec}
-    cluster.api.create(policy, namespace)
-    until(60, lambda: reaching() == {"friend"})
-    mute = {"podSelector": {"matchLabels": {"app": "friend"}}, "policyTypes": ["Egress"], "egress": []}
-    cluster.api.create({**policy, "metadata": {"name": "mute"}, "spec": mute}, namespace)
-    until(60, lambda: reaching() == set())
-
-
 @pytest.mark.parametrize("killed", ["starter", "host"])
 def test_nothing_outlives_a_cluster_that_is_killed(killed: str, cluster: Cluster, tmp_path: Path) -> None:
     """Not a process, mount, interface, cgroup or file. The cluster of the other tests goes on beside it."""
@@ -302,9 +219,3 @@ def processes(folder: Path) -> list[str]:
         if str(folder).encode() in command:
             found.append(process.name)
     return found
-
-
-def test_real_nodes_say_what_they_lack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("BAMBOO_KUBERNETES", str(tmp_path))
-    with pytest.raises(pytest.skip.Exception, match=r"real nodes need a kubelet, and BAMBOO_KUBERNETES=.* has none"):
-        start(tmp_path)

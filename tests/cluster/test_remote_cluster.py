@@ -20,7 +20,7 @@ import yaml
 from cluster.client import ApiError, Json
 from cluster.handle import Cluster
 from operator_jobs import small, wrapped
-from operator_process import SYSTEM, Job, Operator, condition, install
+from operator_process import SYSTEM, Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -155,27 +155,6 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     assert shell.type("status", "story", code=1) == f"bamboo: there is no job story in namespace {namespace}\n"
 
 
-def test_a_watched_job_gives_its_outcome(installed: Cluster, namespace: str, operator: Operator, shell: Shell) -> None:
-    lines = shell.type("run", shell.file(small("short", steps=20)), "--on", "cluster").splitlines()
-    assert lines[0] == f"short created in namespace {namespace}"
-    assert lines[-1].startswith("Complete: ")
-    assert any("step 20/20" in line for line in lines)
-    assert any("Started: training begins: 1 pipeline" in line for line in lines)
-    crash = wrapped(small("crash", failurePolicy={"backoffLimit": 0}), ["bash", "-c", "echo the last word; exit 7"])
-    done = subprocess.run(
-        [*BAMBOO, "submit", shell.file(crash), "--watch", "--no-load", "-n", namespace],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=shell.env,
-    )
-    assert (done.returncode, "Failed: " in done.stdout, complaints(done.stderr)) == (1, True, ""), done
-    failed = Submitted(installed, namespace, "crash")  # with the first one the job has
-    failed.until_pods(lambda pods: len(pods) == 2 and all(p["status"].get("phase") == "Failed" for p in pods.values()))
-    assert "w0 | the last word" in shell.type("logs", "crash", "--previous")
-    assert re.search(r"w0 +failed \(Error, exit code 7\)", shell.type("status", "crash"))
-
-
 @pytest.mark.slow
 def test_logs_are_followed_over_the_change_of_workers(
     installed: Cluster, namespace: str, operator: Operator, shell: Shell
@@ -303,21 +282,6 @@ def test_a_diagnosis_asks_a_real_cluster(installed: Cluster, namespace: str, she
     said = bare.diagnosis()
     assert any(one["subject"] == "nodes" and "cannot list resource" in one["message"] for one in said)
     assert any("you may not" in one["message"] for one in said if one["subject"] == "your rights")
-
-
-def test_a_cluster_without_bamboo_says_so(installed: Cluster, namespace: str, shell: Shell) -> None:
-    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
-    installed.api.delete(crd)
-    try:
-        installed.api.wait(crd, lambda found: not found)
-        said = "bamboo: the cluster has no bamboojobs.bamboo.dev: Bamboo is not installed there\n"
-        deadline = time.monotonic() + 60
-        while (told := shell.type("list", code=1)) != said:  # the API server notices a little later
-            assert time.monotonic() < deadline, told
-        assert shell.type("status", "x", code=1) == said
-        assert shell.type("submit", shell.file(small("x")), code=1) == said
-    finally:
-        install(installed)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +51,6 @@ def install(cluster: Cluster) -> None:
             for c in (found.get("status") or {}).get("conditions") or ()
         ),
     )
-
-
-@contextmanager
-def without_rules(cluster: Cluster) -> Iterator[None]:
-    """The CRD has none."""
-    crd = cluster.api.get(CRD)
-    bare = copy.deepcopy(crd)
-    strip_rules(bare)
-    cluster.api.request("PUT", CRD, bare)
-    try:
-        yield
-    finally:
-        newest = cluster.api.get(CRD)["metadata"]
-        cluster.api.request("PUT", CRD, {**crd, "metadata": newest})
 
 
 def allow_lease(cluster: Cluster, namespace: str) -> None:
@@ -239,17 +224,6 @@ class Job:
 
     def edit(self, spec: Json) -> None:
         self.api.patch(self.path, {"spec": spec})
-
-    def edit_in_time(self, spec: Json) -> None:
-        """Edits the job as soon as the API server, which learns a little later that the CRD has changed, takes it."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return self.edit(spec)
-            except ApiError as error:
-                if error.code != 422 or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.1)
 
     def delete(self) -> None:
         self.api.delete(self.path)
