@@ -227,27 +227,10 @@ def test_own_marks_reach_the_operator_as_it_reads_them(
     assert changed[0] != changed[1], "the operator has to be started again, for it reads them at its start"
 
 
-def backend(documents: list[Json]) -> tuple[str, Json]:
-    """The path of the Ingress, and the Service that it leads to."""
-    (path,) = one(documents, "Ingress")["spec"]["rules"][0]["http"]["paths"]
-    assert path["pathType"] == "Prefix"
-    return path["path"], path["backend"]["service"]
-
-
 def test_images_are_those_of_the_values_by_digest_or_tag(rendered: dict[str, list[Json]]) -> None:
     assert container(rendered["default"])["image"] == "bamboo-operator:0.1.0"
     assert container(rendered["everything"])["image"] == f"registry.example/x/bamboo-operator@{DIGEST}"
     assert "--image=registry.example:5000/bamboo-trainer:2" in container(rendered["everything"])["args"]
-
-
-def test_it_stays_away_from_spot_nodes_if_it_can(rendered: dict[str, list[Json]]) -> None:
-    """By the labels that the operator's own presets look for."""
-    affinity = one(rendered["default"], "Deployment")["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
-    (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
-    avoided = {(e["key"], value) for e in term["preference"]["matchExpressions"] for value in e["values"]}
-    assert ("karpenter.sh/capacity-type", "spot") in avoided
-    assert ("eks.amazonaws.com/capacityType", "SPOT") in avoided
-    assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity
 
 
 def test_all_that_selects_the_pod_finds_it(rendered: dict[str, list[Json]]) -> None:
@@ -303,16 +286,3 @@ def test_rules_and_dashboards_arrive_as_they_are(rendered: dict[str, list[Json]]
             found |= {name: json.loads(text) for name, text in document["data"].items()}
     boards = (LINKED / "dashboards").iterdir()
     assert found == {f"bamboo-{path.name}": json.loads(path.read_text()) for path in boards}
-
-
-@pytest.mark.parametrize("base", ["https://git.example/bamboo/blob/main", "https://git.example/bamboo/blob/main/"])
-def test_runbooks_are_found_from_where_people_read(chart: Helm, base: str) -> None:
-    document = one(
-        chart.template({"monitoring": {"enabled": True, "runbookBaseUrl": base}}, apis=FOREIGN), "PrometheusRule"
-    )
-    expected: Json = yaml.safe_load((LINKED / "alerts.yaml").read_text())
-    alerts = [rule for group in expected["groups"] for rule in group["rules"] if "alert" in rule]
-    assert alerts
-    for alert in alerts:
-        alert["annotations"]["runbook_url"] = f"https://git.example/bamboo/blob/main/docs/runbooks/{alert['alert']}.md"
-    assert document["spec"] == expected

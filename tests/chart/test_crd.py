@@ -7,31 +7,13 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from jsonschema import Draft4Validator, ValidationError
+from jsonschema import ValidationError
 
-from bamboo_core import names
 from bamboo_core.job.manifest import METADATA
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
-from crd_kit import ANYTHING, CRD, SCHEMA, STATUS_VALIDATOR, VERSION, broken, compiled, defaulted, nodes
+from crd_kit import CRD, STATUS_VALIDATOR, VERSION, compiled, defaulted, nodes
 
 NODES = dict(nodes())
-SERVER_OWNED = ("", "metadata")  # nothing but its name may be said of metadata
-KEYWORDS = {
-    *("type", "description", "default", "format", "required", "properties", "additionalProperties", "items", "enum"),
-    *(
-        "minimum",
-        "exclusiveMaximum",
-        "exclusiveMinimum",
-        "maximum",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "minItems",
-        "maxItems",
-    ),
-    *("maxProperties", "anyOf", "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
-    *("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"),
-}
 CORE_CEL = {
     *("_==_", "_!=_", "_<=_", "_>=_", "_&&_", "_||_", "!_", "_*_", "_/_", "_%_", "_+_", "_-_", "_?_:_"),
     *("_[_]", "size", "matches", "endsWith", "string", "@not_strictly_false"),
@@ -50,95 +32,9 @@ def test_the_parser_takes_the_metadata_that_kubernetes_has() -> None:
     assert set(METADATA) == set(metadata["properties"])
 
 
-def test_its_names_are_the_projects() -> None:
-    spec = CRD["spec"]
-    assert f"{spec['group']}/{VERSION['name']}" == names.API_VERSION
-    assert spec["names"]["kind"] == names.KIND
-    assert CRD["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}"
-    assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["bj"], ["all"])
-
-
-def test_it_has_one_version() -> None:
-    assert CRD["spec"]["versions"] == [VERSION]
-    assert (VERSION["name"], VERSION["served"], VERSION["storage"]) == (names.VERSION, True, True)
-
-
 def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
     """As JSON, and half of it to spare."""
     assert len(json.dumps(CRD, separators=(",", ":"))) < 262_144 / 2
-
-
-def test_the_schema_is_structural() -> None:
-    """No keyword that a server refuses, a type for every node, fields or a map but never both."""
-    Draft4Validator.check_schema(SCHEMA)
-    for path, node in NODES.items():
-        assert node.keys() <= KEYWORDS, path
-        assert ("type" in node) != ("x-kubernetes-int-or-string" in node), path
-        assert node.get("anyOf") in (None, [{"type": "integer"}, {"type": "string"}]), path
-        inside = node.keys() & {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
-        assert len(inside) == (node.get("type") == "object"), path
-        assert set(node.get("required", ())) <= node.get("properties", {}).keys(), path
-        assert not any("default" in node["properties"][name] for name in node.get("required", ())), path
-
-
-@pytest.mark.parametrize("path", ["task.config", "worker.template"])
-def test_any_object_is_a_map_of_anything(path: str) -> None:
-    """Of an object that preserves unknown fields, a rule does not see that a key was renamed."""
-    found: Any = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    for name in path.split("."):
-        found = found["properties"][name]
-    assert found["additionalProperties"] == ANYTHING
-    assert "x-kubernetes-preserve-unknown-fields" not in found
-
-
-@pytest.mark.parametrize("path", [path for path in NODES if path not in SERVER_OWNED])
-def test_a_field_is_documented_and_bounded(path: str) -> None:
-    node = NODES[path]
-    assert re.fullmatch(r"[A-Z].*[^.]\.", node["description"])
-    if node.get("type") == "string":
-        assert "enum" in node or "maxLength" in node or node.get("format") == "date-time"
-    elif node.get("type") == "integer":
-        assert "minimum" in node
-        assert node.get("maximum", 2**31) < 2**31 if node["format"] == "int32" else node["format"] == "int64"
-    elif node.get("type") == "number":
-        assert node["format"] == "double"
-    elif node.get("type") == "array":
-        assert {"items", "maxItems", "x-kubernetes-list-type"} <= node.keys()
-        keys = node.get("x-kubernetes-list-map-keys", [])
-        assert (node["x-kubernetes-list-type"] == "map") == bool(keys)
-        assert set(keys) <= set(node["items"].get("required", ()))
-    elif "properties" not in node and node.get("type") == "object":
-        assert "maxProperties" in node
-    if "pattern" in node:
-        assert re.fullmatch(r"\^.*\$", node["pattern"])
-        assert not re.search(r"\\[sSwWdDbB]", node["pattern"]), "these differ between RE2 and Python"
-
-
-def test_defaults_are_values_that_the_field_may_have() -> None:
-    for node in NODES.values():
-        if "default" in node:
-            Draft4Validator(node).validate(node["default"])
-
-
-def test_a_default_keeps_the_rules_of_its_place_before_others_are_filled_in() -> None:
-    """So a server judges it when it is given the CRD, which it refuses for one that does not."""
-    for path, node in NODES.items():
-        if "default" in node:
-            assert not list(broken(node, node["default"], node["default"], path))
-
-
-def rules() -> list[tuple[str, Mapping[str, Any]]]:
-    return [(path, rule) for path, node in NODES.items() for rule in node.get("x-kubernetes-validations", ())]
-
-
-@pytest.mark.parametrize(("path", "rule"), rules(), ids=lambda value: value if isinstance(value, str) else "")
-def test_a_rule_is_core_cel_and_says_what_was_expected(path: str, rule: Mapping[str, Any]) -> None:
-    assert rule.keys() <= {"rule", "message", "fieldPath"}
-    assert re.match("expected|cannot change|can (change|come or go) only", rule["message"])
-    program = compiled(rule["rule"])
-    assert set(program.functions()) <= CORE_CEL
-    assert set(program.variables()) <= {"self", "oldSelf", "n", "@result"}
-    assert path + rule.get("fieldPath", "") in NODES
 
 
 def json_path(path: str) -> Mapping[str, Any]:
@@ -189,3 +85,17 @@ def test_a_status_as_the_operator_writes_it_fits() -> None:
     with pytest.raises(ValidationError, match="unknown"):
         STATUS_VALIDATOR.validate(status | {"unknown": 1})
     assert "status" not in defaulted({"spec": {}, "status": status})
+
+
+def rules() -> list[tuple[str, Mapping[str, Any]]]:
+    return [(path, rule) for path, node in NODES.items() for rule in node.get("x-kubernetes-validations", ())]
+
+
+@pytest.mark.parametrize(("path", "rule"), rules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_rule_is_core_cel_and_says_what_was_expected(path: str, rule: Mapping[str, Any]) -> None:
+    assert rule.keys() <= {"rule", "message", "fieldPath"}
+    assert re.match("expected|cannot change|can (change|come or go) only", rule["message"])
+    program = compiled(rule["rule"])
+    assert set(program.functions()) <= CORE_CEL
+    assert set(program.variables()) <= {"self", "oldSelf", "n", "@result"}
+    assert path + rule.get("fieldPath", "") in NODES

@@ -119,15 +119,6 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, arguments: list[str
     assert said in result.output
 
 
-def test_every_mistake_of_a_manifest_has_its_line(tmp_path: Path) -> None:
-    job = write(tmp_path, MANIFEST.replace("steps: 3", "steps: 0").replace("stages: 2", "stags: 2"))
-    result = CliRunner().invoke(app, ["validate", job])
-    assert result.exit_code == 2
-    lines = result.output.splitlines()
-    assert len(lines) == 2
-    assert all(re.match(rf"bamboo: {re.escape(job)}:\d+: spec\.t", line) for line in lines)
-
-
 def test_a_job_whose_task_is_missing_fails_by_name(tmp_path: Path) -> None:
     done = bamboo(tmp_path, "run", write(tmp_path), "--json")
     summary = json.loads(done.stdout)
@@ -227,34 +218,6 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
     assert processes_with(setting) == []
 
 
-LATE = """
-import signal
-from bamboo.local import session
-
-def late(document, made=session.standalone_page):
-    signal.raise_signal(signal.SIGTERM)
-    return made(document)
-
-session.standalone_page = late
-from bamboo.cli.commands import main
-main()
-"""
-
-
-@pytest.mark.parametrize(("flags", "said"), [([], "small: Complete."), (["--json"], '"outcome": "Complete"')])
-def test_a_signal_after_the_job_s_end_keeps_nobody_from_hearing_of_it(
-    tmp_path: Path, flags: list[str], said: str
-) -> None:
-    """It comes while the page is written, when the weights are there."""
-    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 3"))
-    command = [sys.executable, "-c", LATE, "run", job, "--output", "out", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (130, "")
-    assert said in done.stdout
-    assert (tmp_path / "out" / "weights").exists()
-    assert (tmp_path / "out" / "page.html").exists()
-
-
 def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: Path) -> None:
     """The second time Ctrl-C is pressed twice, and everything ends at once; nothing is left but the store."""
     setting = f"TMPDIR={tmp_path}/tmp"
@@ -299,26 +262,6 @@ def test_a_run_loses_a_node_with_both_its_workers_and_ends_with_the_same_bits(tm
     assert "any node may be lost with all its workers" in done.stdout
     assert len(re.findall(r"is killed without notice, (in the middle of step 3|with w\d's node)", done.stdout)) == 2
     assert "bit-equal: yes" in done.stdout
-
-
-@pytest.mark.parametrize("seen", ["starting workers", "step 1/"])
-def test_a_run_that_is_killed_leaves_nothing_behind(tmp_path: Path, seen: str) -> None:
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
-    command = ["env", f"TMPDIR={scratch}", f"MARK={scratch}", *BAMBOO, "run", write(tmp_path, SPIRALS), "--no-page"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
-        assert job.stdout is not None
-        while seen not in (line := job.stdout.readline()):
-            assert line, "the run ended early"
-        assert len(list(scratch.iterdir())) == 1
-        while len(processes_with(f"MARK={scratch}")) < 2:  # before there is a launcher only the next run can clean up
-            assert job.poll() is None
-            time.sleep(0.01)
-        job.kill()
-    deadline = time.monotonic() + 120
-    while list(scratch.iterdir()) or processes_with(f"MARK={scratch}"):
-        assert time.monotonic() < deadline, "something is still there"
-        time.sleep(0.1)
 
 
 KEPT = {"weights", "history.jsonl", "page.html", "workers.log"}
@@ -392,21 +335,3 @@ def test_a_folder_may_have_any_name_in_any_locale(tmp_path: Path, name: str, asc
     assert {file.name for file in (tmp_path / name).iterdir()} >= {*KEPT, "store"}
     assert list((tmp_path / name / "weights").glob("stage-*.safetensors"))
     assert (tmp_path / f"{name}.json").exists()
-
-
-def test_a_second_run_into_the_same_folder_is_refused(tmp_path: Path) -> None:
-    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 1000000"))
-    command = [*BAMBOO, "run", job, "--output", str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
-        assert first.stdout is not None
-        while " step 1/" not in (line := first.stdout.readline()):
-            assert line, "the run ended early"
-        second = bamboo(tmp_path, *command[3:])
-        assert (second.returncode, second.stdout) == (2, "")
-        assert second.stderr == (
-            f"bamboo: --output {tmp_path}/out: another run writes into it; expected a folder of its own\n"
-        )
-        first.send_signal(signal.SIGINT)
-        rest = first.stdout.read()
-    assert first.returncode == 130, rest
-    assert "Interrupted" in rest

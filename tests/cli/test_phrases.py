@@ -7,28 +7,7 @@ import pytest
 
 from bamboo.remote.job_view import phrases
 from bamboo_core.view.job_view import view_of
-from remote_kit import NOW, SPEC, Json, condition, job, stamp
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0, "0s"), (119, "119s"), (121, "2m"), (7199, "119m"), (7200, "2h"), (47 * 3600, "47h"), (49 * 3600, "2d")],
-)
-def test_an_age_is_said_in_its_largest_units(seconds: int, said: str) -> None:
-    assert phrases.age(NOW - timedelta(seconds=seconds), NOW) == said
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(0, "less than 1 ms"), (0.019, "19 ms"), (1.254, "1.25 s")])
-def test_a_pause_is_said_in_milliseconds_or_seconds(seconds: float, said: str) -> None:
-    assert phrases.pause(seconds) == said
-
-
-def test_silence_is_noticed_only_while_the_job_runs() -> None:
-    old = {"step": 1, "steps": 2, "lastReportedTime": stamp(300)}
-    assert "no progress has been reported for 5m" in (phrases.stale(view_of(job(training=old)), NOW) or "")
-    assert phrases.stale(view_of(job()), NOW) is None
-    assert phrases.stale(view_of(job(training=old, conditions=[condition("Complete", True)])), NOW) is None
-
+from remote_kit import NOW, SPEC, Json, condition, job
 
 KEEPING = {**SPEC, "checkpoint": {"storage": {"uri": "s3://bucket/x"}, "everySteps": 9}}
 
@@ -87,11 +66,6 @@ def test_the_line_of_checkpoints_says_where_without_credentials_how_old_and_what
     assert phrases.checkpoint(view_of(job(spec=secret)), at) == "checkpoint: none yet", "a place that no manifest says"
 
 
-def test_progress_says_that_a_job_stopped_early() -> None:
-    done = {"step": 9, "steps": 40, "loss": 1.5, "stoppedEarly": "3 evaluations without a better loss"}
-    assert phrases.progress(view_of(job(training=done))) == "step 9/40, stopped early, loss 1.5000"
-
-
 def test_the_line_of_evaluations_has_the_newest_and_the_best() -> None:
     newest = {"step": 40, "metrics": {"accuracy": 0.25, "loss": 2.5}}
     told = "evaluation after step 40: loss 2.5, accuracy 0.25"
@@ -103,9 +77,3 @@ def test_the_line_of_evaluations_has_the_newest_and_the_best() -> None:
     assert line(bestStep=40, bestMetrics=newest["metrics"]) == f"{told} (the best so far)"
     assert line(bestStep=30, bestMetrics={"loss": 2.0}) == f"{told}; the best after step 30: loss 2"
     assert phrases.evaluation(view_of(job())) == "", "nothing was evaluated"
-
-
-def test_a_pool_without_a_price_is_named() -> None:
-    pools = [{"name": "said", "pricePerHour": "1"}, {"name": "bare"}]
-    found = phrases.cost(view_of(job(spec={**SPEC, "nodePools": pools}, cost={"total": "1.00"})))
-    assert found == "1.00 so far, without pool bare, of which no price is given"

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from bamboo.local import closing, runner
 from bamboo.local.closing import Closing
-from bamboo.local.fork_server import ForkServer
 from bamboo.local.runner import RunOptions
 from bamboo.local.session import ReportOptions, train
 from bamboo.terminal.view import PlainView
@@ -126,21 +124,3 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     ):
         assert f"bamboo: {doing}: {what}" in err
     assert "bamboo: while the view was closed: OSError; how the job ended does not depend on it" in err
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_the_sample_is_made_ends_only_that(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The job is complete, and stays so."""
-    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
-
-    async def interrupted(*_: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.sleep(LONG)
-
-    monkeypatch.setattr(ForkServer, "call", interrupted)
-    code = train(parse_manifest(TINY), TINY, RunOptions(), ReportOptions(), verify=False)
-    out, err = capfd.readouterr()
-    assert (code, err) == (0, "")
-    assert "SampleFailed: it was not waited for, as you asked" in out

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from bamboo import patience
 from bamboo.local.fork_server import ForkServer, ForkServerError, exit_detail
 from folders import TASK_PATH
 
@@ -221,15 +220,6 @@ async def test_a_process_that_crashes_says_in_which_of_the_users_lines(pool: Any
     assert pool.crashed_at("w8") == "", "it was killed"
 
 
-async def test_of_a_long_line_of_the_log_head_and_tail_are_shown(pool: Any, tmp_path: Path) -> None:
-    pool, _ = pool
-    with pytest.raises(ForkServerError, match=r"^ValueError: HEADx+ \.\.\. x+TAIL$") as failed:
-        await pool.call(f"{__name__}:fail", {"text": "HEAD" + "x" * 50_000 + "TAIL"})
-    assert len(str(failed.value)) <= 2000
-    last = pool.tail(1)
-    assert (last.startswith("ValueError: HEADx"), last.endswith("xTAIL"), len(last) <= 500) == (True, True, True)
-
-
 async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_others(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
@@ -314,24 +304,6 @@ async def test_what_workers_have_started_ends_with_their_launcher(
     assert not any(map(exists, pids.values()))
 
 
-async def test_who_only_starts_a_pool_gets_no_other_orphans(tmp_path: Path, launchers: list[Process]) -> None:
-    """An orphan of somebody else in this process is left alone, also when the launcher is killed."""
-    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
-    await pool.open("--bare")
-    other = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0, stdout=2).pid)"
-    read, write = os.pipe()
-    said = subprocess.run(
-        [sys.executable, "-c", other], stdin=read, stdout=subprocess.PIPE, check=True, timeout=SECONDS
-    )
-    orphan = int(said.stdout)
-    launchers[0].kill()
-    await pool.close()
-    assert exists(orphan)
-    os.close(read)
-    os.close(write)
-    os.waitpid(orphan, 0)
-
-
 async def test_a_worker_that_cannot_be_imported_says_so(pool: Any) -> None:
     pool, exits = pool
     pool.start("w0", url="", token="", zone="", trace=None, main="no_such:main")
@@ -358,27 +330,6 @@ async def test_a_launcher_that_is_still_importing_is_closed_at_once(
     assert not exists(pid)
 
 
-async def test_a_launcher_that_ends_just_when_it_is_given_up_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: list[Process]
-) -> None:
-    """On a busy machine the time may be over before this process sees that the other one has ended."""
-    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
-    await pool.open("--bare")
-    wait, late = launchers[0].wait, [LONG]
-    others = asyncio.all_tasks() - {asyncio.current_task()}  # one of them waits, too, and may be the first to be told
-
-    async def seen_late() -> int:
-        code = await wait()
-        await asyncio.sleep(late.pop() if late and asyncio.current_task() not in others else 0)
-        return code
-
-    monkeypatch.setattr("bamboo.local.fork_server.CLOSE_SECONDS", SECONDS / 30)
-    monkeypatch.setattr(launchers[0], "wait", seen_late)
-    pid = launchers[0].pid
-    await pool.close()
-    assert not exists(pid)
-
-
 async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bamboo.local.fork_server.LAUNCHER", "no_such_launcher")
     pool = ForkServer(lambda worker, code: None, tmp_path / "log")
@@ -388,92 +339,7 @@ async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch
         await pool.open()
 
 
-def impatient(monkeypatch: pytest.MonkeyPatch, quiet: float) -> None:
-    """Looks often, and has much time for what is slow and works, so that a busy machine fails no test."""
-    for name, value in {"READY_SECONDS": 0.3, "PROGRESS_SECONDS": 0.05, "TOLD_SECONDS": (0.2, 0.4)}.items():
-        monkeypatch.setattr(f"bamboo.local.fork_server.{name}", value)
-    monkeypatch.setattr(patience, "QUIET_SECONDS", quiet)
-    monkeypatch.setattr(patience, "TIMES", 1000)
-
-
-async def test_a_launcher_that_starts_slowly_is_waited_for_and_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    impatient(monkeypatch, SECONDS)
-    monkeypatch.setenv("PYTHONPATH", f"{TASK_PATH}:{tmp_path}")
-    (tmp_path / "slowly.py").write_text("import time\nfor n in range(20):\n    time.sleep(0.05)\n")
-    told: list[str] = []
-    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=["slowly"], on_wait=told.append)
-    await pool.open("--bare")
-    await pool.close()
-    assert len(told) >= 2
-    said = (
-        r"the launcher of workers has been starting for \d s, .* on a processor .*: it imports slowly; Ctrl-C ends it"
-    )
-    assert re.fullmatch(said, told[1])
-
-
-async def test_a_launcher_that_does_nothing_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: list[Process]
-) -> None:
-    impatient(monkeypatch, 0.5)
-    monkeypatch.setenv("PYTHONPATH", f"{TASK_PATH}:{tmp_path}")
-    (tmp_path / "stopped.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
-    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=["stopped"])
-    said = r"did not start within \d+ s: it has done nothing for .* when it imported stopped: it printed nothing"
-    with pytest.raises(ForkServerError, match=said):
-        await pool.open("--bare")
-    assert launchers[0].returncode is not None, "it has been reaped"
-
-
-def do_slowly() -> str:
-    for _ in range(20):
-        time.sleep(0.05)
-    return "done"
-
-
-def do_nothing() -> None:
-    time.sleep(LONG)
-
-
-def do_for_ever() -> None:
-    while True:
-        pass
-
-
-async def test_a_call_has_its_time_of_a_processor_and_more_while_it_works(
-    pool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, _ = pool
-    impatient(monkeypatch, SECONDS)
-    assert await pool.call(f"{__name__}:do_slowly", {}, 0.3) == "done"
-    with pytest.raises(
-        ForkServerError, match=r"do_for_ever did not return within \d+ s: it has taken .* of processor time"
-    ):
-        await pool.call(f"{__name__}:do_for_ever", {}, 0.3)
-    impatient(monkeypatch, 0.5)
-    with pytest.raises(ForkServerError, match=r"do_nothing did not return within \d+ s: it has done nothing for"):
-        await pool.call(f"{__name__}:do_nothing", {}, 0.3)
-
-
-def test_the_launcher_survives_nonsense_and_ends_with_its_input() -> None:
-    command = [sys.executable, "-m", "bamboo_trainer.worker.launch.launcher", "--bare"]
-    lines = b'nonsense\n{"op": "dance"}\n{"op": "start"}\n'
-    done = subprocess.run(command, input=lines, capture_output=True, timeout=SECONDS, check=True)
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["event"] for event in events] == ["ready", "error", "error", "error"]
-
-
 def test_the_end_of_a_process_is_said_by_code_or_signal() -> None:
     assert exit_detail(3) == "exited with code 3"
     assert exit_detail(-9) == "was killed by SIGKILL"
     assert exit_detail(-40) == "was killed by signal 40", "a real-time signal, which has no name"
-
-
-def test_the_tail_of_a_huge_log_is_short(tmp_path: Path) -> None:
-    pool = ForkServer(lambda worker, code: None, tmp_path / "log")
-    assert pool.tail() == "", "there is no log yet"
-    (tmp_path / "log").write_text("a\nb\nc")
-    assert pool.tail(2) == "b\nc"
-    (tmp_path / "log").write_text("x" * (10 << 20) + "\nlast")
-    assert (len(pool.tail()) <= 64 << 10, pool.tail(1)) == (True, "last")

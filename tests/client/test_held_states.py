@@ -66,13 +66,3 @@ def test_a_beginning_costs_only_what_a_worker_does_not_have() -> None:
     times, transfers = states.beginning(moved)
     assert (times[FIRST], times[SECOND]) == pytest.approx((0.0, 5.0))
     assert [(one.sender, one.receiver) for one in transfers] == [(FIRST, SECOND)]
-
-
-def test_what_a_worker_has_of_a_cut_costs_nothing_though_the_plan_names_others() -> None:
-    """A plan names a few sources of each layer only."""
-    states = HeldStates(profile(2, state=STATE, flow=2.0 * MEGABYTE), 5, 4)
-    cut = msgspec.structs.replace(PLAN, restore=CheckpointId(step=3, id="a"), moved=True, sources=((FIRST,), (FIRST,)))
-    times, transfers = states.beginning(cut, {SECOND: frozenset({1})})
-    assert [(one.sender, one.receiver, one.size) for one in transfers] == [(FIRST, SECOND, STATE)], "layer 0"
-    assert times[FIRST] == 0
-    assert states.beginning(cut, {SECOND: frozenset({0, 1})})[0] == {FIRST: 0.0, SECOND: 0.0}

@@ -7,10 +7,10 @@ import pytest
 from bamboo.local import history_end
 from bamboo.local.history_end import StepsHeard, end_history
 from bamboo_core.control.history_feed import HistoryFeed
-from bamboo_core.control.protocol import Evaluated, StepCommitted
+from bamboo_core.control.protocol import StepCommitted
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.history.files import HistoryFiles
-from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord, from_lines
+from bamboo_core.history.records import EventRecord, GapRecord, Record, StepRecord, from_lines
 from bamboo_core.storage.errors import StorageError
 
 pytest_plugins = ["history_fixtures"]
@@ -73,18 +73,3 @@ def test_the_output_has_a_history_whatever_becomes_of_the_store(tmp_path: Path) 
     records = from_lines((tmp_path / "history.jsonl").read_bytes(), "history.jsonl")
     assert shown(records) == [(1, 1), (1, 2), (1, 3)]
     assert [one.reason for one in records if isinstance(one, EventRecord)] == ["Complete"]
-
-
-def test_a_run_of_which_nothing_is_known_writes_no_history(tmp_path: Path) -> None:
-    end_history(str(tmp_path / "history"), HistoryFeed("z", lambda: 1.0).rest(), heard(), tmp_path)
-    assert not (tmp_path / "history.jsonl").exists()
-
-
-def test_the_evaluation_of_the_last_state_is_there_without_a_store() -> None:
-    steps = heard(0, 1, 2)
-    for _ in range(2):  # a new root repeats it
-        steps.evaluated(Evaluated(step=3, metrics={"x": 0.5}), 9010.0)
-    evaluation = EvaluationRecord(attempt=1, step=3, time=9010.0, metrics={"x": 0.5})
-    assert steps.beyond([])[-1] == evaluation
-    assert steps.beyond(steps.beyond([])[:-1]) == [evaluation]
-    assert steps.beyond(steps.beyond([])) == []

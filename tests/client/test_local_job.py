@@ -1,7 +1,6 @@
 """Jobs that a program runs on its machine: followed, disturbed, suspended, failed, and ended with the program."""
 
 import asyncio
-import io
 import os
 import signal
 import subprocess
@@ -206,61 +205,6 @@ def test_ctrl_c_ends_the_job_and_not_the_program() -> None:
     presses.join()
     assert handle.progress.state == "Interrupted"
     handle.close()
-
-
-def test_two_who_suspend_a_job_keep_its_state(tmp_path: Path) -> None:
-    """A second request to stop is none to end at once."""
-    handle = job(ENDLESS, checkpoint={"storage": {"uri": tmp_path.as_uri()}}).run(page=False)
-    trains(handle)
-    others = [threading.Thread(target=handle.suspend), threading.Thread(target=handle.stop)]
-    for one in others:
-        one.start()
-    for one in others:
-        one.join(WAIT_SECONDS)
-    assert handle.progress.state == "Suspended"
-    assert handle.checkpoints()[0].state == "Complete"
-    handle.close()
-
-
-def test_a_slow_listener_hears_the_last_event() -> None:
-    with job().run(page=False) as handle:
-        feed = handle.events(follow=True)
-        first = next(feed)
-        handle.wait(WAIT_SECONDS)
-        reasons = [first.reason, *(event.reason for event in feed)]
-    told = [reason for reason in reasons if reason != "ProcessAwaited"]  # that the launcher takes long
-    assert (told[0], told[-1]) == ("WorkerJoined", "Complete")
-
-
-def test_a_job_ends_though_nobody_reads_what_it_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = io.StringIO()
-    closed.close()
-    monkeypatch.setattr(sys, "stderr", closed)
-    with job(ENDLESS).run(page=False, output=None) as handle:
-        trains(handle)
-        handle.stop()
-        assert handle.progress.state == "Interrupted"
-
-
-FORKING = """\
-    import os, sys, time
-    while handle.progress.step < 3:
-        time.sleep(0.1)
-    if not os.fork():
-        sys.exit(0)
-    os.wait()
-    time.sleep(0.5)
-    print(handle.progress.state, flush=True)
-    handle.close()
-"""
-
-
-def test_a_fork_of_the_program_ends_nothing_of_it(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.partition("    for event")[0] + FORKING)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_SECONDS
-    )
-    assert done.stdout == "Running\n", done.stderr
 
 
 def test_a_script_that_is_run_as_a_module_uses_its_own_function(tmp_path: Path) -> None:

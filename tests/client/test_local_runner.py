@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from bamboo.local import runner
-from bamboo.local.fork_server import exit_detail
 from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.views.summary import Summary
 from bamboo.preemption.scheduling import Room, Schedule
-from bamboo.terminal.view import QuietView, StopJob, TakeWorker, UserRequest
+from bamboo.terminal.view import QuietView, StopJob, UserRequest
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo_core.coordinator.events import Status
@@ -23,7 +22,6 @@ from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import bamboojob, training
 
 SECONDS = 60.0  # that a test waits for something
-NINE = {"name": "nine", "onExitCodes": [9], "action": "FailJob"}
 
 
 def manifest(stages: int, **spec: Any) -> dict[str, Any]:
@@ -179,53 +177,6 @@ async def result_of(run: Run, task: "asyncio.Task[Summary]", *, over: bool) -> S
         run.request(StopJob())
     async with asyncio.timeout(SECONDS):
         return await task
-
-
-@pytest.mark.parametrize("missed_first", [True, False])
-@pytest.mark.parametrize(
-    ("code", "policy", "reason"),
-    [
-        (9, {"backoffLimit": 0, "rules": [NINE]}, "FailurePolicy"),
-        (-signal.SIGSEGV, {"backoffLimit": 0}, "BackoffLimitExceeded"),
-        (-signal.SIGKILL, {"backoffLimit": 0}, "BackoffLimitExceeded"),
-        (0, {"backoffLimit": 0}, "BackoffLimitExceeded"),
-        (9, {"backoffLimit": 1}, "Interrupted"),
-    ],
-)
-async def test_a_worker_that_ended_by_itself_is_judged_whichever_is_heard_first(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    missed_first: bool,
-    code: int,
-    policy: dict[str, Any],
-    reason: str,
-) -> None:
-    async with running(tmp_path, monkeypatch, manifest(4, failurePolicy=policy)) as (run, task):
-        await run.trains()
-        if missed_first:
-            await run.misses("w1")
-        run.ends("w1", code)
-        summary = await result_of(run, task, over=reason != "Interrupted")
-    assert summary.reason == reason
-    assert run.shown is not None
-    assert run.shown.restarts == (reason != "FailurePolicy")
-    assert summary.crashes == (() if code == 0 else (f"w1 {exit_detail(code)}",))
-
-
-async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Because it was missed and did not go, or to see what happens."""
-    monkeypatch.setattr("bamboo.local.workers.GRACE_SECONDS", 0.01)
-    async with running(tmp_path, monkeypatch, manifest(4, failurePolicy={"backoffLimit": 0})) as (run, task):
-        await run.trains()
-        await run.misses("w1")
-        await run.until(lambda: "w1" not in run.alive)
-        run.request(TakeWorker("w3", notice=False))
-        assert "w3" not in run.alive
-        summary = await result_of(run, task, over=False)
-    assert run.shown is not None
-    assert (summary.reason, run.shown.restarts, summary.crashes) == ("Interrupted", 0, ())
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])

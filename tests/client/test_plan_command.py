@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import to_json
-from job_simulation_kit import job, manifest
+from job_simulation_kit import manifest
 from node_trace_kit import recording
 from sizing_kit import PRICES, layered
 
@@ -86,16 +85,6 @@ def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: s
     assert "Traceback" not in done.output
 
 
-def test_bounds_of_the_job_that_leave_no_grid_are_named(files: Path) -> None:
-    document = yaml.safe_load((files / "job.yaml").read_text())
-    document["spec"] |= {"topology": {"pipelines": 2}, "elastic": {"maxWorkers": 9, "minStages": 3}}
-    (files / "job.yaml").write_text(yaml.safe_dump(document))
-    done = invoke(files, "--preempt-rate", "0.1", "--nodes", "5")
-    assert done.exit_code == 2
-    assert "no grid can be used; allow more --nodes" in done.output
-    assert "or wider bounds in spec.elastic" in done.output
-
-
 def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
     (files / "nodes.jsonl").write_text(recording(3600, {"": 4}))
     (files / "costs.jsonl").write_text(recording(3600, {}, {"at": 0, "zone": "x-a", "price": 0.5}))
@@ -126,15 +115,6 @@ def test_a_job_that_names_its_zone_is_planned_there(files: Path) -> None:
     assert (done.exit_code, told in done.output) == (2, True)
 
 
-def test_a_job_with_pools_of_both_capacities_can_be_planned(files: Path) -> None:
-    """It ended with a TypeError."""
-    document = yaml.safe_load((files / "job.yaml").read_text())
-    pools = [{"name": "spot", "capacity": "Spot"}, {"name": "sure", "capacity": "OnDemand"}]
-    (files / "job.yaml").write_text(yaml.safe_dump({**document, "spec": {**document["spec"], "nodePools": pools}}))
-    done = invoke(files, *QUICK, "--stages", "2")
-    assert done.exit_code == 0, done.output
-
-
 @pytest.mark.parametrize("entries", [[], [{"at": 0, "zone": "a", "price": 0.5}]])
 def test_a_recording_without_nodes_is_refused_by_all_that_need_some(
     files: Path, entries: list[dict[str, object]]
@@ -147,21 +127,6 @@ def test_a_recording_without_nodes_is_refused_by_all_that_need_some(
     for done in (invoke(files, "--trace", path), CliRunner().invoke(app, simulate)):
         told = f"bamboo: {path}: no node is in it; --trace needs a recording of nodes\n"
         assert (done.exit_code, done.stderr) == (2, told)
-
-
-def test_only_as_many_standbys_as_are_asked_for(files: Path) -> None:
-    done = invoke(files, *QUICK, "--standby", "1", "--stages", "2", "--pipelines", "1", "--output", "json")
-    found = json.loads(done.stdout)
-    assert {one["plan"]["standby"] for one in (*found["front"], *found["compared"])} == {1}
-
-
-def test_without_any_price_there_is_nothing_to_weigh(files: Path) -> None:
-    unpriced = msgspec.structs.replace(layered(3), prices=None, sources=job(3).profile.sources)
-    (files / "bare.json").write_bytes(to_json(unpriced))
-    words = ["plan", str(files / "job.yaml"), "--profile", str(files / "bare.json"), "--preempt-rate", "0.1"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2
-    assert "no price is known for tiny; say it in a file for --prices" in done.output
 
 
 def budgeted(folder: Path, budget: dict[str, str]) -> None:
@@ -181,17 +146,3 @@ def test_the_budget_of_the_manifest_bounds_the_plan(files: Path) -> None:
     document = json.loads(invoke(files, *QUICK, "--output", "json", "--budget", "60").stdout)
     assert document["budget"] == 60, "flags come before the manifest"
     assert document["deadlineHours"] == pytest.approx(2.0, abs=0.1)
-
-
-def test_a_budget_that_no_plan_keeps_is_named(files: Path) -> None:
-    budgeted(files, {"money": "0.01"})
-    done = invoke(files, *QUICK)
-    assert done.exit_code == 1
-    assert "no plan keeps the bounds" in " ".join(done.output.split())
-
-
-def test_a_date_that_has_passed_is_a_warning_of_a_plan(files: Path) -> None:
-    budgeted(files, {"doneBy": "2020-01-01T00:00:00Z"})
-    done = invoke(files, *QUICK)
-    assert done.exit_code == 0, done.output
-    assert "spec.budget.doneBy: 2020-01-01 00:00 UTC has passed" in " ".join(done.output.split())

@@ -1,6 +1,5 @@
 """How many layers a job's model has, and profiles of other models."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import bamboo.profiles
 from bamboo.cli.commands import app
 from bamboo.local.trainer_calls.task_check import count_layers
 from bamboo.profiles.files import read_profile, shipped_names
@@ -55,22 +53,3 @@ def test_a_profile_of_another_model_gives_no_figure_silently(tmp_path: Path) -> 
     fits = CliRunner().invoke(app, ["simulate", str(paths[2]), *how, "--seeds", "1", "--quiet"])
     assert fits.exit_code == 0, fits.output
     assert "another model" not in fits.stderr
-
-
-def test_profiles_of_all_machines_are_looked_at_though_they_have_one_name(tmp_path: Path) -> None:
-    """`bamboo profile` names a profile after the job, on whatever machine."""
-    other = json.loads((Path(bamboo.profiles.__file__).parent / "shipped" / "bert-v100.json").read_text())
-    other["layers"] = other["layers"][1:]
-    (tmp_path / "old.json").write_text(json.dumps(other))
-    machine = {"spot": 1, "onDemand": 3, "profile": "bert-v100"}
-    machines = {"slow": {**machine, "profile": "old.json"}, "fast": machine}
-    prices, job = tmp_path / "prices.yaml", tmp_path / "job.yaml"
-    prices.write_text(
-        yaml.safe_dump({"format": "bamboo-prices", "version": 1, "source": "made up", "machines": machines})
-    )
-    training = {"globalBatchSize": 16, "microBatchSize": 2, "steps": 9}
-    task = {"entrypoint": "bamboo_trainer.models.bert:build", "config": {"size": "large"}}
-    job.write_text(yaml.safe_dump(manifest(task=task, training=training)))
-    found = CliRunner().invoke(app, ["plan", str(job), "--prices", str(prices), "--preempt-rate", "0.1"])
-    assert (found.exit_code, found.stdout) == (2, "")
-    assert f"{job}: the profile {tmp_path / 'old.json'} has 25 layers" in found.stderr

@@ -9,12 +9,6 @@ from bamboo.profiles.files import read_profile, shipped_names
 from bamboo_core.planning.profile import ProfileError
 
 
-def test_every_profile_that_comes_with_bamboo_is_read_by_its_name() -> None:
-    assert shipped_names()
-    for name in shipped_names():
-        assert read_profile(name).layers
-
-
 def test_a_file_is_read_like_one_that_comes_with_bamboo(tmp_path: Path) -> None:
     name = shipped_names()[0]
     own = tmp_path / "own.json"

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_run import JobRun, simulate_job
-from bamboo.traces.trace import PriceChange, make_trace
 from bamboo_core.job.manifest import parse_manifest
 from job_simulation_kit import HOUR, job, nodes
 
@@ -34,15 +33,6 @@ def test_the_command_prints_a_table_json_and_csv(files: tuple[str, str], tmp_pat
     assert 0 < document[0]["mean"]["goodput"] <= 1
     assert document[0]["mean"]["usd"] is None  # no price is known
     assert len(document[0]["overTime"]["hours"]) == len(document[0]["overTime"]["throughput"]) == 200
-
-
-def test_hours_beyond_a_recording_end_with_it(files: tuple[str, str], tmp_path: Path) -> None:
-    trace = tmp_path / "t.csv"
-    trace.write_text("".join(f"0,add,n{i}\n" for i in range(6)) + "3600000,remove,n4\n")
-    said = (files[0], "--profile", files[1], "--trace", str(trace), "--output", "json", "--quiet")
-    whole, beyond = (invoke(*said, *hours) for hours in ((), ("--hours", "5")))
-    assert whole.exit_code == beyond.exit_code == 0, beyond.output
-    assert whole.stdout == beyond.stdout
 
 
 def test_the_command_draws_and_tells_what_happens(files: tuple[str, str], tmp_path: Path) -> None:
@@ -110,16 +100,6 @@ def test_a_run_ends_when_its_money_is_spent() -> None:
     assert any("Checkpoint" in line for line in told), "its state is kept"
     enough = simulate_job(replace(budgeted("30"), heeds_money=True))
     assert (enough.outcome, enough.figures.usd) == ("Complete", free.figures.usd)
-
-
-def test_money_is_counted_at_the_price_of_each_moment() -> None:
-    """The third of an hour at 3 an hour, and then at 30."""
-    prices = [PriceChange(at=0.0, zone="", usd_per_hour=1.0), PriceChange(at=1200.0, zone="", usd_per_hour=10.0)]
-    one = budgeted("11", steps=100_000)
-    trace = make_trace(one.trace.changes, prices, duration=24 * HOUR)
-    found = simulate_job(replace(one, trace=trace, heeds_money=True))
-    assert found.outcome == "Interrupted"
-    assert found.figures.hours == pytest.approx(1 / 3 + 10 / 30, abs=0.01)
 
 
 def test_the_command_tells_that_the_money_was_spent(files: tuple[str, str], tmp_path: Path) -> None:

@@ -5,16 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 
-from bamboo.simulation.processes import in_processes
 from bamboo_core.names import EXIT_INTERRUPTED, EXIT_USAGE
 from job_simulation_kit import manifest
 
@@ -122,36 +119,3 @@ def test_a_process_that_is_killed_gets_one_sentence(arguments: list[str], tmp_pa
         assert told.startswith(b"bamboo: a process that simulated was killed, perhaps for want of memory;")
         assert b"Traceback" not in errors
         assert process.returncode == EXIT_USAGE
-
-
-def _slow(item: int) -> int:
-    time.sleep(0.0 if item == 0 else PATIENCE)
-    return item
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
-def test_results_that_nobody_waits_for_any_more_are_no_error_of_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes from the end of the processes until the executor is told: an error in its thread fails
-    the test.
-    """
-    shutdown = ProcessPoolExecutor.shutdown
-
-    def late(self: ProcessPoolExecutor, *arguments: bool, **named: bool) -> None:
-        time.sleep(0.5)
-        shutdown(self, *arguments, **named)
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ProcessPoolExecutor, "shutdown", late)
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    results = in_processes(_slow, range(6), 2)
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
-    try:
-        assert next(results) == 0
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            next(results)
-    finally:
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)

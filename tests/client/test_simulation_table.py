@@ -9,7 +9,6 @@ from rich.console import Console, Group
 from bamboo.simulation.figures import Spread
 from bamboo.terminal.simulation_table import (
     HEADS,
-    fitted,
     simulation_documents,
     simulation_table,
 )
@@ -33,31 +32,6 @@ def test_a_table_fits_the_terminal_and_lacks_nothing(cases: int, width: int) -> 
         assert HEADS[name] in text
         assert text.count(f"{100 + number}") >= cases
     assert not any("…" in line for line in lines)
-
-
-def test_a_table_is_turned_or_cut_only_if_it_is_too_wide() -> None:
-    heads, row = ("CASE", "NODES", "USD"), ("0.1", "12.00", "3.10")
-    assert printed(fitted(heads, [row], 20), 80) == ["CASE  NODES   USD", "0.1   12.00  3.10"]
-    assert printed(fitted(heads, [row], 16), 80) == ["CASE     0.1", "NODES  12.00", "USD     3.10"]
-    many = [row, ("0.2", "11.00", "2.10"), ("0.3", "10.00", "1.10")]
-    assert printed(fitted(heads, many, 13), 80) == [
-        "CASE  NODES",
-        "0.1   12.00",
-        "0.2   11.00",
-        "0.3   10.00",
-        "",
-        "CASE   USD",
-        "0.1   3.10",
-        "0.2   2.10",
-        "0.3   1.10",
-    ]
-
-
-def test_names_that_are_wider_than_the_terminal_are_folded() -> None:
-    name = "recording-of-" + "x" * 60
-    lines = printed(fitted(("CASE", "NODES"), [(name, "1.00"), ("b", "2.00")], 40), 40)
-    assert max(map(len, lines)) <= 40
-    assert "".join(line.split()[0] for line in lines[1:-1]).replace("1.00", "") == name
 
 
 def test_what_is_not_known_is_no_number() -> None:

@@ -6,11 +6,10 @@ from dataclasses import replace
 import msgspec
 
 from bamboo.sizing.calm import Calm, calm
-from bamboo.sizing.choice import Bounds, amount, choose, comparisons, in_words, odds, on_demand, reasons
+from bamboo.sizing.choice import Bounds, choose, comparisons, on_demand, reasons
 from bamboo.sizing.price_list import MachinePrice
 from bamboo.sizing.trials.trial import Assessment
-from bamboo.sizing.units import HOURS, USD
-from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
+from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import RedundancyMode
 from job_simulation_kit import manifest
 from sizing_kit import assessed, layered, outcome, world
@@ -72,76 +71,6 @@ def test_a_single_worker_is_not_compared_by_what_it_has_none_of() -> None:
     both = [Assessment(candidate=replace(one, stages=2), outcomes=(outcome(2.0, 5.0),)) for one in others]
     found = comparisons(Assessment(candidate=several, outcomes=alone.outcomes), both)
     assert [one.label for one in found] == ["all in one zone", "mode None", "1 on standby"]
-
-
-def test_a_share_of_a_hundred_runs_is_only_claimed_of_a_hundred() -> None:
-    assert [odds(runs) for runs in (1, 5, 99, 100)] == [
-        "in the one run",
-        "by 5 runs (mean and 1.645 deviations)",
-        "by 99 runs (mean and 1.645 deviations)",
-        "in 95 of 100 runs",
-    ]
-
-
-def test_short_jobs_are_told_in_seconds_and_cents() -> None:
-    """They took 0.00 h and cost 0.00 USD."""
-    short = assessed(2, (0.004, 0.003))
-    assert "the job takes 14.4 s and costs 0.30 cents" in reasons(short, Bounds())[0]
-
-
-def test_a_job_for_one_node_is_told_so() -> None:
-    alone = assessed(1, (2.0, 4.0))
-    told = reasons(alone, Bounds())
-    assert told[0].startswith("Recommended is 1 node of m (1 stage x 1 pipeline, microbatches of 4): ")
-    assert told[3] == (
-        "This is a job for one node: no other one has a copy of its state, so a loss takes it back to its beginning,"
-        " since it keeps no checkpoints."
-    )
-    kept = replace(alone, candidate=replace(alone.candidate, every_steps=100))
-    assert reasons(kept, Bounds())[3].endswith("a loss takes it back to its newest checkpoint.")
-
-
-def test_nodes_with_several_workers_are_counted_as_nodes() -> None:
-    spread = SpreadSpec(workers_per_node=2)
-    middle = assessed(4, (2.0, 4.0))
-    assert "Recommended are 2 nodes of" in reasons(middle, Bounds(), spread=spread)[0]
-    at = world(manifest(2, 1, 6, spread={"workersPerNode": 2}), layered(4))
-    told = on_demand(at, [(middle.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], middle)
-    hours = (at.machines["m"].profile.times.start + at.steps) / 3600
-    assert told is not None
-    assert (told.label, told.hours, told.usd) == ("on demand, 2 nodes of m", hours, 2 * 3.0 * hours)
-
-
-def test_what_few_runs_cannot_say_is_said() -> None:
-    one = assessed(2, (2.0, 4.0)).candidate
-
-    def said(**seen: int) -> str:
-        chosen = Assessment(candidate=one, outcomes=(outcome(2.0, 4.0, **seen),))
-        return reasons(chosen, Bounds())[2]
-
-    assert "no node was lost" in said(preemptions=0)
-    assert "with 2 lost nodes: too few to say how often all copies of a stage are lost" in said(preemptions=2)
-    assert "happens in less than 10.0 of 100 losses" in said(preemptions=30)
-    assert "2 times all copies of a stage were lost" in said(preemptions=30, fatal=2)
-
-
-def test_a_plan_in_one_line() -> None:
-    one = replace(assessed(4, (1.0, 1.0)).candidate, pipelines=2, standby=1, spread=SpreadPolicy.SINGLE_ZONE)
-    assert in_words(one) == (
-        "4 stages x 2 pipelines, microbatches of 4, EagerForward, 1 replica, 1 on standby, all in one zone"
-    )
-    assert in_words(replace(one, stages=1, standby=0), several_zones=False) == (
-        "1 stage x 2 pipelines, microbatches of 4, EagerForward, 1 replica"
-    )
-    bare = replace(one, mode=RedundancyMode.NONE, standby=0, on_demand=2)
-    assert "no replicas, 2 of 8 on demand" in in_words(bare)
-
-
-def test_figures_of_several_runs_have_a_deviation() -> None:
-    assert amount(assessed(1, (1.0, 2.0)), "usd", USD) == "2.00"
-    assert amount(assessed(1, (1.0, 10.0), (1.0, 20.0)), "usd", USD) == "15.0 ± 7.1"
-    assert amount(assessed(1, (1.0, 5000.0)), "usd", USD) == "5000"
-    assert amount(assessed(1, (math.inf, math.inf)), "hours", HOURS) == "-"
 
 
 def test_on_demand_it_is_the_cheapest_grid_that_is_not_slower() -> None:

@@ -1,7 +1,6 @@
 """What a finished run tells."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -73,19 +72,6 @@ def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
         assert "\n  not kept: 3 steps, all of them: the job keeps no checkpoints\n" in text
         assert "\n  the workers' log: /out/workers.log" in text
         assert "weights and" not in text
-
-
-def test_of_many_takeovers_the_longest_are_shown_in_their_order() -> None:
-    (taken,) = STATUS.takeovers[:1]
-    many = tuple(replace(taken, step=step, recompute_ms=float(step * 7 % 53)) for step in range(53))
-    status = replace(STATUS, takeovers=many)
-    text = to_text(summarize("job", status, Finish(Outcome.COMPLETE, "Complete", ""), batch=8, seconds=2.0))
-    lines = [line for line in text.splitlines() if "at step" in line]
-    pauses = {one.step: one.pause_ms for one in many}
-    assert [int(re.findall(r"at step (\d+):", line)[0]) for line in lines] == sorted(
-        sorted(pauses, key=lambda step: -pauses[step])[:5]
-    )
-    assert "\n    and 48 with shorter pauses (--json has all)\n    median pause " in text
 
 
 def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> None:

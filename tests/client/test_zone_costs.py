@@ -15,7 +15,7 @@ from bamboo.simulation.job.node_supply import NodeSupply
 from bamboo.traces.json_lines import to_json_lines
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.placement_spec import Capacity, NodePool, SpreadPolicy
+from bamboo_core.job.placement_spec import Capacity, NodePool
 from bamboo_core.planning.profile import to_json
 from job_simulation_kit import HOUR, job, manifest, run
 
@@ -100,13 +100,6 @@ def test_with_a_chosen_grid_nodes_of_all_zones_are_taken_and_pipelines_are_packe
     assert 0 < packed.zone_gb_per_hour < 0.6 * mixed.zone_gb_per_hour
 
 
-def test_a_chosen_grid_of_one_pipeline_at_most_is_in_one_zone() -> None:
-    supply = NodeSupply(make_trace(), chosen_grid("ZonePerPipeline", pipelines=1).spec, None)
-    for i, zone in enumerate("aabb"):
-        supply.came(f"n{i}", zone)
-    assert [node and node.zone for node in (supply.take() for _ in range(3))] == ["a", "a", None]
-
-
 def test_nodes_on_demand_come_in_the_zone_that_the_policy_wants() -> None:
     document = manifest(
         2,
@@ -123,15 +116,6 @@ def test_nodes_on_demand_come_in_the_zone_that_the_policy_wants() -> None:
     assert node is not None
     assert isinstance(node.pool, NodePool)
     assert (node.pool.capacity, node.zone) == (Capacity.ON_DEMAND, "b")
-
-
-def test_states_that_are_copied_to_another_zone_cost_too() -> None:
-    """A worker is lost, and the one that heals the pipeline is in another zone, so its stage's state crosses."""
-    one = two_pipelines("ZonePerPipeline", standby={"workers": 2})
-    calm = run(one, over_zones("aabbbb")).figures
-    moved = run(one, over_zones("aabbbb", "n0")).figures
-    assert moved.takeovers > 0
-    assert moved.zone_gb_per_hour > calm.zone_gb_per_hour
 
 
 def test_the_command_shows_what_crosses_zones(tmp_path: Path) -> None:
@@ -151,9 +135,3 @@ def test_the_command_shows_what_crosses_zones(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, [*command, "--zone-traffic-price", "-1"])
     assert wrong.exit_code == 2
     assert "--zone-traffic-price -1: expected USD from 0 to 1000" in wrong.output
-
-
-def test_every_policy_is_simulated_to_the_end() -> None:
-    for policy in SpreadPolicy:
-        figures = run(two_pipelines(policy.value), over_zones("aabbbb", "n1"), price=1.0).figures
-        assert figures.steps > 0

@@ -7,8 +7,7 @@ import pytest
 from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.status import BambooJobStatus, ReportedCondition
-from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
+from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed
 from bamboo_operator.kube.objects import JobIdentity
 
 
@@ -117,38 +116,3 @@ async def test_what_was_accepted_of_an_earlier_training_is_not_recalled() -> Non
     unknown = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     await unknown.load(None)
     assert unknown.manifest == newer, "as with a plan that an older version wrote"
-
-
-async def test_what_nobody_can_follow_is_not_recalled() -> None:
-    api: Any = Revisions()
-    first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
-    first.accept(edited(), 1)
-    await first.save()
-    (revision,) = api.there.values()
-    for data in ({}, {"spec": 1}, {"spec": {}}, None):
-        revision["data"] = data
-        second = AcceptedManifest(JobIdentity(KEY, "u1"), api)
-        await second.load(TASK)
-        assert second.manifest is None
-
-
-def test_what_was_told_of_a_manifest_is_in_the_status() -> None:
-    for status, told in (("False", "spec.x: wrong"), ("True", "")):
-        refused = ReportedCondition(type="Accepted", status=status, reason="InvalidSpec", message="spec.x: wrong")
-        assert refusal_in(BambooJobStatus(conditions=(refused,))) == told
-    assert refusal_in(BambooJobStatus()) == ""
-
-
-async def test_what_was_accepted_before_is_not_kept() -> None:
-    api: Any = Revisions()
-    kept = AcceptedManifest(JobIdentity(KEY, "u1"), api)
-    for generation, image in enumerate("aba", 1):
-        kept.accept(edited(worker={"image": image}), generation)
-        assert not kept.saved
-        await kept.save()
-        assert kept.saved
-        assert [r["revision"] for r in api.there.values()] == [generation]
-    another = AcceptedManifest(JobIdentity(KEY, "u1"), api)
-    await another.load(TASK)
-    assert another.manifest == kept.manifest
-    assert another.saved

@@ -15,11 +15,10 @@ from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import reconciler
-from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
+from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import (
     RECONCILE_SECONDS,
     RESYNC_SECONDS,
-    IdleListener,
     ReconcileTrigger,
     idle_pause,
 )
@@ -27,7 +26,7 @@ from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.removal import PodRemoval
 from opsim_server import Object
-from slow_api_kit import JOBS, ManyJobs, late_pod, manifest, virtual_runner
+from slow_api_kit import JOBS, ManyJobs, manifest, virtual_runner
 
 IDLE_SECONDS = 900.0
 
@@ -62,17 +61,6 @@ def test_an_idle_job_is_looked_at_again_at_its_deadline_or_after_a_minute() -> N
     assert idle_pause(100.0, math.inf, pods_left=True) == RECONCILE_SECONDS
     assert idle_pause(100.0, 100.5, pods_left=True) == 0.5
     assert idle_pause(100.0, 99.0, pods_left=False) == 0.0
-
-
-def test_who_listened_before_does_not_take_the_listener_of_the_next_one_away() -> None:
-    """Of a job that was deleted and made again the old one ends after the new one has begun."""
-    cluster, heard = ClusterCache(), list[str]()
-    old, new = IdleListener(lambda: heard.append("old")), IdleListener(lambda: heard.append("new"))
-    cluster.add_listener(("default", "job"), old)
-    cluster.add_listener(("default", "job"), new)
-    cluster.remove_listener(("default", "job"), old)
-    cluster.pod_event("ADDED", late_pod("job", "uid"))
-    assert heard == ["new"]
 
 
 class NobodyIsAsked:
@@ -110,18 +98,3 @@ async def test_workers_of_a_job_that_is_deleted_remove_weights_that_are_not_whol
         runner.stop_workers("JobDeleted", "the job was deleted")
     about = {"reason": "JobDeleted", "message": "the job was deleted"}
     assert channels.sent == [("w0", Stop(**about, discard=number)) for number in (5, 5, None)]
-
-
-async def test_a_status_is_made_once_for_a_state_and_again_when_something_has_happened_or_time_has_passed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runner = runner_of("job")
-    now = [5.0]
-    monkeypatch.setattr(runner, "_clock", lambda: now[0])
-    first = runner.status()
-    assert runner.status() is first
-    now[0] += 2 * TICK_SECONDS
-    later = runner.status()
-    assert later is not first
-    runner.state = replace(runner.state, progress=replace(runner.state.progress, step=7))
-    assert runner.status().step == 7

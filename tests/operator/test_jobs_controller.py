@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from bamboo_core.job.api_object import written
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.kube import client as api_module
 from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, uids, until
@@ -119,25 +118,3 @@ async def test_a_suspension_is_handled_while_the_api_server_does_not_answer(monk
         await until(lambda: runner.finish is not None)
         assert server.writes == 1
         server.go.set()
-
-
-async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operators() -> None:
-    server = Server()
-    wrong = body("u1", topology={"stages": 0})
-    async with managed(server) as jobs:
-        jobs.job_event("ADDED", wrong)
-        await until(lambda: bool(server.events))
-        ((reason, message),) = server.events
-        assert reason == "InvalidSpec"
-        assert message.startswith("spec.topology.stages")
-        before = jobs.known(KEY)
-        assert before is not None
-    async with managed(server) as jobs:
-        jobs.job_event("ADDED", {**wrong, "status": written(before.view.status)})
-        await until(lambda: bool((known := jobs.known(KEY)) and known.facts.problems))
-        again = body("u1", topology={"stages": "many"})
-        again["metadata"]["generation"] = 2
-        jobs.job_event("MODIFIED", {**again, "status": written(before.view.status)})
-        await until(lambda: len(server.events) > 1)
-    assert [reason for reason, _ in server.events] == ["InvalidSpec", "InvalidSpec"]
-    assert server.events[1] != server.events[0], "what was told before is not told again"

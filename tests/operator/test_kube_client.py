@@ -7,7 +7,7 @@ import pytest
 
 from bamboo_core.kube.connection import JSON
 from bamboo_core.kube.errors import ApiError
-from bamboo_operator.kube.client import ApiClient, JobGone, PodRefused, described
+from bamboo_operator.kube.client import ApiClient, JobGone, PodRefused
 
 POD = "/api/v1/namespaces/team/pods/job-w0"
 JOB = "/apis/bamboo.dev/v1alpha1/namespaces/team/bamboojobs/job"
@@ -127,15 +127,6 @@ async def test_a_pod_is_tried_strictly_and_is_not_made() -> None:
     assert query == {"dryRun": "All", "fieldValidation": "Strict"}
 
 
-async def test_a_budget_is_applied_as_the_operators_own() -> None:
-    server = Scripted()
-    await ApiClient(server).apply_disruption_budget({"metadata": {"namespace": "team", "name": "b"}})
-    ((method, path, _, query, kind),) = server.calls
-    assert (method, path) == ("PATCH", "/apis/policy/v1/namespaces/team/poddisruptionbudgets/b")
-    assert query == {"fieldManager": "bamboo-operator", "force": "true"}
-    assert kind == "application/apply-patch+yaml"
-
-
 async def test_a_job_is_deleted_with_all_that_it_owns() -> None:
     server = Scripted()
     await ApiClient(server).delete_job("team", "job", "u1")
@@ -143,13 +134,6 @@ async def test_a_job_is_deleted_with_all_that_it_owns() -> None:
     assert (method, path) == ("DELETE", JOB)
     assert body["propagationPolicy"] == "Background"
     assert body["preconditions"] == {"uid": "u1"}
-
-
-async def test_answers_of_another_form_count_as_empty() -> None:
-    api = ApiClient(Scripted(POST=[{"status": "yes"}, {}], GET=[{"items": "none"}]))
-    assert await api.review_token("t", ("bamboo.dev",)) == {}
-    assert await api.review_access({"username": "u"}, {"verb": "get"}) == {}
-    assert await api.list_revisions("team", "a=b") == []
 
 
 @pytest.mark.parametrize(
@@ -168,9 +152,3 @@ def test_what_passes_by_itself_is_no_refusal_of_a_pod(status: int, reason: str, 
     found = PodRefused.of(ApiError(status, reason, "said"))
     assert (found is not None) == refused
     assert found is None or (found.status, found.message) == (status, "said")
-
-
-def test_errors_are_described_for_the_log() -> None:
-    assert described(ApiError(403, "Forbidden", "you may not")).endswith("(Forbidden, 403)")
-    assert described(TimeoutError()) == "TimeoutError"
-    assert described(OSError("the cable")) == "the cable"

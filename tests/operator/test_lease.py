@@ -156,23 +156,6 @@ async def test_one_works_and_the_other_waits_and_both_are_quiet() -> None:
         assert simulation.lease["spec"]["leaseTransitions"] == 0
 
 
-async def test_a_container_that_is_started_again_goes_on_at_once() -> None:
-    async with two() as (simulation, first, _):
-        await first.again()
-        await simulation.run(0)
-        assert simulation.at_work() == [first]
-        assert simulation.lease["spec"]["leaseTransitions"] == 0
-
-
-async def test_what_is_released_is_taken_at_the_next_look() -> None:
-    async with two() as (simulation, first, second):
-        await first.end()
-        assert simulation.lease["spec"]["holderIdentity"] == ""
-        await simulation.run(POLL_SECONDS)
-        assert simulation.at_work() == [second]
-        assert simulation.lease["spec"]["leaseTransitions"] == 1
-
-
 @pytest.mark.parametrize("gone", [True, False])
 async def test_a_dead_holder_is_not_waited_for(gone: bool) -> None:
     async with two() as (simulation, first, second):
@@ -208,31 +191,6 @@ async def test_an_evicted_holder_that_lives_notices_before_the_next_one_works() 
         assert simulation.at_work() == [second]
 
 
-async def test_one_that_dies_while_the_one_before_may_work_waits_for_it_all_the_same() -> None:
-    async with two() as (simulation, first, second):
-        simulation.pods["first"]["metadata"]["deletionTimestamp"] = "now"
-        await simulation.run(POLL_SECONDS)
-        await second.again()
-        await simulation.run(0)
-        assert simulation.at_work() == [first]
-        assert second.lease.waiting == "waiting until first has ended"
-        await simulation.run(NOTICE_SECONDS)
-        assert simulation.at_work() == [second]
-        await simulation.run(RENEW_SECONDS)
-        assert LeaseRecord.of(simulation.lease).before == ()
-
-
-async def test_nobody_waits_for_an_evicted_holder_that_has_ended() -> None:
-    async with two() as (simulation, first, second):
-        simulation.pods["first"]["metadata"]["deletionTimestamp"] = "now"
-        await first.end()
-        await simulation.run(POLL_SECONDS)
-        simulation.lease["spec"]["holderIdentity"] = "first"  # as if it had not released it in time
-        del simulation.pods["first"]
-        await simulation.run(2 * POLL_SECONDS)
-        assert simulation.at_work() == [second]
-
-
 async def test_one_that_is_cut_off_goes_on_and_says_so_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with two() as (simulation, first, second):
@@ -250,33 +208,6 @@ async def test_one_that_is_cut_off_goes_on_and_says_so_now_and_then(caplog: pyte
         first.cut_off(cut=False)
         await simulation.run(100)
         assert simulation.at_work() == [first]
-
-
-async def test_a_lease_that_somebody_changes_or_deletes() -> None:
-    async with two() as (simulation, first, _):
-        simulation.lease["metadata"]["labels"] = {"a": "b"}
-        simulation.api.put("leases", simulation.lease)
-        await simulation.run(RENEW_SECONDS)
-        assert simulation.at_work() == [first]
-        assert simulation.lease["metadata"]["labels"] == {"a": "b"}
-        await simulation.run(RENEW_SECONDS / 2)
-        del simulation.api.all("leases")[PLACE.name]
-        await simulation.run(2 * RENEW_SECONDS)
-        assert len(simulation.at_work()) == 1, "whoever came first"
-
-
-async def test_who_is_no_pod_is_waited_for() -> None:
-    """A name that cannot be a pod's says nothing about the process; nor does it get into an address."""
-    simulation = LeaseSimulation()
-    for name in ("../nodes/x", "Laptop", "a pod"):
-        simulation.api.put("leases", lease_held_by(PLACE, None, name, NOW))
-        process = simulation.start("me")
-        await simulation.run(DURATION_SECONDS - 1)
-        assert simulation.at_work() == []
-        await simulation.run(2 * POLL_SECONDS)
-        assert simulation.at_work() == [process]
-        await process.kill()
-    await simulation.close()
 
 
 ACTIONS = st.sampled_from(("again", "end", "evict", "vanish", "cut", "join", "freeze", "thaw"))

@@ -9,12 +9,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from kopf._cogs.clients.watching import infinite_watch
 
 from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.lease import lease_held_by
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
-from bamboo_operator.process import OperatorOptions, heed_unclosed_watches, run_operator
+from bamboo_operator.process import OperatorOptions, run_operator
 from http_kit import serving
 from lease_kit import PLACE
 from remote_kit import kubeconfig
@@ -134,17 +133,3 @@ async def test_who_has_given_up_labels_itself_no_more(monkeypatch: pytest.Monkey
     pods.away = False
     await asyncio.wait_for(taking, 30)
     assert pods.labels.get("me") is None
-
-
-async def test_what_a_watch_says_when_the_loop_closes_it_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    async def others() -> AsyncIterator[None]:
-        yield
-
-    loop, complaint = asyncio.get_running_loop(), RuntimeError("generator didn't stop after athrow()")
-    of_kopf = infinite_watch(settings=None, resource=None, namespace=None)  # type: ignore[arg-type]
-    heed_unclosed_watches(loop, {"message": "closing", "exception": complaint, "asyncgen": of_kopf})
-    assert [record.levelname for record in caplog.records if record.name == "asyncio"] == []
-    for context in ({"asyncgen": others()}, {}):
-        caplog.clear()
-        heed_unclosed_watches(loop, {"message": "closing", "exception": complaint, **context})
-        assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -1,15 +1,13 @@
 """Pods that are waited for: none may be waited for without end, and none made twice."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from bamboo_core.coordinator.events import NoticeWithdrawn, WorkerLost
+from bamboo_core.coordinator.events import WorkerLost
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_operator.status.plan_record import lost_workers_in
-from operator_kit import job
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -63,16 +61,6 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
     assert (started.controller.adding, started.runner.state.membership.requested) == (0, 2)
 
 
-async def test_a_pod_whose_making_is_answered_after_its_end_was_told_is_no_ghost(begin: Callable[..., Job]) -> None:
-    """It would take up room in its pool for ever."""
-    place = Place()
-    started = begin(place, nodePools=[{"name": "spot", "maxWorkers": 2}])
-    place.meanwhile = lambda: place.take("tiny-w0") if place.made == 1 else None
-    await started.reconciles(count=8)
-    assert sorted(place.pods) == sorted(started.controller.pods.all()) == ["tiny-w1", "tiny-w2"]
-    assert started.problems() == {}
-
-
 async def test_a_pod_whose_end_no_watch_has_told_of_is_asked_for(begin: Callable[..., Job]) -> None:
     """After an interruption a listing that is empty tells nothing."""
     place = Place()
@@ -95,28 +83,6 @@ async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[...,
     place.cluster.pod_event("MODIFIED", late)
     await started.reconciles()
     assert sorted(started.controller.pods.all()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-
-
-async def test_only_some_pods_are_asked_for_in_one_pass(begin: Callable[..., Job]) -> None:
-    """Each may take its time, and other jobs wait for their turn."""
-    place = Place()
-    started = begin(place, **of(2), standby={"workers": 20})
-    await started.reconciles()
-    assert len(place.pods) == 24
-    await started.reconciles(65, count=1)
-    assert len(place.asked) == 10
-    await started.reconciles(0, count=3)
-    assert sorted(place.asked) == sorted(place.pods), "each once"
-
-
-async def test_a_pod_that_is_not_there_when_it_is_deleted_is_known_to_be_gone(begin: Callable[..., Job]) -> None:
-    place = Place()
-    started = begin(place)
-    await started.reconciles()
-    place.run("tiny-w0", 0.0)
-    del place.pods["tiny-w0"]
-    await started.reconciles(3600)
-    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 
 
 # on their way out
@@ -216,24 +182,6 @@ async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(b
 # made once
 
 
-async def test_a_number_that_was_made_without_an_answer_is_not_used_again(begin: Callable[..., Job]) -> None:
-    place = Place()
-    scaled = begin(place, **of(1))
-    await scaled.reconciles()
-    scaled.train()
-    place.unanswered = 1
-    scaled.edit(job(**of(2)))
-    await scaled.reconciles(count=1)
-    assert "tiny-w2" in place.pods
-    scaled.edit(job(**of(1)))
-    await scaled.reconciles()
-    assert sorted(place.pods) == ["tiny-w0", "tiny-w1"]
-    scaled.edit(job(**of(2)))
-    await scaled.reconciles(count=8)
-    assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w3", "tiny-w4"], "nobody would let tiny-w2 in"
-    assert scaled.controller.adding == 0
-
-
 async def test_a_pod_that_was_made_without_an_answer_counts_once(begin: Callable[..., Job]) -> None:
     place = Place()
     started = begin(place)
@@ -247,15 +195,3 @@ async def test_a_pod_that_was_made_without_an_answer_counts_once(begin: Callable
 
 
 # what does not change
-
-
-async def test_a_worker_that_is_given_back_goes_though_its_node_stays(begin: Callable[..., Job]) -> None:
-    place = Place()
-    started = begin(place)
-    await started.reconciles()
-    started.train()
-    started.runner.give_back("tiny-w1", 3600.0)
-    await asyncio.sleep(0)
-    await started.reconciles()
-    started.runner.handle(NoticeWithdrawn("tiny-w1"))
-    assert started.runner.state.workers["tiny-w1"].notice_until is not None

@@ -1,18 +1,17 @@
 """What becomes of a job's pods: those that a gate holds back, and those that are wanted and cannot be made yet."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bamboo_core.control.channel_events import ChannelClosed, Received
-from bamboo_core.control.protocol import PeerDown, PeerUp, WorkerReady
+from bamboo_core.control.channel_events import ChannelClosed
+from bamboo_core.control.protocol import PeerDown
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
-from operator_kit import SETTINGS, job
+from operator_kit import job
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -96,17 +95,6 @@ async def test_its_time_begins_when_its_gate_goes(begin: Callable[..., Job]) -> 
     assert place.pools() == {"tiny-w2": "dear", "tiny-w3": "dear"}
 
 
-async def test_an_operator_that_comes_later_counts_the_time_that_pods_have_waited(begin: Callable[..., Job]) -> None:
-    first = Place()
-    await begin(first, nodePools=POOLS).reconciles()
-    place = Place()
-    for name, pod in first.pods.items():
-        place.put(pod, f"uid-{name}", age=3600)
-    await begin(place, nodePools=POOLS).reconciles()
-    assert place.deleted == ["tiny-w0", "tiny-w1"]
-    assert place.pools() == {"tiny-w2": "dear", "tiny-w3": "dear"}
-
-
 # wanted, and not made yet
 
 
@@ -131,25 +119,6 @@ async def test_what_a_quota_refused_is_not_made_when_it_is_not_wanted_any_more(b
     await scaled.reconciles(10)
     assert (len(place.pods), place.made) == (4, 5)
     assert (scaled.controller.adding, scaled.runner.state.membership.requested) == (0, 4)
-
-
-async def test_what_a_full_pool_did_not_take_is_not_made_either(begin: Callable[..., Job]) -> None:
-    place = Place()
-    pools = [{"name": "spot", "maxWorkers": 3}]
-    scaled = begin(place, **of(2, nodePools=pools))
-    await scaled.reconciles(10)
-    assert scaled.problems() == {"PoolsFull": "1 worker(s) are not requested: every node pool is at its maxWorkers"}
-    scaled.edit(job(**of(1, nodePools=[{"name": "spot"}])))
-    await scaled.reconciles(10)
-    assert (len(place.pods), place.made, scaled.problems()) == (2, 3, {})
-
-
-async def test_an_edit_is_heeded_in_the_middle_of_a_pass(begin: Callable[..., Job]) -> None:
-    place = Place()
-    scaled = begin(place, **of(4))
-    place.meanwhile = lambda: scaled.edit(job(**of(1)))
-    await scaled.reconciles(10)
-    assert (place.made, scaled.controller.adding, scaled.runner.state.membership.requested) == (2, 0, 2)
 
 
 # refused
@@ -195,28 +164,6 @@ async def test_an_api_server_that_is_busy_refuses_nothing(begin: Callable[..., J
 # one more, to take the place of a slow one
 
 
-async def test_who_is_asked_for_in_place_of_a_slow_worker_is_not_surplus(begin: Callable[..., Job]) -> None:
-    place = Place()
-    training = begin(place)
-    await training.reconciles()
-    training.train()
-
-    def asked(at: float | None) -> None:
-        state = training.runner.state
-        training.runner.state = replace(state, stragglers=replace(state.stragglers, asked_at=at))
-        training.runner.handle(Received("tiny-w0", PeerUp(peer="tiny-w1")))
-
-    asked(training.now)
-    await training.reconciles()
-    assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w2"]
-    training.hear("tiny-w2", WorkerReady())
-    await training.reconciles(60)
-    assert "GivingBack" not in training.told()
-    asked(None)
-    await training.reconciles()
-    assert "tiny-w2 is released: 2 workers are wanted" in [emit.message for emit in training.runner.events]
-
-
 # when it is looked at again
 
 
@@ -234,26 +181,6 @@ def may_not_limit_evictions(place: Place, training: Job) -> None:
 
 def nothing(place: Place, training: Job) -> None:
     """Its pods wait for nodes."""
-
-
-async def test_a_worker_that_counts_as_lost_and_comes_is_looked_at(begin: Callable[..., Job]) -> None:
-    """Nothing is told of it but to itself; and whoever has joined has not failed to."""
-    place = Place()
-    await begin(place).reconciles()
-    place.run("tiny-w0", 0.0)
-    later = begin(place, resumed=True, known_lost=frozenset({"tiny-w0"}))
-    await later.reconciles()
-    await later.reconciles()
-    assert later.controller.settled
-    later.trigger.clear()
-    later.hear("tiny-w0")
-    assert later.trigger.urgent is None
-    assert later.trigger.changed is not None
-    await later.reconciles(count=1)
-    assert not later.controller.settled
-    later.trigger.clear()
-    later.hear("tiny-w0")
-    assert later.trigger.changed is None, "it has come before"
 
 
 @pytest.mark.parametrize(
@@ -305,15 +232,6 @@ async def test_a_network_policy_or_budget_that_others_delete_or_change_is_repair
     await running.reconciles(1)
     assert place.policies[1:] == place.policies[:1], "once, as it was"
     assert place.budgets[budgets:] == place.budgets[budgets - 1 : budgets]
-
-
-async def test_what_an_installation_does_not_want_is_not_made(begin: Callable[..., Job]) -> None:
-    place = Place()
-    bare = begin(place, settings=replace(SETTINGS, network_policy=False, disruption_budgets=False))
-    await bare.reconciles()
-    bare.train()
-    await bare.reconciles(REPAIR_SECONDS)
-    assert (place.policies, place.budgets) == ([], [])
 
 
 # while the job is degraded

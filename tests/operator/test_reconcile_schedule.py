@@ -1,6 +1,5 @@
 """When a job is reconciled again."""
 
-import asyncio
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import pytest
 from bamboo_core.control.channel_events import Received
 from bamboo_core.control.protocol import Heartbeat, ReportRequest
 from bamboo_core.coordinator.coordinator import initial
-from bamboo_core.coordinator.events import AddWorkers, Emit, RemoveWorker, Send, Tick
+from bamboo_core.coordinator.events import Emit, RemoveWorker, Send, Tick
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_operator.jobs.reconcile_schedule import (
     FINAL_EVENTS_SECONDS,
@@ -149,24 +148,3 @@ async def test_changes_of_what_a_reconciliation_looks_at_are_noticed_once_at_the
     assert trigger.changed is None, "progress is written at its own rate"
     trigger.handled(Tick(), replace(further, course=further.course.entered("Running", 9.0)), ())
     assert trigger.changed is not None
-
-
-async def test_workers_that_are_asked_for_are_urgent(state: CoordinatorState) -> None:
-    trigger = ReconcileTrigger()
-    trigger.handled(HEARTBEAT, state, (AddWorkers(2),))
-    assert trigger.urgent is not None
-
-
-async def test_waiting_ends_when_something_happens() -> None:
-    trigger = ReconcileTrigger()
-    await trigger.wait(0.0)
-    asyncio.get_running_loop().call_soon(trigger.soon)
-    async with asyncio.timeout(30):
-        await trigger.wait(60.0)
-    assert trigger.changed is not None
-    trigger.at_once()
-    first = trigger.urgent
-    trigger.at_once()
-    assert trigger.urgent == first, "since when"
-    trigger.clear()
-    assert (trigger.urgent, trigger.changed) == (None, None)

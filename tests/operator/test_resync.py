@@ -89,32 +89,6 @@ def test_a_watch_without_interruption_asks_for_nothing() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_another_object_of_that_name_is_not_the_one_that_was_known() -> None:
-    async def script(things: Things) -> None:
-        things.resync.observed(None, "a")
-
-    assert listed(Things({"a": "1", "b": "new"}, {"a": "1", "b": "old"}), script).known == {"a": "1"}
-
-
-@pytest.mark.usefixtures("quick")
-async def test_an_answer_says_nothing_of_a_later_listing() -> None:
-    class Late(Things):
-        async def _uid_of(self, name: str) -> str | None:
-            found = await super()._uid_of(name)
-            await answer.wait()
-            return found
-
-    answer, things = asyncio.Event(), Late({"a": "1", "b": "2"}, {"a": "1", "b": "2"})
-    things.resync.observed(None, "a")
-    await until(lambda: things.asked == ["b"])
-    del things.there["b"]
-    things.resync.observed(None, "a")  # listed again, without b, before the answer is here
-    answer.set()
-    await until(lambda: "b" not in things.known)
-    await things.resync.stop()
-
-
-@pytest.mark.usefixtures("quick")
 def test_an_api_server_that_is_busy_is_asked_again() -> None:
     async def script(things: Things) -> None:
         things.resync.observed(None, "a")

@@ -9,7 +9,6 @@ import pytest
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
-from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell
@@ -104,34 +103,6 @@ async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
     return ready
 
 
-async def test_who_is_let_go_has_its_time_though_no_watch_has_told_of_its_node(begin: Callable[..., Job]) -> None:
-    place, spec = Place(), {"topology": {"stages": 3}, "standby": {"workers": 1}}
-    running = begin(place, worker=FIRST, training=LONG, **spec)
-    await running.reconciles()
-    running.train()
-    obey(running)
-    running.edit(job(worker=SECOND, **spec))
-    await running.reconciles(2.0)
-    leaving = [worker for worker, state in running.runner.status().workers if state is WorkerState.LEAVING]
-    assert (leaving, place.deleted) == (["tiny-w3"], [])
-
-
-async def test_what_another_edit_leaves_behind_goes_before_anybody_who_trains(begin: Callable[..., Job]) -> None:
-    """Its image is missing, so it never comes."""
-    place, spec = Place(), {"topology": {"stages": 3}, "standby": {"workers": 1}}
-    running = await training(begin, place, **spec)
-    running.edit(job(worker={"image": "mistaken"}, **spec))
-    await turns(running, 3, comes=False)
-    assert images(place)["tiny-w4"] == "mistaken"
-    place.stall("tiny-w4", "ImagePullBackOff")
-    running.edit(job(worker=SECOND, **spec))
-    await running.reconciles(2.0)
-    assert (place.deleted[-1], running.told().count("GivingBack")) == ("tiny-w4", 1)
-    assert min(await turns(running, 60)) >= 3
-    assert set(images(place).values()) == {"trainer:2"}
-    assert state_of(running) is RolloutState.COMPLETE
-
-
 async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[..., Job]) -> None:
     place = Place()
     running = await training(begin, place, topology={"stages": 3}, standby={"workers": 1})
@@ -148,18 +119,6 @@ async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[
     assert (told.count("RolloutStarted"), told.count("RolloutComplete"), told.count("GivingBack")) == (1, 1, 4)
     assert "Takeover" not in told
     assert "PlannedTakeover" in told
-
-
-async def test_a_standby_is_the_first_to_go(begin: Callable[..., Job]) -> None:
-    place = Place()
-    running = await training(begin, place, standby={"workers": 1})
-    plan = running.runner.state.plan
-    assert plan is not None
-    (idle,) = running.runner.state.workers.keys() - {plan.at(c).owner for c in plan.cells()}
-    running.edit(job(standby={"workers": 1}, worker=SECOND))
-    await turns(running, 3)
-    (message,) = [e.message for e in running.runner.events if e.reason == "GivingBack"][:1]
-    assert message.startswith(f"{idle} is replaced")
 
 
 async def test_another_operator_whose_pods_differ_replaces_them_too(begin: Callable[..., Job]) -> None:
@@ -226,18 +185,6 @@ async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[
     assert set(images(place).values()) == {"trainer:1"}
     if how != "platform":  # after a misfit the coordinator asks for a worker again by its own clock
         assert len(running.runner.state.workers) == 2
-
-
-async def test_a_job_that_has_not_begun_makes_its_pods_anew(begin: Callable[..., Job]) -> None:
-    """Such as one whose image could not be pulled."""
-    place = Place()
-    running = begin(place, worker=FIRST)
-    await running.reconciles()
-    for name in place.pods:
-        place.stall(name, "ErrImagePull")
-    running.edit(job(worker=SECOND))
-    await running.reconciles(2.0, 6)
-    assert list(images(place).values()) == ["trainer:2"] * 2
 
 
 async def test_pools_that_mean_other_nodes_move_their_workers_and_others_do_not(begin: Callable[..., Job]) -> None:

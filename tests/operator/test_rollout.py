@@ -82,22 +82,6 @@ def test_one_thing_at_a_time(seen: RolloutView, step: RolloutStep) -> None:
     assert step_of(seen) == step
 
 
-def test_the_next_worker_goes_when_the_one_in_place_of_the_last_is_ready() -> None:
-    """Though every stage is held twice meanwhile, and no stage has to share a worker, as after shrinking."""
-    workers = [old(0), old(1), old(2), old(3)]
-    record = record_of(view(*workers, wanted=4))
-    for number in (0, 1):
-        seen = view(*workers, wanted=4)
-        record = record_of(seen, record)
-        assert next_step(record, seen) == release(f"w{number}")
-        record = released(record)
-        workers.pop(0)
-        for waits in ([], [new(4 + number, ready=False, placed=False)], [new(4 + number, ready=False)]):
-            seen = view(*workers, *waits, wanted=4)
-            assert step_of(seen, record) == NOTHING
-        workers.append(new(4 + number))
-
-
 STALLS = [
     ({"futile": "torch 3 instead of 2"}, 0.0, "torch 3 instead of 2"),
     (

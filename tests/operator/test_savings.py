@@ -72,24 +72,6 @@ def test_a_status_without_it_or_of_another_version_begins_anew(cost: dict[str, A
     assert CostComparison.of(read_status({"cost": cost}).cost) == CostComparison()
 
 
-@pytest.mark.parametrize(
-    ("price", "said_so"),
-    [("1.00", "5.0000 less than on demand"), ("4.00", "1.0000 more than on demand")],
-)
-def test_the_command_line_says_it(price: str, said_so: str) -> None:
-    pools = [SPOT | {"pricePerHour": price}, SURE]
-    facts = StatusFacts(
-        now=NOW,
-        generation=1,
-        spec=job(nodePools=pools),
-        pods={"spot": 1},
-        cost=Decimal(2),
-        comparison=compared(pools, {"spot": 1}),
-    )
-    status = job_status(said(), BambooJobStatus(), facts)
-    assert phrases.cost(view_of({"metadata": {}, "spec": {}, "status": written(status)})).endswith(said_so)
-
-
 @dataclass(frozen=True)
 class Amounts:
     """What one of the views says of a job's cost; None: nothing."""
@@ -169,15 +151,3 @@ def test_all_views_tell_the_same(
     assert in_metrics(known) == replace(expected, at_end=None)
     unpriced = [pool["name"] for pool in pools if "pricePerHour" not in pool]
     assert ("of which no price is given" in line) == bool(unpriced)
-
-
-def test_a_comparison_that_has_ended_stays_in_all_views() -> None:
-    """The price of the pool on demand was taken away by an edit."""
-    before = compared([SPOT, SURE], {"spot": 3})
-    facts = StatusFacts(
-        now=NOW, generation=1, spec=job(nodePools=[SPOT]), pods={"spot": 3}, cost=Decimal(8), comparison=before
-    )
-    status = job_status(said(), BambooJobStatus(), facts)
-    known = OperatedJob(view=viewed(job(nodePools=[SPOT]), status, said()), facts=facts)
-    line = phrases.cost(view_of({"metadata": {}, "spec": {"nodePools": [SPOT]}, "status": written(status)}))
-    assert {found.saved for found in (on_the_page(known), in_metrics(known), on_the_command_line(line))} == {15.0}

@@ -1,6 +1,6 @@
 """Which worker a job gives back."""
 
-from bamboo_core.job.placement_spec import Capacity, NodePool
+from bamboo_core.job.placement_spec import NodePool
 from bamboo_operator.pods.scale_down import ScaleDown, WorkersByPool, scale_down
 from operator_kit import job
 
@@ -18,10 +18,6 @@ SPOT, SURE = POOLS
 def workers(placed: dict[str, str], **more: object) -> WorkersByPool:
     known: dict[str, object] = {"placed": placed, "without_node": {}, "joined": set(placed), "wanted": 2}
     return WorkersByPool(**{"pools": POOLS, **known, **more})  # type: ignore[arg-type]
-
-
-def test_the_pools_are_what_the_tests_mean() -> None:
-    assert [pool.capacity for pool in POOLS] == [Capacity.SPOT, Capacity.ON_DEMAND]
 
 
 def test_a_fallback_worker_is_given_back_once_a_worker_of_an_earlier_pool_is_ready() -> None:

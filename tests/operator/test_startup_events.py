@@ -9,10 +9,8 @@ from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.starting.startup_events import (
     FIRST_SECONDS,
     LONGEST_MESSAGE,
-    READ_AT_ONCE,
     event_problem,
 )
-from manifest_kit import training
 from operator_kit import at
 from pod_controller_kit import Job, Place
 
@@ -113,37 +111,6 @@ async def test_a_secret_that_is_missing_as_a_volume_is_named_until_it_is_there(b
     place.run("tiny-w1", 0)
     await waiting.reconciles()
     assert waiting.problems() == {}
-
-
-async def test_events_are_read_less_and_less_often(begin: Callable[..., Job]) -> None:
-    place = Place()
-    waiting = begin(place)
-    await waiting.reconciles()
-    place.stall("tiny-w0", "ContainerCreating")
-    await waiting.reconciles()
-    read_at, began = [], waiting.now
-    while waiting.now < began + 240:
-        before = len(place.events_read)
-        await waiting.reconciles(1, count=1)
-        read_at += [round(waiting.now - began)] * (len(place.events_read) - before)
-    assert read_at == [10, 30, 70, 130, 190]
-
-
-async def test_of_many_pods_only_some_are_read_at_a_time(begin: Callable[..., Job]) -> None:
-    place = Place()
-    waiting = begin(
-        place, topology={"stages": 2, "pipelines": READ_AT_ONCE}, training=training(10, 4 * READ_AT_ONCE, 2)
-    )
-    await waiting.reconciles()
-    for name in list(place.pods):
-        place.stall(name, "ContainerCreating")
-    await waiting.reconciles()
-    await waiting.reconciles(FIRST_SECONDS, count=1)
-    assert len(place.events_read) == READ_AT_ONCE
-    assert not waiting.controller.settled
-    await waiting.reconciles(count=2)
-    assert sorted(place.events_read) == sorted(uid(place, name) for name in place.pods), "each once"
-    assert waiting.controller.settled
 
 
 async def test_without_the_right_to_list_events_everything_else_is_done(begin: Callable[..., Job]) -> None:

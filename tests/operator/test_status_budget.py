@@ -59,15 +59,6 @@ def test_a_job_that_is_suspended_by_its_user_says_so():
     assert conditions(seen(None, spec=spec, cost=Decimal("10.01")))["Suspended"]["reason"] == "Suspended"
 
 
-def test_a_job_that_holds_what_is_worth_its_price_lacks_nothing():
-    """Its topology has four workers; two of them are given back."""
-    spec = job(topology={}, elastic={"objective": "Value", "maxWorkers": 4})
-    found = conditions(seen(said(wanted=2), spec=spec))
-    assert found["WorkersReady"]["status"] == "True"
-    assert found["Degraded"]["status"] == "False"
-    assert seen(said(wanted=2), spec=spec)["workers"]["desired"] == 2
-
-
 # warnings
 
 

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from bamboo_core.coordinator.events import Finish, Outcome, Takeover, WorkerState
 from bamboo_core.job.api_object import written
-from bamboo_core.job.status import BambooJobStatus, read_status
+from bamboo_core.job.status import read_status
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts
 from operator_kit import NOW, at, checkpoints, job, said
@@ -195,19 +195,6 @@ def test_when_a_write_is_worth_it(change, seconds, worth):
     old = seen(RUNNING)
     new = seen(said(**change), old, now=NOW + timedelta(seconds=5))
     assert worth_writing(read_status(new), read_status(old), seconds) is worth
-
-
-def test_the_total_cost_alone_waits():
-    old = seen(RUNNING, spec=POOLED, pods={"spot": 1})
-    new = seen(RUNNING, old, spec=POOLED, pods={"spot": 1}, cost=Decimal(1))
-    assert new != old
-    assert not worth_writing(read_status(new), read_status(old), 1)
-    dearer = seen(RUNNING, old, spec=POOLED, pods={"spot": 2})
-    assert worth_writing(read_status(dearer), read_status(old), 1)
-
-
-def test_the_first_status_is_written_at_once():
-    assert worth_writing(read_status(seen()), BambooJobStatus(), 0)
 
 
 GRIDS = st.lists(

@@ -14,7 +14,7 @@ from aiohttp import web
 from msgspec import structs
 
 from bamboo_core.control.memory import Memory, Traffic
-from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Status, Takeover, WorkerState
+from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Status, WorkerState
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.page import document as d
 from bamboo_core.page.builder import document, ended
@@ -106,25 +106,6 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     return drawn(about, spec, status, record, now=now, cost=cost, ended=state)
 
 
-def disturbed(losses: int) -> d.Document:
-    """Four stages, and so many takeovers, one a second."""
-    times = iter(range(1_800_000_000, 1_900_000_000))
-    record = JobHistory(lambda: float(next(times)))
-    record.follow(0, StepFigures(None), ())
-    taken: tuple[Takeover, ...] = ()
-    for step in range(1, losses + 1):
-        lost = takeover(epoch=step, victim=f"tiny-w{step}", step=step)
-        taken = (*taken, lost)
-        record.add_event(Emit("WorkerLost", f"tiny-w{step} is lost: was killed by SIGKILL", True))
-        record.follow(step, StepFigures(6.0 / step, 0.5, 1e-3), taken)
-    grid = (tuple((f"tiny-w{stage}", True) for stage in range(4)),)
-    workers = tuple((f"tiny-w{stage}", WorkerState.TRAINING) for stage in range(4))
-    status = said(grid=grid, workers=workers, step=losses, takeovers=taken, preemptions=losses)
-    about = d.PageJob(name="tiny", namespace="team", place="cluster", mode="EagerForward", began=0.0, since=0.0)
-    state = ended(Outcome.INTERRUPTED, "stopped by the user")
-    return drawn(about, job(training=training(1000, 8, 2)), status, record, now=record.now(), ended=state)
-
-
 @asynccontextmanager
 async def served(found: list[d.Document | int]) -> AsyncIterator[str]:
     """The address of a page that shows the newest of these to who has a token: a document, or a status that is answered
@@ -186,41 +167,6 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
         assert await tab.value("document.querySelectorAll('main img, main script, [onerror]').length") == 0
         assert not (await tab.value("document.title")).startswith("taken")
         assert all(request.startswith(url) for request in tab.requests), tab.requests
-        assert tab.errors == []
-
-
-async def test_a_job_that_stopped_early_shows_of_how_many_steps() -> None:
-    found = page(over=True)
-    early = structs.replace(found.progress, stopped_early="2 evaluations without a better loss")
-    async with served([structs.replace(found, progress=early)]) as url, browser() as tab:
-        await tab.goto(f"{url}#token=secret")
-        await tab.until(DRAWN)
-        assert await tab.text("#steps") == "step 5 of 10, stopped early"
-        assert await tab.value("document.querySelector('#grid-choice').hidden")
-        assert tab.errors == []
-
-
-async def test_whether_the_date_is_met_stands_below_the_steps() -> None:
-    found, told = (
-        page(),
-        "done by 2026-12-01 14:00 UTC: 2.0 h late at the present rate, with 5 of 10 steps done by then",
-    )
-    dated = structs.replace(found.progress, done_by=told)
-    async with served([structs.replace(found, progress=dated)]) as url, browser() as tab:
-        await tab.goto(f"{url}#token=secret")
-        await tab.until(DRAWN)
-        assert await tab.text("#done-by") == told
-        assert tab.errors == []
-
-
-async def test_why_the_grid_was_chosen_stands_beside_it() -> None:
-    found, told = page(), "2 pipelines of 3 stages for 6 workers: 96 samples/s expected"
-    chosen = structs.replace(found.progress, grid_choice=told)
-    async with served([structs.replace(found, progress=chosen)]) as url, browser() as tab:
-        await tab.goto(f"{url}#token=secret")
-        await tab.until(DRAWN)
-        assert await tab.text("#grid-choice") == f"Chosen: {told}"
-        assert await tab.value("document.querySelector('#done-by').hidden")
         assert tab.errors == []
 
 
@@ -339,25 +285,6 @@ TAIL = """document.documentElement.scrollHeight - scrollY
   - Math.max(innerHeight, document.body.getBoundingClientRect().bottom)"""
 
 
-COLOURS = (
-    """(id) => [...document.querySelectorAll(`#${id} .swatch`)].map((one) => getComputedStyle(one).backgroundColor)"""
-)
-CLEAR = "rgba(0, 0, 0, 0)"
-
-
-async def test_every_kind_of_bytes_has_a_colour_in_its_table_and_colours_nothing_else() -> None:
-    kinds = Traffic.__struct_fields__
-    status = said(traffic=(("tiny-w0", Traffic(**dict.fromkeys(kinds, 1 << 20))),))
-    about = d.PageJob(name="tiny", namespace="team", place="cluster", mode="EagerForward")
-    async with served([drawn(about, job(), status, JobHistory(), now=1.0)]) as url, browser() as tab:
-        await tab.goto(f"{url}#token=secret")
-        await tab.until(DRAWN)
-        colours = await tab.value(f"({COLOURS})('traffic')")
-        assert len(set(colours)) == len(kinds), colours
-        assert CLEAR not in colours
-        assert await tab.value("getComputedStyle(document.getElementById('state')).backgroundColor") == CLEAR
-
-
 @pytest.mark.parametrize("font", FONTS)
 async def test_it_fits_every_screen_with_any_font(font: str) -> None:
     """From 320 px on only tables, in boxes of their own, are wider than the window, and nothing follows the content."""
@@ -469,36 +396,3 @@ async def test_a_real_run_with_preemptions(tmp_path: Path) -> None:
         if run.returncode is None:
             run.kill()
             await run.wait()
-
-
-@pytest.mark.parametrize("width", [320, 360, 1280])
-async def test_many_takeovers_leave_room_for_the_curves_and_the_rest(width: int) -> None:
-    """The timeline scrolls in itself, every stage is in sight, and marks that are close are short."""
-    async with served([disturbed(53)]) as url, browser() as tab:
-        await tab.size(width, 800, phone=width < 1000)
-        await tab.goto(f"{url}#token=secret")
-        await tab.until(DRAWN)
-        assert await tab.value("document.documentElement.scrollWidth") == width
-        assert await tab.value("document.getElementById('timeline-scroll').clientHeight") <= 0.75 * 800
-        assert await tab.value("document.getElementById('timeline-scroll').scrollHeight") > 2000
-        edges = await tab.value(
-            "[...document.querySelectorAll('.cell')].map((cell) => cell.getBoundingClientRect().right)"
-        )
-        assert (len(edges), max(edges) <= width) == (4, True), "none is beside what can be seen"
-        said = [name for role, name in await tab.tree() if role == "columnheader"][:5]
-        assert said == ["Pipeline", "Stage 0", "Stage 1", "Stage 2", "Stage 3"]
-        lines = "[...document.querySelectorAll('#plot-loss .mark')].map((m) => m.getBoundingClientRect().height)"
-        assert max(await tab.value(lines)) < 10, "150 pixels of a curve are not crossed 106 times"
-        tiles = await tab.text("#tiles")
-        assert re.search(r"Lost samples\s+0\s", f"{tiles}\n"), "none of them was lost to the 53 takeovers"
-        assert re.search(r"Steps not kept\s+53\s+no checkpoint has them", tiles)
-        assert tab.errors == []
-
-
-async def test_few_marks_cross_the_curves() -> None:
-    async with served([disturbed(2)]) as url, browser() as tab:
-        await tab.size(1280, 800)
-        await tab.goto(f"{url}#token=secret")
-        await tab.until(DRAWN)
-        lines = "[...document.querySelectorAll('#plot-loss .mark')].map((m) => m.getBoundingClientRect().height)"
-        assert min(await tab.value(lines)) > 100

@@ -1,7 +1,6 @@
 """The document that the operator makes for a page."""
 
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from bamboo_core.page.builder import NOT_SEEN, OWNERS_ONLY, RESTARTED
 from bamboo_core.page.history import JobHistory
 from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE
 from bamboo_operator.http.page_document import page_document as looked
-from bamboo_operator.status.facts import EarlierCounts, StatusFacts
+from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.savings import CostComparison
-from manifest_kit import training
 from operator_kit import NOW, at, checkpoints, job, pool, said, viewed
 from page_kit import Time, written
 
@@ -51,17 +49,6 @@ def test_checkpoints_of_a_job_whose_coordinator_is_new_or_gone_are_as_the_status
     assert new.checkpoint is not None
     assert (new.checkpoint.step, new.checkpoint.at, new.checkpoint.repeated) == (8, WHEN - 90, 7)
     assert looked(look(spec=job(), written=status), WHEN).checkpoint is None, "it keeps none"
-
-
-def test_an_evaluation_is_remembered_by_the_status() -> None:
-    spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}))
-    known = {"step": 4, "metrics": {"loss": 2.0}, "bestStep": 2, "bestMetrics": {"loss": 1.5}}
-    status = written("Suspended", training={"step": 5, "steps": 10, "evaluation": known})
-    found = looked(look(spec=spec, written=status), WHEN).evaluation
-    assert found == d.PageEvaluation(
-        step=4, metric="loss", metrics={"loss": 2.0}, best_step=2, best_metrics={"loss": 1.5}
-    )
-    assert looked(look(spec=job(), written=status), WHEN).evaluation is None
 
 
 def look(
@@ -154,39 +141,6 @@ def test_after_a_restart_what_is_unknown_is_said() -> None:
 @pytest.mark.parametrize("plan", [None, "", "[]", "{}", '{"pipelines":3}', '{"pipelines":[3]}', "no JSON"])
 def test_a_plan_that_cannot_be_read_is_no_grid(plan: Any) -> None:
     assert looked(look(written=written("Suspended", plan=plan)), WHEN).grid == ()
-
-
-def test_the_cost_and_the_same_on_demand() -> None:
-    spec = job(nodePools=[*POOLS, {"name": "free"}])
-    paid = {"spot": 3, "free": 5}
-    counted = CostComparison()
-    for _ in range(36):
-        counted = counted.later(spec.node_pools, paid, 100.0, NOW)
-    facts = StatusFacts(
-        now=NOW,
-        generation=1,
-        spec=spec,
-        paid=paid,
-        cost=Decimal("0.5"),
-        earlier=EarlierCounts(cost=Decimal(2)),
-        comparison=counted,
-    )
-    found = looked(seen(spec=spec, facts=facts), WHEN).cost
-    assert found is not None
-    assert (found.total, found.per_hour, found.on_demand_per_hour) == (2.5, 3.0, 10.5)
-    left = said().eta_seconds
-    assert left == 3.5
-    assert found.at_end == pytest.approx(2.5 + 3.0 * left / 3600)
-    assert found.on_demand_at_end == pytest.approx(2.5 + 7.5 + 10.5 * left / 3600)
-    suspended = looked(look(written=written(), spec=spec, facts=facts), WHEN).cost
-    assert suspended is not None
-    assert (suspended.total, suspended.at_end, suspended.on_demand_at_end) == (2.5, None, None)
-    assert (found.spent, found.on_demand, found.on_demand_pool) == (3.0, 10.5, "fallback")
-    assert [(p.name, p.workers, p.price) for p in found.pools] == [
-        ("spot", 3, "1.00"),
-        ("fallback", 0, "3.50"),
-        ("free", 5, None),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
@@ -191,13 +190,6 @@ def test_every_worker_gets_the_modules_and_the_data() -> None:
     assert job.training.steps == job.task.config["steps"]
 
 
-def test_it_learns_in_bf16(tokens: Path) -> None:
-    task = task_of(tokens, architecture={**ARCHITECTURE, "initializer_range": 0.2})
-    training = TrainingConfig(seed=0, precision="bf16", max_gradient_norm=1.0, microbatches=2, micro_batch_size=8)
-    losses, _ = reference.train(task, training, 40)
-    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
-
-
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize(
     "changes",
@@ -246,55 +238,6 @@ def test_attention_is_what_it_is_by_hand(tokens: Path) -> None:
         mixed.append(seen.softmax(-1) @ value[:, shared])
     expected = torch.cat(mixed, dim=1) @ attention.get_parameter("o_proj.weight").T
     torch.testing.assert_close(attention(x[None])[0], expected)
-
-
-def test_rotary_frequencies_follow_the_configs_kind() -> None:
-    from llama_model import read_architecture
-
-    def frequencies(**changes: Any) -> tuple[float, ...]:
-        config = {**ARCHITECTURE, "head_dim": 8, "max_position_embeddings": 512, **changes}
-        return read_architecture(config, "here").frequencies
-
-    plain = [500.0 ** (-i / 4) for i in range(4)]  # 1, 0.21, 0.045, 0.0095
-    assert frequencies() == pytest.approx(plain)
-    assert frequencies(rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 500.0}) == frequencies()
-    assert frequencies(rope_scaling={"type": "linear", "factor": 4.0}) == pytest.approx([f / 4 for f in plain])
-    # Within 64 positions the first turns more than 4 times and stays, the last less than once and is divided.
-    between = 64 * plain[1] / (2 * np.pi)  # 2.15 turns
-    kept = (between - 1) / 3
-    expected = [plain[0], plain[1] * (kept + (1 - kept) / 8), plain[2] / 8, plain[3] / 8]
-    llama3 = {**LLAMA3, "original_max_position_embeddings": 64}
-    assert frequencies(rope_scaling=llama3) == pytest.approx(expected)
-
-
-def test_random_values_and_the_groups_that_decay(tokens: Path) -> None:
-    task = task_of(tokens, architecture={**ARCHITECTURE, "model_type": "qwen2"}, weightDecay=0.3)
-    block = build_layer(task, 0, 1)
-    values = block.state_dict()
-    assert 0.01 < float(values["mlp.up_proj.weight"].std()) < 0.03
-    assert torch.equal(values["self_attn.q_proj.bias"], torch.zeros(16))
-    assert torch.equal(values["input_layernorm.weight"], torch.ones(WIDTH))
-    decaying, others = task.optimizer(block.named_parameters()).param_groups
-    assert (decaying["weight_decay"], len(decaying["params"])) == (0.3, 7)
-    assert (others["weight_decay"], len(others["params"])) == (0.0, 5)
-    assert len(layer_costs(task, 2)) == BLOCKS + 2
-
-
-def test_the_rate_warms_up_and_falls_to_a_tenth(tokens: Path) -> None:
-    task = task_of(tokens, architecture=ARCHITECTURE, steps=12)
-    rates = [task.learning_rate(step) for step in (0, 1, 2, 7, 12, 100)]
-    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.0055, 0.001, 0.001])
-
-
-def test_windows_of_tokens_follow_each_other(tmp_path: Path) -> None:
-    raw = tmp_path / "tokens.bin"
-    np.arange(40, dtype="<u4").tofile(raw)
-    dataset = task_of(raw, architecture=ARCHITECTURE, tokenType="uint32").dataset
-    assert len(dataset) == 4  # the last window needs one token more than it shows
-    (inputs,), (targets,) = dataset.batch([3, 0])
-    assert inputs.dtype == targets.dtype == torch.int64
-    assert inputs.tolist() == [list(range(24, 32)), list(range(8))]
-    assert targets.tolist() == [list(range(25, 33)), list(range(1, 9))]
 
 
 @pytest.mark.parametrize(
@@ -372,59 +315,6 @@ def test_a_folder_that_does_not_fit_is_refused_by_name(tokens: Path, tmp_path: P
         task_of(tokens, model=str(broken))
 
 
-def test_files_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
-    def refused(path: Path, said: str) -> None:
-        with pytest.raises(TaskError, match=said):
-            task_of(path, architecture=ARCHITECTURE)
-
-    np.save(tmp_path / "floats.npy", np.zeros(100))
-    refused(tmp_path / "floats.npy", "must be one row of uint16 or uint32, got float64")
-    np.save(tmp_path / "short.npy", np.zeros(CONTEXT, np.uint16))
-    refused(tmp_path / "short.npy", r"has 8 ids, fewer than context \+ 1 = 9")
-    (tmp_path / "text.npy").write_text("Once upon a time")
-    refused(tmp_path / "text.npy", r"cannot read .*text\.npy")
-
-
-def test_an_id_outside_the_vocabulary_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.npy"
-    np.save(path, np.array([1] * 20 + [VOCABULARY] + [1] * 20, dtype=np.uint16))
-    dataset = task_of(path, architecture=ARCHITECTURE).dataset
-    dataset.batch([0, 1, 3])
-    with pytest.raises(ValueError, match="has the id 61, outside the vocabulary of 61"):
-        dataset.batch([2])
-
-
-def test_an_export_refuses_what_does_not_fit(tokens: Path, tmp_path: Path, export: ModuleType) -> None:
-    config = {"tokens": str(tokens), "architecture": {**ARCHITECTURE, "tie_word_embeddings": True}, "context": CONTEXT}
-    weights = save_as_workers_do(load_task("llama:build", config), tmp_path / "weights")
-    second = weights / "stage-001.safetensors"
-    tensors = load_file(second)
-
-    def refused(said: str, **changes: Tensor | None) -> None:
-        altered = {n: t for n, t in {**tensors, **changes}.items() if t is not None}
-        save_file(altered, second)
-        with pytest.raises(ValueError, match=said):
-            export.export(config, weights, tmp_path / "out", "float32")
-        assert not (tmp_path / "out").exists()
-
-    refused(r"the weights lack layers\.4\.norm\.weight", **{"layers.4.norm.weight": None})
-    refused(r"the weights hold layers\.5\.x", **{"layers.5.x": torch.ones(1)})
-    refused(r"layers\.4\.norm\.weight is torch\.float32 \[3\]", **{"layers.4.norm.weight": torch.ones(3)})
-    refused(r"layers\.1\.mlp\.up_proj\.weight, which an earlier", **{"layers.1.mlp.up_proj.weight": torch.ones(3)})
-    head = tensors["layers.4.lm_head.weight"].clone()
-    head[0, 0] += 1e-6
-    refused(r"layers\.4\.lm_head\.weight differs from the embedding", **{"layers.4.lm_head.weight": head})
-    second.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"cannot read .*stage-001"):
-        export.export(config, weights, tmp_path / "out", "float32")
-    with pytest.raises(ValueError, match=r"has no stage-\*\.safetensors"):
-        export.export(config, tmp_path / "nothing", tmp_path / "out", "float32")
-    with pytest.raises(ValueError, match="must be a new or empty folder"):
-        export.export(config, weights, weights, "float32")
-    with pytest.raises(SystemExit, match=r"export_llama: .*nothing"):
-        export.main([str(tmp_path / "nothing.yaml"), str(weights), str(tmp_path / "out")])
-
-
 def test_texts_become_tokens(tmp_path: Path, tokenize: ModuleType) -> None:
     """With bytes as tokens; the tokenizers library is not needed for it."""
     (tmp_path / "a.txt").write_bytes("né\r\n".encode())
@@ -445,27 +335,3 @@ def test_texts_become_tokens(tmp_path: Path, tokenize: ModuleType) -> None:
     many = tokenize.write_tokens(tmp_path / "many.npy", np.dtype("<u4"), ([i] * 1000 for i in range(1000)))
     assert many == 1_000_000
     assert np.load(tmp_path / "many.npy", mmap_mode="r")[-1] == 999
-
-
-def test_the_tokenizers_mistakes_are_told(
-    tmp_path: Path, tokenize: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = tmp_path / "a.txt"
-    text.write_bytes(b"\xff")
-    assert tokenize.token_type({"a": 0, "b": 65_535}, None).name == "uint16"
-    assert tokenize.token_type({"a": 65_536}, None).name == "uint32"
-    with pytest.raises(ValueError, match="a vocabulary of 65537 does not fit uint16, expected --type uint32"):
-        tokenize.token_type({"a": 65_536}, "uint16")
-    with pytest.raises(ValueError, match="the tokenizer has no token '</s>'"):
-        tokenize.end_token({"a": 0}, "</s>")
-    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8"):
-        list(tokenize.documents([text], False))
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    arguments = [str(tmp_path / "tokenizer.json"), str(tmp_path / "out.npy"), str(text), "--end", "</s>"]
-    with pytest.raises(SystemExit, match="tokenize_text: the library tokenizers is not installed: pip install"):
-        tokenize.main(arguments)
-    with pytest.raises(SystemExit, match=r"nowhere\.txt: no such file"):
-        tokenize.main([*arguments, str(tmp_path / "nowhere.txt")])
-    (tmp_path / "out.npy").write_bytes(b"")
-    with pytest.raises(SystemExit, match=r"out\.npy exists already"):
-        tokenize.main(arguments)
