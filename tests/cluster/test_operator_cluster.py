@@ -183,6 +183,26 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
     assert "task.config" in condition(status, "Failed")["message"]
 
 
+def test_a_job_is_deleted_without_its_pods(installed: Cluster, namespace: str, operator: Operator) -> None:
+    """The garbage collector has to patch all that the job owns, also what is immutable."""
+    document = small("orphaning")
+    document["spec"]["task"]["config"]["learningRate"] = 1e-7
+    environment = document["spec"]["worker"]["template"]["spec"]["containers"][0]["env"]
+    document["spec"]["worker"]["template"]["spec"]["containers"][0]["env"] = [
+        *environment,
+        {"name": "AWKWARD", "value": "<é & \u2028>"},
+    ]
+    job = Job(installed.api, namespace, document)
+    job.until("Running")
+    revisions = f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions"
+    installed.api.wait(revisions, lambda found: len(found["items"]) == 1)
+    installed.api.request("DELETE", job.path, {"propagationPolicy": "Orphan"})
+    installed.api.wait(job.path, lambda found: not found, 60)
+    assert len(job.pods()) == 2
+    (revision,) = installed.api.get(revisions)["items"]
+    assert "ownerReferences" not in revision["metadata"]
+
+
 @pytest.mark.slow
 def test_a_job_is_suspended_resumed_and_deleted(installed: Cluster, namespace: str, operator: Operator) -> None:
     """In the end its workers are told to stop: they have more time than the test has patience."""

@@ -93,6 +93,19 @@ def test_an_answer_is_an_object_in_json_of_a_bounded_size(monkeypatch: pytest.Mo
     assert [code for _, path, code in told if path in ("/page", "/large")] == ["error", "error"]
 
 
+def test_a_body_is_written_as_the_api_server_would() -> None:
+    """It keeps the very bytes of what it has no type for, and may refuse a change of them."""
+    length = 0
+
+    def answer(one: Asked) -> tuple[int, Any]:
+        nonlocal length
+        length = int(one.headers["Content-Length"])
+        return (200, {})
+
+    asked(answer, lambda connection: connection.call("POST", "/x", {"a": [1, 2], "b": {"c": "d"}}))
+    assert length == len('{"a":[1,2],"b":{"c":"d"}}')
+
+
 def test_a_token_that_is_rotated_is_used_with_the_next_request(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one\n")
 

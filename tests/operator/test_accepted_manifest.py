@@ -79,6 +79,23 @@ async def test_another_operator_recalls_what_was_accepted_last() -> None:
     assert other.manifest is None, "of a job that had the name before"
 
 
+async def test_the_api_server_has_no_other_form_for_what_is_kept() -> None:
+    """It compares the bytes of an immutable text, and writes keys, floats and some characters as Go does."""
+    api: Any = Revisions()
+    first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
+    config = {"z": 1e-7, "a": [1.0, 1e16], "text": '<é> & "\u2028\\\x7f\n'}
+    first.accept(edited(task={"config": config}), 1)
+    await first.save()
+    (revision,) = api.there.values()
+    (text,) = revision["data"].values()
+    assert text.isascii()
+    assert text.isprintable()
+    assert not set(text) & set("<>&"), "which Go escapes"
+    second = AcceptedManifest(JobIdentity(KEY, "u1"), api)
+    await second.load(None)
+    assert second.manifest == first.manifest
+
+
 @pytest.mark.parametrize("failing", ["create", "delete"])
 async def test_whatever_fails_the_newest_is_recalled(failing: str) -> None:
     api: Any = Revisions()

@@ -87,7 +87,7 @@ class Connection:
         kind: str = JSON,
     ) -> Object:
         """What the server answers, if that is an object, else {}. kind: of the body."""
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()  # compact, as Go writes JSON
         request = _Request(method=method, path=path, query=query, data=data, kind=kind)
         for left in reversed(range(self._options.tries)):
             async with self._answer(request) as answer:

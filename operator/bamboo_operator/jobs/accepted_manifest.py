@@ -126,7 +126,7 @@ class AcceptedManifest:
     def _read(self, revision: Json) -> Json | None:
         """None for what no operator of this job has written, or could not be followed."""
         owners = (revision.get("metadata") or {}).get("ownerReferences") or ()
-        spec = (revision.get("data") or {}).get("spec")
+        spec = _decoded((revision.get("data") or {}).get("spec"))
         if not isinstance(spec, dict) or not any(o.get("uid") == self._uid and o.get("controller") for o in owners):
             return None
         manifest = manifest_of(self._key, spec)
@@ -154,9 +154,27 @@ class AcceptedManifest:
                 "labels": {LABEL_JOB_NAME: self._key[1], LABEL_JOB_UID: self._uid},
                 "ownerReferences": [owner(self._key[1], self._uid)],
             },
-            "data": {"spec": manifest["spec"]},
+            "data": {"spec": _encoded(manifest["spec"])},
             "revision": self._generation,
         }
+
+
+def _encoded(spec: Json) -> str:
+    """Return the spec as a text that the API server never writes in another way.
+
+    A ControllerRevision's data is immutable byte by byte. At each patch of the object (one is the garbage collector's,
+    when a job is deleted with --cascade=orphan) the API server writes the data anew, as Go does: it sorts keys, has
+    another form for floats, and escapes other characters. In a text it changes only the characters replaced here.
+    """
+    return json.dumps(spec).translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
+
+
+def _decoded(text: Any) -> Any:
+    """Return the spec of such a text; None if it is none."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return None
 
 
 def _generation(revision: Json) -> int:
