@@ -83,7 +83,6 @@ def test_a_holders_time_begins_anew_with_each_renewal_that_is_seen(looks: list[t
 @pytest.mark.parametrize(
     ("pod", "expected"),
     [
-        (None, HolderPod.OVER),
         ({"metadata": {}, "status": {"phase": "Failed"}}, HolderPod.OVER),
         ({"metadata": {"deletionTimestamp": "x"}, "status": {"phase": "Succeeded"}}, HolderPod.OVER),
         ({"metadata": {"deletionTimestamp": "x"}, "status": {"phase": "Running"}}, HolderPod.LEAVES),
@@ -92,7 +91,7 @@ def test_a_holders_time_begins_anew_with_each_renewal_that_is_seen(looks: list[t
         ({"metadata": {}}, HolderPod.LIVES),
     ],
 )
-def test_what_a_pod_says_of_its_processes(pod: dict[str, Any] | None, expected: HolderPod) -> None:
+def test_what_a_pod_says_of_its_processes(pod: dict[str, Any], expected: HolderPod) -> None:
     assert pod_of_holder(pod) is expected
 
 
@@ -208,6 +207,20 @@ async def test_one_that_is_cut_off_goes_on_and_says_so_now_and_then(caplog: pyte
         first.cut_off(cut=False)
         await simulation.run(100)
         assert simulation.at_work() == [first]
+
+
+async def test_who_is_no_pod_is_waited_for() -> None:
+    """That there is no such pod says nothing about the process; what cannot be a name gets into no address."""
+    simulation = LeaseSimulation()
+    for name in ("../nodes/x", "Laptop", "a pod", "laptop-a"):
+        simulation.api.put("leases", lease_held_by(PLACE, None, name, NOW))
+        process = simulation.start("me")
+        await simulation.run(DURATION_SECONDS - 1)
+        assert simulation.at_work() == []
+        await simulation.run(2 * POLL_SECONDS)
+        assert simulation.at_work() == [process]
+        await process.kill()
+    await simulation.close()
 
 
 ACTIONS = st.sampled_from(("again", "end", "evict", "vanish", "cut", "join", "freeze", "thaw"))

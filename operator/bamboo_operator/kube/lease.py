@@ -5,8 +5,8 @@ hangs, and workers would obey two coordinators. So nobody opens the workers' por
 
 What cannot be excluded: a holder that cannot reach the API server goes on working, for its workers still need
 somebody who takes over for them, and nobody else can decide better while they are connected to it. It ends when it
-reads that the Lease has another holder. So does one whose pod was deleted by force; until then, at most
-NOTICE_SECONDS, there are two.
+reads that the Lease has another holder. So does one whose pod was deleted by force while another operator waited; until
+then, at most NOTICE_SECONDS, there are two.
 
 By hand, because the official client's election (37.0.2) fails if there is no Lease yet, ends without a word to the work
 when the API server is away, sees another holder only after 5 minutes if a renewal hangs, never releases, and looks at
@@ -103,7 +103,7 @@ class HolderPod(StrEnum):
     LIVES = "Lives"
     LEAVES = "Leaves"  # it is being deleted; its processes may live all the same
     OVER = "Over"  # it is gone, or has ended
-    UNKNOWN = "Unknown"
+    UNKNOWN = "Unknown"  # also where the holder is no pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +140,8 @@ def decide(observed: ObservedLease | None, me: str, now: float, pod: HolderPod) 
     return LeaseDecision(take=False, message=f"{holder} holds it")
 
 
-def pod_of_holder(pod: Mapping[str, Any] | None) -> HolderPod:
-    """None: there is no such pod."""
-    if pod is None or (pod.get("status") or {}).get("phase") in OVER:
+def pod_of_holder(pod: Mapping[str, Any]) -> HolderPod:
+    if (pod.get("status") or {}).get("phase") in OVER:
         return HolderPod.OVER
     return HolderPod.LEAVES if pod["metadata"].get("deletionTimestamp") else HolderPod.LIVES
 
@@ -206,6 +205,7 @@ class Lease:
         self._lease: Object | None = None  # as it was last read or written
         self._observed: ObservedLease | None = None
         self._before: tuple[str, ...] = ()  # who has to notice first
+        self._pods: set[str] = set()  # holders whose pods were seen
         self._logged_failure: float | None = None
 
     async def acquire(self) -> None:
@@ -313,17 +313,22 @@ class Lease:
         return self._lease
 
     async def _pod(self, holder: str) -> HolderPod:
-        """A holder need not be a pod; then nothing is known but its renewals."""
+        """Return the state of the holder's pod.
+
+        An operator outside of the cluster has none, and lives all the same: only a pod that was seen can be gone.
+        """
         if not DNS_NAME.fits(holder):
             return HolderPod.UNKNOWN
         try:
-            return pod_of_holder(await self._api.read_pod(self._place.namespace, holder))
+            pod = await self._api.read_pod(self._place.namespace, holder)
         except ApiError as error:
             if error.status == 404:
-                return HolderPod.OVER
+                return HolderPod.OVER if holder in self._pods else HolderPod.UNKNOWN
             if error.status == 403:
                 return HolderPod.UNKNOWN
             raise
+        self._pods.add(holder)
+        return pod_of_holder(pod)
 
     def _log_failure(self, what: str, error: BaseException) -> None:
         """Once in a while."""
