@@ -209,6 +209,22 @@ async def test_one_that_is_cut_off_goes_on_and_says_so_now_and_then(caplog: pyte
         assert simulation.at_work() == [first]
 
 
+@pytest.mark.parametrize("away", [20, 300])
+async def test_an_api_server_that_was_away_for_all_takes_the_lease_from_nobody(away: float) -> None:
+    async with two() as (simulation, first, second):
+        for process in (first, second):
+            process.cut_off(cut=True)
+        await simulation.run(away)
+        second.cut_off(cut=False)
+        await simulation.run(1.5 * TIMEOUT_SECONDS)  # the holder's last attempt hangs, and ends after this
+        first.cut_off(cut=False)
+        await simulation.run(100)
+        assert simulation.at_work() == [first]
+        await first.kill()
+        await simulation.run(DURATION_SECONDS + 2 * POLL_SECONDS)
+        assert simulation.at_work() == [second]
+
+
 async def test_who_is_no_pod_is_waited_for() -> None:
     """That there is no such pod says nothing about the process; what cannot be a name gets into no address."""
     simulation = LeaseSimulation()

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol
@@ -88,7 +88,10 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A record, and since when (in our monotonic seconds) it has been seen unchanged."""
+    """A record, and since when (in our monotonic seconds) it has been seen unchanged.
+
+    Time in which the API server did not answer is left out.
+    """
 
     record: LeaseRecord
     since: float
@@ -204,6 +207,7 @@ class Lease:
         self._clock, self._sleep = clock, sleep
         self._lease: Object | None = None  # as it was last read or written
         self._observed: ObservedLease | None = None
+        self._looked, self._blind = 0.0, False  # when it was read last; has the API server not answered since?
         self._before: tuple[str, ...] = ()  # who has to notice first
         self._pods: set[str] = set()  # holders whose pods were seen
         self._logged_failure: float | None = None
@@ -218,7 +222,7 @@ class Lease:
                 if decision.take and await self._take():
                     break
             except API_ERRORS as error:
-                self.stands_by = False
+                self.stands_by, self._blind = False, True
                 self._log_failure("cannot take", error)
             else:
                 self.stands_by = not decision.take
@@ -280,7 +284,10 @@ class Lease:
             self._observed, self._before = None, ()
             return decide(None, self._me, self._clock(), HolderPod.UNKNOWN)
         record, now = LeaseRecord.of(lease), self._clock()
+        if self._observed and self._blind:  # nor could the holder renew it
+            self._observed = replace(self._observed, since=self._observed.since + now - self._looked)
         self._observed = self._observed.after(record, now) if self._observed else ObservedLease(record, now)
+        self._looked, self._blind = now, False
         other = record.holder not in (self._me, "")
         pod = await self._pod(record.holder) if other else HolderPod.UNKNOWN
         decision = decide(self._observed, self._me, now, pod)
