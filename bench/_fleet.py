@@ -1,12 +1,11 @@
 """A kubelet for all fake nodes that starts no process: it gives every pod an address and a token, and plays its worker.
 
-Or it finds that no image can be pulled. Pods of BambooJobs only. What it does to the API is what kubelets do: a token
-for each pod (TokenRequest, bound to the pod), its status, and its removal.
+Pods of BambooJobs only. What it does to the API is what kubelets do: a token for each pod (TokenRequest, bound to the
+pod), its status, and its removal.
 """
 
 import asyncio
 import logging
-import random
 import ssl
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ from typing import Any
 import aiohttp
 
 from _plane import STRATEGIC, Api, ApiError, Json
-from _pulling import cannot_pull
 from _standin import Play, Standin
 from bamboo_core.names import (
     ENV_CA,
@@ -34,14 +32,10 @@ LAG_SECONDS = 0.05
 
 
 class Fleet:
-    """plays: the jobs by name. late: by how much this process's own loop was late at most, in seconds.
+    """plays: the jobs by name. late: by how much this process's own loop was late at most, in seconds."""
 
-    pulls: can images be pulled? refused: when the first pod of a job was said to have none, by the job's name.
-    """
-
-    def __init__(self, api: Api, plays: dict[str, Play], rng: random.Random, *, pulls: bool) -> None:
-        self._api, self.plays, self._rng, self._pulls = api, plays, rng, pulls
-        self.refused: dict[str, float] = {}
+    def __init__(self, api: Api, plays: dict[str, Play]) -> None:
+        self._api, self.plays = api, plays
         self.late = 0.0
         self.created = 0
         self._pods: dict[str, asyncio.Task[None]] = {}  # by uid
@@ -93,8 +87,7 @@ class Fleet:
             self.created += 1
             self._nodes[uid] = pod["spec"]["nodeName"]
             address = f"10.{self.created // 250}.{self.created % 250}.2"
-            life = self._live(pod, address) if self._pulls else self._wait_for_image(pod, address)
-            task = self._pods[uid] = asyncio.create_task(life)
+            task = self._pods[uid] = asyncio.create_task(self._live(pod, address))
             task.add_done_callback(_told)
 
     async def _live(self, pod: Json, address: str) -> None:
@@ -112,15 +105,6 @@ class Fleet:
         self._nodes.pop(data["uid"], None)
         ended = {"exitCode": 0, "reason": "Completed", "finishedAt": _now()}
         await self._write(pod, "Succeeded", {"$patch": "replace", "terminated": ended}, address)
-
-    async def _wait_for_image(self, pod: Json, address: str) -> None:
-        job = pod["metadata"]["labels"][LABEL_JOB_NAME]
-
-        async def write(state: Json) -> None:
-            await self._write(pod, "Pending", state, address)
-            self.refused.setdefault(job, time.monotonic())
-
-        await cannot_pull(pod["spec"]["containers"][0]["image"], self._rng, write)
 
     async def _token(self, pod: Json) -> str:
         data = pod["metadata"]

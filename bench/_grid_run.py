@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import resource
 import sys
 import time
@@ -14,8 +13,6 @@ from typing import Any
 
 import msgspec
 import yaml
-from safetensors.torch import load_file
-from torch import Tensor
 
 from _common import HERE, gaps, say
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
@@ -27,7 +24,6 @@ FORWARD_MS, BACKWARD_MS = 8.0, 16.0  # of a layer
 FEWEST_STAGES, MOST_STAGES = 2, 6
 NOTICE_SECONDS = 10.0
 APART_SECONDS = 4.0  # between two losses, so that copies are there again
-CHOSEN = re.compile(r"(\d+) pipelines? of (\d+) stages?(?: by \w+)? for \d+ workers?: (?:([\d.]+) samples/s expected)?")
 
 
 def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str, Any]:
@@ -84,35 +80,17 @@ def as_json_lines(trace: Trace) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The checkpoint from which a job goes on."""
-
-    at: float
-    grid: Grid
-    expected: float | None  # samples/s, None as long as nothing was measured
-    told: str
-
-
-@dataclass(frozen=True, slots=True)
 class GridRun:
     """A run that has ended well. Times are seconds since it began to train."""
 
     ends: Sequence[float]  # of its steps
     events: Sequence[tuple[float, str, str]]
-    summary: Mapping[str, Any]
-    weights: Mapping[str, Tensor]
-    attempts: int
     others: float  # cores that other processes took meanwhile, in the mean
 
     @property
-    def choices(self) -> list[Choice]:
-        found = []
-        for at, reason, text in self.events:
-            if reason == "GridChosen" and (match := CHOSEN.match(text)):
-                pipelines, stages, expected = match.groups()
-                grid = Grid(int(stages), int(pipelines))
-                found.append(Choice(at, grid, float(expected) if expected else None, text))
-        return found
+    def choices(self) -> list[str]:
+        """The coordinator's sentence for each grid that it chose."""
+        return [text for _, reason, text in self.events if reason == "GridChosen"]
 
     def gaps(self, since: float, until: float) -> list[float]:
         """Seconds of the steps that began and ended within that time."""
@@ -124,7 +102,7 @@ async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | N
     folder.mkdir()
     job, output = folder / "job.yaml", folder / "output"
     job.write_text(yaml.safe_dump(dict(document)))
-    flags = ["run", str(job), "--json", "--output", str(output)]
+    flags = ["run", str(job), "--output", str(output)]
     if nodes is not None:
         (folder / "nodes.jsonl").write_text(as_json_lines(nodes))
         flags += ["--preempt", f"nodes:{folder / 'nodes.jsonl'}"]
@@ -133,11 +111,11 @@ async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | N
         str(Path(sys.executable).with_name("bamboo")),
         *flags,
         cwd=HERE,
-        stdout=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        told, complaints = await process.communicate()
+        _, complaints = await process.communicate()
     finally:
         if process.returncode is None:
             process.terminate()
@@ -145,8 +123,8 @@ async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | N
     if process.returncode:
         raise RuntimeError(f"bamboo run ended with {process.returncode}: {complaints.decode()[-2000:]}")
     others = (busy_seconds() - busy - ended_seconds() + own) / (time.monotonic() - began)
-    run = _read(output, json.loads(told), others)
-    say(f"{run.summary['steps']} steps in {run.ends[-1]:.0f} s")
+    run = _read(output, others)
+    say(f"{len(run.ends)} steps in {run.ends[-1]:.0f} s")
     return run
 
 
@@ -162,20 +140,14 @@ def ended_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _read(output: Path, summary: Mapping[str, Any], others: float) -> GridRun:
+def _read(output: Path, others: float) -> GridRun:
     lines = (output / "history.jsonl").read_text().splitlines()[1:]
     decoder = msgspec.json.Decoder(StepRecord | EventRecord)
     records = [decoder.decode(line) for line in lines]
     began = next(r.time for r in records if isinstance(r, EventRecord) and r.reason == "Started")
     steps = [r for r in records if isinstance(r, StepRecord)]
-    weights: dict[str, Tensor] = {}
-    for file in sorted((output / "weights").glob("*.safetensors")):
-        weights |= load_file(file)
     return GridRun(
         ends=[step.time - began for step in sorted(steps, key=lambda step: step.step)],
         events=[(r.time - began, r.reason, r.message) for r in records if isinstance(r, EventRecord)],
-        summary=summary,
-        weights=weights,
-        attempts=max(step.attempt for step in steps),
         others=round(others, 2),
     )

@@ -13,23 +13,16 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from _common import HERE
 from _recorder import StepTimes
 from _switch import CONTROL, MTU, Shape
-from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.stage.gradients import buckets
 from bamboo_trainer.transport import stripes, wire
-from bamboo_trainer.transport.base import Arrived, Event
-from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.agent import WorkerSettings
 from bamboo_trainer.worker.launch import process
 
@@ -154,51 +147,3 @@ def _taken(mark: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def stream(worker: str, peer: str, sends: bool, flows: int, frames: int, megabytes: float, folder: str) -> list[float]:
-    """Send frames to the peer over the transport, or receive its. When each of them was there, by the machine's clock.
-
-    In the folder the receiver tells its port, and that all have come: what a machine that is gone has not sent is lost.
-    """
-    port, done, times, came = Path(folder) / "port", Path(folder) / "done", list[float](), threading.Event()
-
-    def deliver(event: Event) -> None:
-        if isinstance(event, Arrived):
-            times.append(time.monotonic())
-            if len(times) == frames:
-                came.set()
-
-    with enter(address_of(worker)):
-        end = TcpTransport(worker, "bench", deliver, address_of(worker))
-        end.trust("bench", flows=flows)
-        try:
-            if sends:
-                tensor = torch.zeros(int(megabytes * 250_000))
-                end.peers({peer: (address_of(peer), int(_told(port, START_SECONDS)))})
-                for number in range(frames):
-                    end.send(peer, Frame(address=Address(FrameKind.SYNC, 0, 0, number), epoch=1, tensors=(tensor,)))
-                _told(done, STREAM_SECONDS)
-            else:
-                end.peers({peer: (address_of(peer), 1)})  # which it does not need
-                _tell(port, str(end.port))
-                came.wait(STREAM_SECONDS)
-                _tell(done, "done")
-        finally:
-            end.close(0.0)
-    return times
-
-
-def _tell(file: Path, text: str) -> None:
-    file.with_suffix(".new").write_text(text)
-    file.with_suffix(".new").rename(file)
-
-
-def _told(file: Path, seconds: float) -> str:
-    """Waits for it. RuntimeError if it is not told."""
-    deadline = time.monotonic() + seconds
-    while not file.exists():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"nobody has told {file.name}")
-        time.sleep(0.01)
-    return file.read_text()

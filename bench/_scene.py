@@ -16,7 +16,6 @@ from _common import say
 from _fleet import Fleet
 from _plane import MERGE, SYSTEM, Api, Json, Plane, plane, report_nodes, stand_in
 from _process import IDENTITY, Operator, cpu_seconds, running_operator
-from _pulling import Told
 from _standin import Play, Standin
 
 KIND = "/apis/bamboo.dev/v1alpha1"
@@ -41,7 +40,6 @@ class Size:
     wave: int
     stages: int = 4
     pipelines: int = 2
-    pulls: bool = True  # can the workers' image be pulled?
 
     @property
     def layers(self) -> int:
@@ -71,7 +69,7 @@ class Scene:
         self.size, self._rng, self._plane, self._api, self._operator = size, rng, plane, api, operator
         names = [f"job-{index:04}" for index in range(size.jobs)]
         self.plays = {name: Play(name, STEP_SECONDS, MICROBATCHES, size.layers) for name in names}
-        self.fleet = Fleet(api, self.plays, rng, pulls=size.pulls)
+        self.fleet = Fleet(api, self.plays)
         self._pids = {"operator": operator.pid} | {**plane.pids(), "stand-ins": os.getpid()}
         self._next = 0
 
@@ -86,15 +84,6 @@ class Scene:
                 say(f"{first + len(wave)} of {len(names)} jobs run; {self.load()}")
         await self._healed(list(self.plays.values()))
         return window
-
-    async def tell(self) -> tuple[Json, list[float | None]]:
-        """Begin all jobs at once: seconds from a pod's status that tells of the image to the job's; None: not told."""
-        told = Told(self._api, JOBS)
-        async with told.watched(), self.window() as window:
-            await asyncio.gather(*map(self._make, self.plays))
-            await told.all_of(len(self.plays))
-        refused, at = self.fleet.refused, told.at
-        return window, [at[n] - refused[n] if n in at and n in refused else None for n in self.plays]
 
     async def _make(self, name: str) -> None:
         await self._api.request("POST", f"{KIND}/namespaces/{NAMESPACE}/bamboojobs", _manifest(name, self.size))

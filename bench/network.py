@@ -1,14 +1,12 @@
 """What a network costs a job: its rate, its delay, a limit for each connection, and the loss of one.
 
     python bench/network.py                       # all questions
-    python bench/network.py --only flows --plot docs/images/network.png
+    python bench/network.py --only steps,loss --json network.json
 
 Every worker is a process in a network namespace of its own. All their packets pass through a process that holds them up
 as a network would (`_switch`), since the kernel's own means (tc netem) is not there on every machine. Layers sleep, as
 if each worker had an accelerator of its own.
 
-    capacity    what this machine carries at all, in frames of 64 MB
-    flows       frames of 64 MB where each connection is limited, over 1 and 4 of them
     steps       how much longer a step takes than one by arithmetic: the schedule in virtual time, with the job's own
                 forwards and backwards as measured without a network, and the time that each boundary tensor takes
     loss        the step in which a connection is lost, beside the others
@@ -18,7 +16,6 @@ if each worker had an accelerator of its own.
 Needs Linux, iproute2, and root or the right to make namespaces. Nothing outside the namespaces is changed.
 """
 
-import asyncio
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +37,7 @@ STAGES, MICROBATCHES, SAMPLES = 2, 8, 4
 FORWARD, BACKWARD = 0.010, 0.020
 WARMUP = 4  # steps that do not count
 GIGABIT = 1e9
-MEGABYTES = 64.0
+FLOWS_PER_LINK = 4
 Row = dict[str, Any]
 
 
@@ -51,7 +48,6 @@ class Load:
     boundary: int = 4 << 20  # bytes of a microbatch between two stages
     weights: int = 0  # parameters of each stage, in its layers
     mode: str = "None"
-    flows: int = 4
     steps: int = 12
     stages: int = STAGES
     pipelines: int = 1
@@ -72,7 +68,7 @@ def document_of(load: Load) -> Any:
     }
     config |= {"forwardMs": 500 * load.backward / load.layers, "backwardMs": 1e3 * load.backward / load.layers}
     made["spec"]["task"] = {"entrypoint": "_emulated:build_wide", "config": config}
-    made["spec"]["topology"] |= {"flowsPerLink": load.flows, "pipelines": load.pipelines}
+    made["spec"]["topology"] |= {"pipelines": load.pipelines}
     return made
 
 
@@ -98,7 +94,7 @@ async def steps_of(place: Lab, load: Load, cut: bool = False) -> tuple[list[floa
 def ideal(load: Load, shape: Shape, calm: float) -> float:
     """Seconds of a step by arithmetic. calm: of one on a network that costs nothing."""
     fastest = 1e15
-    rate = min(shape.rate or fastest, (shape.flow or fastest) * load.flows) / 8
+    rate = min(shape.rate or fastest, (shape.flow or fastest) * FLOWS_PER_LINK) / 8
     each = calm / (MICROBATCHES + STAGES - 1)
     group = Group(
         forward=(each / 3,) * STAGES,
@@ -113,57 +109,17 @@ def ideal(load: Load, shape: Shape, calm: float) -> float:
     return execute(group).end
 
 
-async def rate_of_frames(place: Lab, flows: int, frames: int = 5) -> float:
-    """Bits a second, from the first frame's arrival to the last one's."""
-    common = {"flows": flows, "frames": frames, "megabytes": MEGABYTES, "folder": str(place.new_folder())}
-    calls = [
-        place.pool.call("_network:stream", {"worker": f"w{i}", "peer": f"w{1 - i}", "sends": not i, **common}, 200.0)
-        for i in range(2)
-    ]
-    _, times = await asyncio.gather(*calls)
-    if len(times) < frames:
-        raise RuntimeError(f"{len(times)} of {frames} frames arrived")
-    return 8e6 * MEGABYTES * (frames - 1) / float(times[-1] - times[0])
-
-
-async def capacity(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
-    rows = []
-    for flows in (1, 4):
-        say(f"capacity: {flows} connections")
-        net.shape(Shape())
-        rows.append({"flows": flows, "found": await rate_of_frames(place, flows)})
-    return rows
-
-
-FLOWS = [(1.0, 0.25, 1.0), (2.0, 0.5, 1.0), (5.0, 1.0, 0.0), (5.0, 1.0, 5.0)]  # Gb/s, Gb/s of a connection, ms
-
-
-async def flows(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
-    rows = []
-    for rate, each, delay in FLOWS:
-        shape = Shape(rate * GIGABIT, each * GIGABIT, delay / 1e3)
-        for count in (1, 4):
-            say(f"flows: {rate:g} Gb/s, {each:g} Gb/s a connection, {delay:g} ms, {count} connections")
-            net.shape(shape)
-            found, allowed = await rate_of_frames(place, count), min(shape.rate, shape.flow * count)
-            rows.append({**asdict(shape), "flows": count, "found": found, "allowed": allowed})
-    return rows
-
-
 STEPS = [(rate, delay) for rate in (1.0, 5.0, 10.0) for delay in (0.0, 1.0, 5.0)]
 
 
 async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
-    """The steps on shaped networks; also with a quarter of the rate for each connection, which one cannot use and four
-    nearly can.
-    """
+    """Measure steps on shaped networks; also with a quarter of the rate for each connection."""
     rows = []
-    cases = [(Shape(rate * GIGABIT, 0.0, delay / 1e3), 4) for rate, delay in STEPS]
-    cases += [(Shape(GIGABIT, GIGABIT / 4, 1e-3), count) for count in (1, 4)]
-    for shape, count in cases:
-        load = Load(flows=count)
+    shapes = [Shape(rate * GIGABIT, 0.0, delay / 1e3) for rate, delay in STEPS]
+    load = Load()
+    for shape in [*shapes, Shape(GIGABIT, GIGABIT / 4, 1e-3)]:
         said = f"{shape.rate / GIGABIT:g} Gb/s, {1e3 * shape.delay:g} ms"
-        say(f"steps: {said}, {shape.flow / GIGABIT:g} Gb/s a connection, {count} connections")
+        say(f"steps: {said}, {shape.flow / GIGABIT:g} Gb/s a connection")
         base = await calm_step(place, net, load, calm)
         before = net.shape(shape)
         taken, others = await steps_of(place, load)
@@ -171,7 +127,6 @@ async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
         rows.append(
             {
                 **asdict(shape),
-                "flows": count,
                 "step": median(taken),
                 "ideal": ideal(load, shape, base),
                 "calm": base,
@@ -184,7 +139,7 @@ async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
 
 async def calm_step(place: Lab, net: Network, load: Load, calm: dict[Load, float]) -> float:
     """The seconds of a step with boundary tensors of no size, so that only computing counts; measured once."""
-    small = replace(load, boundary=4 * 64 * SAMPLES, flows=4)
+    small = replace(load, boundary=4 * 64 * SAMPLES)
     if small not in calm:
         say("a step without a network")
         net.shape(Shape())
@@ -266,8 +221,6 @@ async def reduction(place: Lab, net: Network, calm: dict[Load, float]) -> list[R
 
 
 QUESTIONS = {
-    "capacity": capacity,
-    "flows": flows,
     "steps": steps,
     "loss": loss,
     "sync": sync,
@@ -285,31 +238,13 @@ def gigabits(rate: float) -> str:
 
 Table = tuple[str, list[str], Callable[[Row], list[str]]]
 TABLES: dict[str, Table] = {
-    "capacity": (
-        "capacity: no limits",
-        ["connections", "Gb/s"],
-        lambda r: [str(r["flows"]), f"{r['found'] / GIGABIT:.1f}"],
-    ),
-    "flows": (
-        f"flows: frames of {MEGABYTES:g} MB",
-        ["Gb/s", "of a connection", "ms", "connections", "Gb/s found", "of those allowed"],
-        lambda r: [
-            gigabits(r["rate"]),
-            gigabits(r["flow"]),
-            ms(r["delay"]),
-            str(r["flows"]),
-            f"{r['found'] / GIGABIT:.2f}",
-            f"{r['found'] / r['allowed']:.0%}",
-        ],
-    ),
     "steps": (
         "steps: 4 MiB between two stages, 8 microbatches of 30 ms",
-        ["Gb/s", "of a connection", "ms", "connections", "ms a step", "by arithmetic", "ratio", "cores others took"],
+        ["Gb/s", "of a connection", "ms", "ms a step", "by arithmetic", "ratio", "cores others took"],
         lambda r: [
             gigabits(r["rate"]),
             gigabits(r["flow"]),
             ms(r["delay"]),
-            str(r["flows"]),
             ms(r["step"]),
             ms(r["ideal"]),
             f"{r['step'] / r['ideal']:.2f}",
@@ -368,52 +303,9 @@ TABLES: dict[str, Table] = {
 }
 
 
-def plot(found: dict[str, list[Row]], path: Path) -> None:
-    """Left: steps beside arithmetic. Right: what frames get of what connections may carry, and what replicas cost."""
-    from matplotlib.figure import Figure
-
-    from bamboo.simulation.plots import COLOURS, GROUND, INK, SOFT
-
-    figure = Figure(figsize=(13, 4.2), facecolor=GROUND, layout="constrained")
-    left, middle, right = (figure.add_subplot(1, 3, place) for place in (1, 2, 3))
-    for colour, delay in zip(COLOURS, sorted({row["delay"] for row in found.get("steps", ())}), strict=False):
-        rows = [row for row in found["steps"] if row["delay"] == delay and not row["flow"]]
-        rates = [row["rate"] / GIGABIT for row in rows]
-        left.plot(rates, [1e3 * row["step"] for row in rows], "o-", color=colour, label=f"{1e3 * delay:g} ms")
-        left.plot(rates, [1e3 * row["ideal"] for row in rows], "--", color=colour)
-    rows = found.get("flows", [])
-    names = [
-        f"{gigabits(r['rate'])} Gb/s,\n{gigabits(r['flow'])} each,\n{ms(r['delay'])} ms"
-        for r in rows
-        if r["flows"] == 1
-    ]
-    for place, (colour, count) in enumerate(zip(COLOURS, (1, 4), strict=False)):
-        heights = [row["found"] / GIGABIT for row in rows if row["flows"] == count]
-        middle.bar([n + (place - 0.5) * 0.4 for n in range(len(heights))], heights, 0.4, color=colour, label=f"{count}")
-    middle.set_xticks(range(len(names)), names)
-    rows = found.get("sync", [])
-    for colour, key, label in zip(COLOURS, ("none", "lazy"), ("None", "LazyForward"), strict=False):
-        right.plot(
-            [row["rate"] / GIGABIT for row in rows], [1e3 * row[key] for row in rows], "o-", color=colour, label=label
-        )
-    titles = (
-        "ms a step by Gb/s (dashed: arithmetic)",
-        "Gb/s of 64 MB frames, connections",
-        "ms a step by Gb/s, replicas",
-    )
-    for axes, title in zip((left, middle, right), titles, strict=True):
-        axes.set_title(title, fontsize=9, color=INK, loc="left")
-        axes.tick_params(colors=SOFT, labelsize=8)
-        axes.set_ylim(bottom=0)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=85)
-
-
 def command(
     only: Annotated[list[str] | None, typer.Option(help=f"Some of {', '.join(QUESTIONS)}; all by default.")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
-    picture: Annotated[Path | None, typer.Option("--plot", help="Draw them there, as PNG.")] = None,
 ) -> None:
     """What a network costs a job: its rate, its delay, a limit for each connection, and the loss of one."""
     names = chosen_of(only, list(QUESTIONS))
@@ -429,8 +321,6 @@ def command(
             for name, rows in found.items():
                 title, columns, cells = TABLES[name]
                 show(title, columns, [cells(row) for row in rows])
-        if picture is not None:
-            plot(found, picture)
         write_json(output, {"machine": machine(), "found": found})
 
     main(body())

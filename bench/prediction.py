@@ -329,7 +329,7 @@ async def compare_grids(place: Lab, case: GridCase, base: ModelProfile) -> dict[
         "ends": [run.ends, ends],
         "throughput": [samples / real["seconds"], samples / foretold["seconds"]],
         "others": run.others,
-        "grids": [choice.told for choice in run.choices],
+        "grids": run.choices,
     }
 
 

@@ -7,10 +7,6 @@ The real operator on the test cluster's real control plane; docs/testing-cluster
 fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
 but say what workers say: two heartbeats a second each, and a step a second for each job. At rest the operator asks the
 API server for two things: to write each job's progress, and every 10 s to renew its Lease.
-
-    python bench/scale.py --cannot-pull [--nodes 40] [--jobs 4] [--rest 30] [--json FILE]
-
-All jobs begin at once, and no node can pull their workers' image: how soon does each job's status say so?
 """
 
 import asyncio
@@ -48,7 +44,6 @@ def run(
     burst: Annotated[int, typer.Option(min=0, help="Jobs of which one node each gets notice at the same time.")] = 4,
     repeat: Annotated[int, typer.Option(min=0, help="Bursts.")] = 2,
     seed: int = 0,
-    cannot_pull: Annotated[bool, typer.Option("--cannot-pull", help="No node can pull the workers' image.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Where the operator's time goes; all is slower.")] = False,
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
 ) -> None:
@@ -60,11 +55,7 @@ def run(
         wave=wave,
         stages=stages,
         pipelines=pipelines,
-        pulls=not cannot_pull,
     )
-    if cannot_pull:
-        main(_run_without_image(size, rest, random.Random(seed), json))
-        return
     amounts = {"rest": rest, "notices": notices, "burst": min(burst, jobs), "repeat": repeat}
     main(_run(size, amounts, random.Random(seed), profile, json))
 
@@ -87,38 +78,6 @@ async def _run(size: Size, amounts: dict[str, float], rng: random.Random, profil
             figures["profile"] = read_profile(path)
     _show(size, figures)
     write_json(out, figures)
-
-
-async def _run_without_image(size: Size, rest: float, rng: random.Random, out: Path | None) -> None:
-    figures: Json = {"machine": machine(), **asdict(size), "rest": rest}
-    with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as name:
-        async with scene(Path(name), size, rng, None) as place:
-            windows = figures["windows"] = {}
-            windows["start"], figures["lags"] = await place.tell()
-            say(f"{size.jobs} jobs have begun; {rest:g} s more")
-            async with place.window() as windows["rest"]:
-                await asyncio.sleep(rest)
-            figures["troubles"] = place.troubles()
-    _show_without_image(size, figures)
-    write_json(out, figures)
-
-
-def _show_without_image(size: Size, figures: Json) -> None:
-    lags = [lag for lag in figures["lags"] if lag is not None]
-    row = [f"{found:.1f}" for found in (median(lags), quantile(lags, 0.99), max(lags, default=0.0))]
-    title = f"{size.jobs} jobs of {size.workers} workers at once, {size.nodes} nodes"
-    show(
-        f"{title}: pod's status to job's status, s",
-        ("median", "p99", "max", "untold"),
-        [[*row, str(size.jobs - len(lags))]],
-    )
-    windows = figures["windows"]
-    show("what it takes", ("", *windows), _taken(windows))
-    calls = sorted({call for window in windows.values() for call in window["calls"]})
-    rows = [[call, *(f"{w['calls'].get(call, 0) / size.jobs:.2f}" for w in windows.values())] for call in calls]
-    show("API calls of the operator for a job", ("", *windows), rows)
-    for line in figures["troubles"][:5]:
-        say(line)
 
 
 def _show(size: Size, figures: Json) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
@@ -46,18 +46,6 @@ class Aim(StrEnum):
 
     THROUGHPUT = "Throughput"
     VALUE = "Value"
-
-
-class Comparable(Protocol):
-    """The figures of a run by which runs are compared."""
-
-    @property
-    def throughput(self) -> float: ...
-    @property
-    def value(self) -> float: ...
-
-
-R = TypeVar("R", bound=Comparable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +213,7 @@ class Workplace:
     zone_price: float = ZONE_TRAFFIC_PRICE  # USD for a GB that crosses zones, and for each of both ways
 
 
-def chosen(outcomes: Iterable[R], objective: Aim, speed: float) -> R:
+def chosen(outcomes: Iterable[StrategyResult], objective: Aim, speed: float) -> StrategyResult:
     """The best one. speed: samples a second of on-demand nodes."""
     found = list(outcomes)
     fast = [one for one in found if one.throughput >= AS_FAST * speed]
