@@ -68,7 +68,7 @@ def _alerts() -> Iterator[str]:
     rules = [rule for group in groups for rule in group["rules"]]
     for severity in ("critical", "warning", "info"):
         names = [rule["alert"] for rule in rules if rule["labels"]["severity"] == severity]
-        yield f"- {severity}: {', '.join(f'[{name}](runbooks/{name}.md)' for name in names)}"
+        yield f"- {severity}: {', '.join(f'[{name}](alerts.md#{name.lower()})' for name in names)}"
     yield ""
 
 

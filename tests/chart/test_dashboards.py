@@ -14,7 +14,7 @@ from bamboo_core.metrics.exposition import Metric, MetricKind
 from dashboard_kit import FOLDER, NAMES, ROOT, alerts, dashboard, panels, queries
 from prometheus_kit import promtool
 
-RUNBOOKS = ROOT / "docs" / "runbooks"
+PAGE = ROOT / "docs" / "alerts.md"
 SCRAPED = {"instance", "pod", "namespace", "job"}  # labels that a scrape may add
 
 
@@ -67,28 +67,21 @@ def test_every_metric_is_looked_at_somewhere() -> None:
     }
 
 
-def test_every_alert_has_a_runbook_and_what_a_person_needs() -> None:
+def test_every_alert_has_a_section_and_what_a_person_needs() -> None:
     names = [alert["alert"] for alert in alerts()]
     assert len(names) == len(set(names))
-    assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(names)
+    assert re.findall(r"^## (.*)$", PAGE.read_text(), re.MULTILINE) == names
     for alert in alerts():
         assert alert["labels"]["severity"] in ("critical", "warning", "info")
         assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
-        page = ROOT / alert["annotations"]["runbook_url"]
-        assert page == RUNBOOKS / f"{alert['alert']}.md"
-        headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-        assert headings == [alert["alert"], "What it means", "What to look at", "What to do"]
+        assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{alert['alert'].lower()}"
 
 
-def test_runbooks_name_panels_that_there_are_and_pages_that_there_are() -> None:
+def test_alerts_name_panels_that_exist() -> None:
     titles = {panel["title"] for name in NAMES for panel in panels(name)}
     titles |= {row["title"] for name in NAMES for row in dashboard(name)["panels"] if row["type"] == "row"}
     titles |= {dashboard(name)["title"] for name in NAMES}
-    for page in RUNBOOKS.glob("*.md"):
-        text = page.read_text()
-        assert set(re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", text)) <= titles, page.name
-        for link in re.findall(r"\]\(([^)#]+)", text):
-            assert (page.parent / link).exists(), (page.name, link)
+    assert set(re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", PAGE.read_text())) <= titles
 
 
 def test_promtool_takes_the_alerts() -> None:
@@ -110,4 +103,4 @@ def test_the_tables_of_metrics_are_not_stale() -> None:
     for metric in EVERY_METRIC:
         assert f"| `{metric.name}` |" in made
     for alert in alerts():
-        assert f"[{alert['alert']}](runbooks/{alert['alert']}.md)" in made
+        assert f"[{alert['alert']}](alerts.md#{alert['alert'].lower()})" in made
