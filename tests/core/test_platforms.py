@@ -14,6 +14,7 @@ from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform, conflicts
 from bamboo_core.coordinator.events import Outcome, SpecChanged, Tick
 from bamboo_core.planning.plan import Cell
+from checkpoint_world import lose_stage, made, save, train
 from world import World, back, restarted
 
 A100 = Platform(
@@ -224,17 +225,29 @@ def refused_in_a_row(world: World, data: protocol.WorkerReady, most: int = 100) 
         ),
     ],
 )
-def test_workers_with_other_data_are_asked_for_ever_more_slowly_and_then_end_the_job(
+def test_workers_with_other_data_are_asked_for_ever_more_slowly_and_the_others_train_on(
     known: protocol.WorkerReady, other: protocol.WorkerReady
 ) -> None:
     world = World(2, 2, 1)
     world.settle()
     world.tell(Received("w0", known))
     world.lose(world.plan.at(Cell(0, 1)).owner)
-    apart = refused_in_a_row(world, other)
-    assert len(apart) == world.spec.failure_policy.backoff_limit
+    apart = refused_in_a_row(world, other, most=world.spec.failure_policy.backoff_limit + 2)
     assert apart == sorted(apart), "each is waited for longer than the one before"
     assert sum(apart) > 25
+    assert world.finish is None
+    before = world.state.step
+    train(world, before + 2)
+    assert [event.reason for event in world.told].count("DataMismatch") == len(apart) + 1
+
+
+def test_workers_with_other_data_end_a_job_that_cannot_train_without_them() -> None:
+    world = made(3)
+    known, other = (protocol.WorkerReady(samples=samples, steps=10_000) for samples in (400, 300))
+    world.tell(Received("w0", known))
+    world.found = protocol.CheckpointFound(number=0, checkpoint=save(world))
+    lose_stage(world)
+    assert len(refused_in_a_row(world, other)) == world.spec.failure_policy.backoff_limit
     assert world.finish is not None
     assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "DataMismatch")
     assert world.finish.message.startswith("7 new workers in a row had other data than the job; the last one, w")

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from bamboo_core.checkpoint.data_record import difference
 from bamboo_core.control import protocol
 from bamboo_core.control.platform import Platform, conflicts, deciding, most_common
-from bamboo_core.coordinator.checkpointing import checkpoints
 from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.record import WorkerRecord
@@ -73,10 +72,11 @@ def _holders(state: CoordinatorState) -> set[WorkerId]:
 
 
 def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) -> bool:
-    """Are its data not those of the first worker? Then the job would train on other samples: it has to go.
+    """Refuse a worker whose data are not those of the first worker, as the job would train on other samples. Return
+    whether it was refused.
 
-    Before the job has begun, the user has to say which data are right, and the job ends. So it does, with what it has
-    trained, when worker after worker is refused while it trains.
+    Before the job has begun, the user has to say which data are right, and the job ends. Later the others train on
+    without the worker; the job ends only if it cannot train, and one new worker after the other is refused.
     """
     state = turn.state
     first, known = state.admission.data or (worker, said)
@@ -90,11 +90,10 @@ def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) 
     _let_go(turn, worker, text)
     turn.refuse(worker, "DataMismatch", text)
     turn.do(Emit("DataMismatch", text, True), RemoveWorker(worker))
-    if (
-        many := turn.state.admission.in_a_row
-    ) > state.spec.failure_policy.backoff_limit and state.ending.stopping is None:
+    many = turn.state.admission.in_a_row
+    if state.phase == "Restoring" and many > state.spec.failure_policy.backoff_limit:
         why = f"{many} new workers in a row had other data than the job; the last one, {text}"
-        checkpoints.stop(turn, Outcome.FAILED, "DataMismatch", why, keep=True)
+        turn.finish(Outcome.FAILED, "DataMismatch", why)
     return True
 
 
