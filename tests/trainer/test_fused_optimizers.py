@@ -15,10 +15,12 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.layer_file import decode
+from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import fuse
+from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, training
 from split_state_kit import LAYERS, SPLITS, files_of
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
@@ -32,6 +34,37 @@ KERNELS: dict[str, Make] = {
     "Adam": partial(ADAM, lr=0.1, weight_decay=0.3),
     "amsgrad": partial(ADAMW, lr=0.1, amsgrad=True),
 }
+
+
+# the same bits as a plain loop
+
+
+@pytest.mark.parametrize(("stated", "equal"), [(True, True), (None, False)])
+def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same_kernel(
+    stated: bool | None, equal: bool
+) -> None:
+    """Its gradients are nearly zero, so that Adam makes much of other roundings."""
+    images = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(1))
+    layers = (lambda: nn.Conv2d(2, 3, 3), lambda: nn.BatchNorm2d(3), nn.ReLU, nn.Flatten, lambda: nn.Linear(48, 2))
+    task = small_task(
+        layers=layers,
+        dataset=TensorDataset((images,), (images[:, :, 0, 0],)),
+        optimizer=lambda named: ADAMW([p for _, p in named], lr=0.1),
+    )
+    config = replace(CONFIG, max_gradient_norm=None)
+    stages = chain(task, [(0, len(layers))], config)
+    model = nn.Sequential(*[build_layer(task, config.seed, n) for n in range(len(layers))])
+    plain = ADAMW(model.parameters(), lr=0.1, fused=stated)
+    for step in range(5):
+        one_step(stages, step, config)
+        plain.zero_grad()
+        for microbatch in range(config.microbatches):
+            inputs, targets = task.dataset.batch(config.samples(step, microbatch, task.dataset))
+            (task.loss((model(*inputs),), targets) / config.microbatches).backward()
+        plain.step()
+    found = state_of(stages)
+    same = [torch.equal(found[f"layers.{name}"], parameter) for name, parameter in model.named_parameters()]
+    assert all(same) is equal
 
 
 # the same bits on owner and replica
