@@ -9,6 +9,7 @@ import typer
 
 from bamboo.cli.dispatch import usage
 from bamboo_core.complaints import system_reason
+from bamboo_core.storage.durable import whole_file
 
 if TYPE_CHECKING:
     from bamboo.jobs.scaffold import JobAnswers
@@ -51,7 +52,8 @@ def init(
         usage(f"{' and '.join(there)}: already there; --force replaces what is there")
     for file, text in made.items():
         try:
-            Path(file).write_text(text, "utf-8")
+            with whole_file(Path(file)) as written:
+                written.write(text.encode())
         except OSError as error:
             usage(f"cannot write {file}: {system_reason(error)}")
     typer.echo(f"written: {', '.join(made)}; then")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +31,7 @@ from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo_core.page.server import PageError
 from bamboo_core.page.standalone import NAME as PAGE
 from bamboo_core.page.standalone import standalone_page
+from bamboo_core.storage.durable import whole_file
 from bamboo_core.text import count, wrapped
 
 DIFFERENT = (
@@ -135,11 +137,15 @@ async def run_with_page(
     if options.output is not None:
         file = options.output / PAGE
         ending = Closing()
-        ending.do(
-            f"while the page was written, {file}", lambda: file.write_text(standalone_page(page.document()), "utf-8")
-        )
+        ending.do(f"while the page was written, {file}", lambda: _write_page(page, file))
         ending.tell()
     return summary
+
+
+def _write_page(page: PageView, file: Path) -> None:
+    content = standalone_page(page.document()).encode()
+    with whole_file(file) as written:
+        written.write(content)
 
 
 def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:

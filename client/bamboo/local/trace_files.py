@@ -5,17 +5,19 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from bamboo_core.storage.durable import whole_file
+
 
 def merge_traces(folder: Path, target: Path) -> None:
     """Writes all events of the folder's files, one a line. A killed worker's last line may be cut off: left out."""
-    with target.open("w", encoding="utf-8") as merged:
-        merged.write('{"displayTimeUnit": "ms", "traceEvents": [')
+    with whole_file(target) as merged:
+        merged.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
         separator = "\n"
         for path in sorted(folder.glob("*.json")):
             for event in _events(path):
-                merged.write(separator + event)
+                merged.write((separator + event).encode())
                 separator = ",\n"
-        merged.write("\n]}\n")
+        merged.write(b"\n]}\n")
 
 
 def _events(path: Path) -> Iterator[str]:

@@ -2,10 +2,35 @@
 
 import errno
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EISDIR}
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that is at that path, durably, when the block ends without an error; until then there is nothing, or
+    what was there. What is no regular file, such as a pipe, is written in place. Raises OSError.
+    """
+    target = path.resolve()  # of a symbolic link
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_names(target.parent)
 
 
 def sync(path: Path) -> None:

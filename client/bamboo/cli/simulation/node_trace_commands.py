@@ -18,6 +18,7 @@ from bamboo.traces.trace import NodeTraceError, Trace
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED
 from bamboo_core.option_groups import grouped
+from bamboo_core.storage.durable import whole_file
 
 node_traces = typer.Typer(
     help="Look at recordings of spot nodes, convert and generate them.",
@@ -150,8 +151,8 @@ def _write(lines: Iterable[str], output: Path | None) -> None:
         sys.stdout.writelines(lines)
         return
     try:
-        with output.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
+        with whole_file(output) as file:
+            file.writelines(line.encode() for line in lines)
     except OSError as error:
         complain(f"cannot write {output}: {system_reason(error)}")
         raise typer.Exit(EXIT_FAILED) from None

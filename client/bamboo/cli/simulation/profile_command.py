@@ -13,6 +13,7 @@ from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED
 from bamboo_core.option_groups import grouped
+from bamboo_core.storage.durable import whole_file
 
 app = typer.Typer(rich_markup_mode=None)
 MEGABYTE = 1e6
@@ -128,7 +129,8 @@ def profile_job(
         sys.stdout.write(to_json(found).decode())
     else:
         try:
-            output.write_bytes(to_json(found))
+            with whole_file(output) as file:
+                file.write(to_json(found))
         except OSError as error:
             complain(f"cannot write {output}: {system_reason(error)}")
             raise typer.Exit(EXIT_FAILED) from None
