@@ -1,10 +1,12 @@
 """Copies of a checkpoint in workers' memory: who is asked for them, and when they are dropped."""
 
+import pytest
+
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
-from bamboo_core.coordinator.events import Tick
+from bamboo_core.coordinator.events import Outcome, Tick
 from bamboo_core.planning.plan import CheckpointId, Plan
-from checkpoint_world import begin, lose_stage, made, save, sent, train, written
+from checkpoint_world import LAYERS, begin, lose_stage, made, save, sent, train, written
 from world import World
 
 
@@ -71,6 +73,19 @@ def test_copies_of_what_is_not_the_newest_checkpoint_any_more_are_dropped() -> N
     drop = protocol.DropCopies(checkpoints=(old,))
     assert sent(world, protocol.DropCopies) == [("w0", drop), ("w1", drop)]
     assert set(world.state.copies.held) == {new}
+
+
+@pytest.mark.parametrize("layers", [0, 1, LAYERS])
+def test_a_job_that_ends_has_its_writers_remove_a_checkpoint_that_nobody_commits(layers: int) -> None:
+    world = made()
+    new = begin(world)
+    if layers:
+        written(world, new, *range(layers))
+    writers = {worker for stage in sent(world, protocol.TakeCheckpoint)[-1][1].writers for worker in stage}
+    world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="mine")))
+    assert world.outcome is Outcome.FAILED
+    told = [] if layers == LAYERS else [(w, protocol.DropCopies(checkpoints=(new,))) for w in sorted(writers)]
+    assert sent(world, protocol.DropCopies) == told
 
 
 def test_copies_of_a_checkpoint_that_is_given_up_are_dropped_and_those_of_the_one_before_are_not() -> None:

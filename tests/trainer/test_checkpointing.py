@@ -293,6 +293,71 @@ def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(
     other.part.close()
 
 
+class Slow(LocalFiles):
+    """A store that waits before it writes a part of that step, until it may."""
+
+    def __init__(self, root: Path, step: int) -> None:
+        super().__init__(str(root))
+        self.step, self.begun, self.may = step, threading.Event(), threading.Event()
+
+    def write(self, path: str, chunks: Sequence[Buffer]) -> None:
+        if path.startswith(f"step-{self.step:09d}"):
+            self.begun.set()
+            assert self.may.wait(SECONDS)
+        super().write(path, chunks)
+
+
+def test_a_worker_that_ends_leaves_nothing_of_what_it_has_written_in_part(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was about to commit it commits."""
+    (stage,) = trained(tmp_path, 1, 1)
+    worker, disk = Worker(folder), Slow(folder, 2)
+    with monkeypatch.context() as until_it_is_opened:
+        until_it_is_opened.setattr(checkpointing, "CheckpointStore", partial(CheckpointStore, files=disk))
+        worker.save([stage], at(1))
+    worker.part.keep(at(2), stage.values.layer_states(), 0.0)
+    assert disk.begun.wait(SECONDS)
+    closing = threading.Thread(target=worker.part.close)
+    closing.start()
+    disk.may.set()
+    closing.join()
+    assert {one.name for one in folder.iterdir()} == {Attempt(1, "a1").folder}
+    assert len(list((folder / Attempt(1, "a1").folder).iterdir())) == LAYERS + 1
+
+
+def test_a_worker_that_ends_commits_what_is_written_in_whole_and_removes_what_is_given_up(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = trained(tmp_path, 2, 1)
+    worker, other, disk = Worker(folder), Worker(folder), Slow(folder, 9)
+    with monkeypatch.context() as until_it_is_opened:
+        until_it_is_opened.setattr(checkpointing, "CheckpointStore", partial(CheckpointStore, files=disk))
+        worker.save(stages, at(1))
+    other.part.keep(at(2), stages[1].values.layer_states(), 0.0)
+    worker.part.keep(at(2), stages[0].values.layer_states(), 0.0)
+    parts = [
+        part
+        for one, stage in zip((worker, other), stages, strict=True)
+        for _ in stage.values.layers
+        for part in one.hear().parts
+    ]
+    other.part.keep(at(3), stages[1].values.layer_states(), 0.0)
+    for _ in stages[1].values.layers:
+        other.hear()
+    worker.part.keep(at(9), stages[0].values.layer_states(), 0.0)
+    assert disk.begun.wait(SECONDS), "all that follows waits"
+    worker.part.commit(protocol.CommitCheckpoint(checkpoint=at(2), parts=tuple(parts)))
+    other.part.drop([at(3)])
+    closing = threading.Thread(target=worker.part.close)
+    closing.start()
+    disk.may.set()
+    closing.join()
+    other.part.close()
+    assert {one.name for one in folder.iterdir()} == {Attempt(n, f"a{n}").folder for n in (1, 2)}
+    assert CheckpointStore(str(folder)).manifest(Attempt(2, "a2")).step == 2
+
+
 def test_who_hears_that_a_checkpoint_is_given_up_writes_no_more_of_it_and_removes_what_is_there(
     tmp_path: Path, folder: Path
 ) -> None:

@@ -188,7 +188,11 @@ class Turn:
     def finish(self, outcome: Outcome, reason: str, message: str) -> None:
         self.enter("Over")
         stop = protocol.Stop(reason=reason, message=message, discard=self.state.ending.given_up())
+        checkpoints = self.state.checkpoints
+        useless, writers = checkpoints.uncommitted(), set(checkpoints.dealt.values())
         for worker in self.state.workers:
+            if useless and worker in writers:
+                self.do(Send(worker, protocol.DropCopies(checkpoints=useless)))
             self.do(Send(worker, stop), RemoveWorker(worker))
         emit = Emit(reason, message, outcome is not Outcome.COMPLETE, final=True)
         self.do(emit, Finish(outcome, reason, message))

@@ -94,6 +94,7 @@ class Checkpointing:
         self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
+        self._last: list[_Remains | CommitCheckpoint] = []  # what is done before the thread ends
         self._thread: threading.Thread | None = None
         self._store: CheckpointStore | None = None
         self._opening = threading.Lock()
@@ -101,6 +102,7 @@ class Checkpointing:
         self._manifests: dict[CheckpointId, CheckpointManifest] = {}
         self._newest: CheckpointId | None = None  # of which layers were to be written
         self._begun: CheckpointId | None = None  # of which this worker has begun to write; of the thread
+        self._in_part: CheckpointId | None = None  # of which it has not written all that it was to; of the thread
         self._stall = 0.0  # seconds that copying them took
         self.stalled = 0.0  # the same of all checkpoints
         self.written = 0  # bytes
@@ -164,14 +166,21 @@ class Checkpointing:
         self._tell_coordinator(message)
 
     def close(self) -> None:
-        """What is not written yet is not written any more."""
+        """End the thread. It writes no more parts, removes what is written of a checkpoint in part, and commits one
+        that is written in whole.
+        """
         if self._thread is None:
             return
+        self._newest = None
         while not self._work.empty():
             try:
-                self._work.get_nowait()
+                work = self._work.get_nowait()
             except queue.Empty:
                 break
+            if isinstance(work, _Layers | _Remains):
+                self._last.append(_Remains(work.checkpoint))
+            elif isinstance(work, CommitCheckpoint):
+                self._last.append(work)
         self._work.put(None)
         self._thread.join(END_SECONDS)
 
@@ -199,7 +208,14 @@ class Checkpointing:
         """False at the end. A function of its own, so that no copy is held while there is nothing to do."""
         work = self._work.get()
         if work is None:
+            remains = [_Remains(self._in_part)] if self._in_part else []
+            for one in (*self._last, *remains):
+                self._try(one)
             return False
+        self._try(work)
+        return True
+
+    def _try(self, work: Work) -> None:
         try:
             self._handle(work)
         except StorageError as error:
@@ -210,7 +226,6 @@ class Checkpointing:
         finally:
             if isinstance(work, _Layers):
                 work.states.clear()
-        return True
 
     def _failed(self, work: Work, message: str) -> None:
         match work:
@@ -240,13 +255,14 @@ class Checkpointing:
     def _handle(self, work: Work) -> None:
         match work:
             case _Layers(checkpoint, states):
-                self._begun = checkpoint
+                self._begun = self._in_part = checkpoint
                 for layer in sorted(states):
                     if self._newest != checkpoint:
                         return  # it was given up, or another one would not have begun
                     part = self._write(checkpoint, states.pop(layer))
                     self.written += part.bytes
                     self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,), stall=self._stall))
+                self._in_part = None
             case CommitCheckpoint(checkpoint=checkpoint, parts=parts, score=score):
                 with suppress(CheckpointExists):  # another worker was faster, and it has the same parts
                     self._commit(checkpoint, parts, score)

@@ -115,6 +115,10 @@ class CheckpointState:
         """A worker cannot write its share of one whose commit is not heard of yet."""
         return replace(self, failed={**self.failed, checkpoint: why})
 
+    def uncommitted(self) -> tuple[CheckpointId, ...]:
+        """Return the checkpoints of which parts may be written, and which no worker was asked to commit."""
+        return (*self.early, *((self.writing,) if self.writing and self.asked is None else ()))
+
     def saved(self, checkpoint: CheckpointId, worker: WorkerId, now: float, *, tidied: bool) -> "CheckpointState":
         """Its manifest is there, written by that worker. tidied: what is not to be kept beside it is removed."""
         seconds = now - self.since
