@@ -171,10 +171,8 @@ class Node:
             self.around.clock.after(0.0, self._wake)
 
     def term(self) -> None:
-        """SIGTERM: a notice; a second one ends the process at once."""
-        if self.notified:
-            self.end(143)
-        elif self.alive:
+        """SIGTERM: a notice; a further one changes nothing within the grace period, which its sender sees to."""
+        if self.alive and not self.notified:
             self.notified = True
             self.put(NOTICE)
 

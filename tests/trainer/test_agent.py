@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -198,7 +199,8 @@ def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(agent: 
         if isinstance(message, NoticeReceived):
             yield STOP if channel.said.count(ready) == 2 else welcome()  # the coordinator was restarted
         elif channel.said == [ready]:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(2):  # a person may send one, and the kubelet another
+                os.kill(os.getpid(), signal.SIGTERM)
 
     ready = WorkerReady(samples=12, steps=2)
     channel.answers = answers
@@ -207,6 +209,20 @@ def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(agent: 
     first, again = (message for message in channel.said if isinstance(message, NoticeReceived))
     assert first == NoticeReceived(seconds=30.0)
     assert 30.0 - (time.monotonic() - before) - 1e-6 <= again.seconds <= 30.0
+
+
+def test_a_signal_after_the_grace_period_ends_the_worker_at_once(
+    agent: WorkerAgent, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers(message: Message | None) -> Iterator[ToWorker]:
+        if channel.said == [WorkerReady(samples=12, steps=2)]:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield STOP
+
+    channel.answers, agent.grace = answers, 0.0
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    assert run(agent, welcome()) == 128 + signal.SIGTERM
 
 
 def test_what_is_told_late_of_a_commit_leaves_before_the_worker_waits(agent: WorkerAgent, channel: Channel) -> None:

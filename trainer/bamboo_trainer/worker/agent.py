@@ -139,7 +139,7 @@ class WorkerAgent:
         self.checkpoints: Checkpointing | None = None
         self.history: HistoryKeeper | None = None
         self.job_over = False  # or goes on without this worker
-        self.terminated = False  # by a first SIGTERM
+        self.end_by = math.inf  # the end of the grace period, once there was a SIGTERM
         self.leave_by = math.inf  # the deadline, once there is a notice
         self.doing = "starting"
         self.thread = threading.get_ident()  # that runs the task's code
@@ -388,8 +388,12 @@ class WorkerAgent:
         return Heartbeat(step=step, doing=doing, memory=memory, busy=busy, times=times, headroom=room, traffic=traffic)
 
     def _on_term(self, *_: object) -> None:
-        """SIGTERM is a notice; a second one ends the worker at once."""
-        if self.terminated:
+        """SIGTERM is a notice: the worker hands over its stages within the grace period. Until that is over a further
+        one changes nothing, as the kubelet may send one after a person; afterwards it ends the worker at once.
+        """
+        now = time.monotonic()
+        if now >= self.end_by:
             os._exit(128 + signal.SIGTERM)
-        self.terminated = True
-        self.inbox.put(NoticeReceived(seconds=self.grace))
+        if self.end_by == math.inf:
+            self.end_by = now + self.grace
+            self.inbox.put(NoticeReceived(seconds=self.grace))
