@@ -30,6 +30,7 @@ ENV_ZONE = "BAMBOO_ZONE"
 ENV_GRACE = "BAMBOO_GRACE_SECONDS"  # seconds from SIGTERM to SIGKILL
 ENV_LAUNCH = "BAMBOO_LAUNCH"  # of a local run's processes: which launcher they descend from
 ENV_METRICS_PORT = "BAMBOO_METRICS_PORT"  # where the worker serves its own metrics; unset: nowhere
+ENV_DEVICE = "BAMBOO_DEVICE"  # where a worker computes: cpu, cuda or cuda:N; unset: a GPU if there is one
 ENV_CA = "BAMBOO_CA"  # PEM of the authority that signed the coordinator's certificate
 
 WORKERS_PORT = 8765  # of the operator: control channels

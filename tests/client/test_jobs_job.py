@@ -11,9 +11,12 @@ import pytest
 import yaml
 
 import bamboo
+from bamboo.jobs import here
 from bamboo.jobs.here import profiled_steps
 from bamboo.jobs.results import JobProgress
+from bamboo.local.job_source import source_of_file
 from bamboo_core.job.fields import Problem
+from bamboo_core.names import ENV_DEVICE
 from bamboo_trainer.models import mlp
 from folders import ROOT
 
@@ -105,6 +108,30 @@ def test_what_may_not_be_meant_is_told() -> None:
     assert quickstart(topology={"stages": 3, "pipelines": 2}).validate().warnings == ()
     (told,) = quickstart().validate().warnings
     assert "with spec.topology.pipelines: 2 the other pipeline still has what they hold" in told
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        (
+            {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+            "spec.worker.resources asks for GPUs, and torch can use none",
+        ),
+        ({"devices": 2}, "spec.worker.devices 2 asks for GPUs, and torch can use none on this machine: the workers"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 0, "cpu": 1}}}, None),
+    ],
+)
+def test_gpus_that_this_machine_does_not_have_are_told_once(
+    worker: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(here, "_torch_may_use_gpus", lambda: False)
+    monkeypatch.delenv(ENV_DEVICE, raising=False)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(quickstart(worker=worker).document))
+    source = source_of_file(str(tmp_path / "job.yaml"))
+    _, warnings = here.on_this_machine(source, checkpoints=None, resume=None)
+    assert [warning[: len(said or "")] for warning in warnings] == ([said] if said else [])
+    monkeypatch.setenv(ENV_DEVICE, "cpu")
+    assert here.on_this_machine(source, checkpoints=None, resume=None)[1] == []
 
 
 def test_a_simulation_and_a_plan_are_what_the_command_line_finds() -> None:

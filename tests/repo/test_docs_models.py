@@ -14,6 +14,7 @@ import yaml
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import whole_workers
 from bamboo_core.names import (
+    ENV_DEVICE,
     ENV_METRICS_PORT,
     METRICS_PORT,
     TOKEN_FOLDER,
@@ -22,7 +23,6 @@ from bamboo_core.names import (
 from bamboo_operator.manifests.template import OWN_ENV, TOKEN_VOLUME
 from bamboo_trainer.__main__ import HELP
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.memory.placement import DEVICE_VARIABLE
 from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 SETTABLE = {
-    DEVICE_VARIABLE: "a GPU",
+    ENV_DEVICE: "a GPU",
     ENV_METRICS_PORT: f"`{METRICS_PORT}`",
 }
 

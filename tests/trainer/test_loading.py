@@ -1,8 +1,11 @@
 """Which sentence a wrong entrypoint or a faulty task gets."""
 
+import re
 import sys
+from contextlib import nullcontext
 
 import pytest
+import torch
 from torch import nn
 
 from bamboo_core.job.manifest import parse_manifest
@@ -12,6 +15,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import shown_to_build
+from bamboo_trainer.worker.loaded_job import load_job
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, one_step, small_task
 
@@ -49,6 +53,40 @@ def test_a_faulty_task_is_told_by_name(changes, message):
     task = small_task(**changes)
     with pytest.raises(TaskError, match=message):
         one_step([build_stage(task, 0, [(0, len(task.layers))], CONFIG)], 0)
+
+
+FAULTY = {
+    "few": lambda: small_task(),
+    "class": lambda: small_task(learning_rate=torch.optim.lr_scheduler.CosineAnnealingLR),
+    "number": lambda: small_task(learning_rate=0.1),
+    "text": lambda: small_task(learning_rate=lambda step: "fast"),
+    "not finite": lambda: small_task(learning_rate=lambda step: float("nan")),
+    "sound": lambda: small_task(learning_rate=lambda step: torch.tensor(0.1)),
+}
+
+
+def faulty(config):
+    return FAULTY[config["kind"]]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "message"),
+    [
+        ("few", 16, "the dataset has 12 samples, expected at least the 16 of a step (spec.training.globalBatchSize)"),
+        ("class", 8, "task.learning_rate: expected a function of the step that returns the rate, got the class Cosine"),
+        ("number", 8, "task.learning_rate: expected a function of the step that returns the rate, got float"),
+        ("text", 8, "task.learning_rate(0) raised ValueError"),
+        ("not finite", 8, "task.learning_rate(0) returned nan, expected a finite number that is not negative"),
+        ("sound", 12, None),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_trained(kind, batch, message):
+    """By `validate --load`, and by a worker when it begins."""
+    task = {"entrypoint": "test_loading:faulty", "config": {"kind": kind}}
+    document = bamboojob(task=task, training=training(2, batch, 4), topology={"stages": 2})
+    assert str(check(document).get("problem")).startswith(str(message))
+    with pytest.raises(TaskError, match=re.escape(message)) if message else nullcontext():
+        load_job(document)
 
 
 @pytest.mark.parametrize(

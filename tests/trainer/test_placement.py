@@ -1,11 +1,14 @@
 """Where a worker computes, and replicas in host memory: the same bits, whatever lives where."""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, to_host, use
+from bamboo_core.job.placement_spec import ResourcesSpec
+from bamboo_core.names import ENV_DEVICE
+from bamboo_trainer.memory.placement import DeviceError, choose_device, require_gpus, to_host, use
 from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 
@@ -57,15 +60,31 @@ def test_a_copy_is_a_copy() -> None:
 
 @pytest.mark.parametrize(("wanted", "said"), [("tpu9", "expected"), ("cuda:99", "no device"), ("meta", "no device")])
 def test_a_wrong_device_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, wanted: str, said: str) -> None:
-    monkeypatch.setenv(DEVICE_VARIABLE, wanted)
+    monkeypatch.setenv(ENV_DEVICE, wanted)
     with pytest.raises(DeviceError, match=f"BAMBOO_DEVICE: .*{said}"):
         choose_device("w3")
 
 
+@pytest.mark.parametrize(
+    ("asked", "missing"), [({"nvidia.com/gpu": 1}, True), ({"nvidia.com/gpu": 0}, False), ({}, False)]
+)
+def test_a_worker_whose_container_asks_for_gpus_does_not_train_without_one(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], missing: bool
+) -> None:
+    resources, cpu, gpu = ResourcesSpec(limits=asked), torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.delenv(ENV_DEVICE, raising=False)
+    said = pytest.raises(DeviceError, match=r"spec.worker.resources asks for GPUs, and there is none in this container")
+    with said if missing else nullcontext():
+        require_gpus(resources, (cpu,))
+    require_gpus(resources, (gpu,))
+    monkeypatch.setenv(ENV_DEVICE, "cpu")
+    require_gpus(resources, (cpu,))
+
+
 def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    monkeypatch.setenv(ENV_DEVICE, "cpu")
     assert choose_device("w3") == torch.device("cpu")
-    monkeypatch.delenv(DEVICE_VARIABLE)
+    monkeypatch.delenv(ENV_DEVICE)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [choose_device(f"job-w{i}") for i in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]

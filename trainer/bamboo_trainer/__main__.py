@@ -63,7 +63,7 @@ def main() -> int:
         authority=os.environ.get(ENV_CA, ""),
         metrics_port=metrics_port,
         logger_seconds=max(LEAST_LOGGER_SECONDS, grace - LEAST_LOGGER_SECONDS),
-        shared_log=False,
+        pod=True,
     )
     return run(
         worker=os.environ[ENV_WORKER],

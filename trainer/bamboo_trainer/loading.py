@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bamboo_core.job.spec import MOST_LAYERS, JobSpec
+from bamboo_core.text import count
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.deciding import check_decisions
 from bamboo_trainer.tasks.inspection.costs import stated_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
+from bamboo_trainer.tasks.scheduled_optimizer import require_learning_rate
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
 from bamboo_trainer.tasks.user_code import check_callbacks, check_metrics, dataset_length, layer_factory
 from bamboo_trainer.training import shown_to_build, with_steps
@@ -26,9 +28,16 @@ ALONE: Final = TrainingFacts(steps=1, global_batch_size=1, micro_batch_size=1)
 def settled_task(spec: JobSpec) -> tuple[Task, JobSpec]:
     """A job's task as it is trained, and the job with the number of steps that follows from the task's data.
 
-    Raises TaskError.
+    Raises TaskError, also if a step would have more samples than there are, or the learning rate is none.
     """
     task = settled(task_of(spec), spec.training.seed)
+    require_learning_rate(task)
+    samples, batch = dataset_length(task), spec.training.global_batch_size
+    if samples < batch:
+        raise TaskError(
+            f"the dataset has {count(samples, 'sample')}, expected at least the {batch} of a step "
+            "(spec.training.globalBatchSize)"
+        )
     return task, with_steps(spec, task)
 
 

@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.initial_job import unresolved, with_place
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.spec import InitialSpec, JobSpec, RedundancyMode, whole_workers
+from bamboo_core.names import ENV_DEVICE
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError
 from bamboo_core.storage.url import parse_url
@@ -66,6 +68,10 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | N
         warnings.append("spec.budget.money has no effect here: nobody is paid for workers on this machine")
     if told := past(spec, datetime.now(UTC)):
         warnings.append(told)
+    gpus = any(quantity != "0" for quantity in spec.worker.resources.gpus)
+    if (gpus or spec.worker.devices > 1) and not os.environ.get(ENV_DEVICE) and not _torch_may_use_gpus():
+        asks = "spec.worker.resources asks" if gpus else f"spec.worker.devices {spec.worker.devices} asks"
+        warnings.append(f"{asks} for GPUs, and torch can use none on this machine: the workers train on the CPU")
     if initial := unresolved(spec):
         job = changed(job, "spec.task.initialFrom", **with_place(job.document, _weights_here(initial))["spec"])
     claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
@@ -82,6 +88,16 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | N
             raise InvalidRequest("--resume: the job keeps no checkpoints; --checkpoints URL says where they are")
         part["resume"] = "Latest" if resume else "Never"
     return changed(job, "--checkpoints", checkpoint=part or None), warnings
+
+
+def _torch_may_use_gpus() -> bool:
+    """Return whether there are GPUs and a torch for them, as far as that can be found out without importing torch."""
+    devices = Path("/dev")
+    there = any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
+    try:
+        return there and not version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
 
 
 def _weights_here(initial: InitialSpec) -> dict[str, str]:

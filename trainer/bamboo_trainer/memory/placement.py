@@ -2,13 +2,15 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
-DEVICE_VARIABLE = "BAMBOO_DEVICE"
+from bamboo_core.job.placement_spec import ResourcesSpec
+from bamboo_core.names import ENV_DEVICE
+
 _CPU = torch.device("cpu")
 
 
@@ -21,15 +23,15 @@ def choose_device(worker: str) -> torch.device:
 
     Raises DeviceError.
     """
-    wanted = os.environ.get(DEVICE_VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu")
+    wanted = os.environ.get(ENV_DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise DeviceError(f'{DEVICE_VARIABLE}: expected "cpu", "cuda" or "cuda:<number>", got {wanted!r}') from error
+        raise DeviceError(f'{ENV_DEVICE}: expected "cpu", "cuda" or "cuda:<number>", got {wanted!r}') from error
     if device.type == "cpu":
         return device
     if device.type != "cuda" or not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(f"{DEVICE_VARIABLE}: there is no device {wanted!r} here")
+        raise DeviceError(f"{ENV_DEVICE}: there is no device {wanted!r} here")
     if device.index is None:
         device = torch.device("cuda", _number(worker) % torch.cuda.device_count())
     return device
@@ -54,9 +56,23 @@ def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
     return found
 
 
+def require_gpus(resources: ResourcesSpec, devices: Sequence[torch.device]) -> None:
+    """Raise DeviceError if a worker's container asks for GPUs, and the worker would compute on the CPU all the same.
+
+    resources: of the job's workers. devices: those that were chosen. BAMBOO_DEVICE=cpu asks for the CPU.
+    """
+    asked = any(quantity != "0" for quantity in resources.gpus)
+    if asked and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):
+        built = "" if torch.version.cuda or torch.version.hip else f", and torch {torch.__version__} is built for CPUs"
+        raise DeviceError(
+            f"spec.worker.resources asks for GPUs, and there is none in this container{built}; expected a GPU, or "
+            f"{ENV_DEVICE}=cpu to train on the CPU"
+        )
+
+
 def _is_free() -> bool:
     """Does nobody say which GPU?"""
-    return os.environ.get(DEVICE_VARIABLE) in (None, "", "cuda")
+    return os.environ.get(ENV_DEVICE) in (None, "", "cuda")
 
 
 def _first_of(worker: str, count: int, there: int) -> int:

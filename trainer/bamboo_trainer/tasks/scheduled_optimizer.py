@@ -104,6 +104,18 @@ class ScheduledOptimizer:
             group[name] = value if isinstance(value, tuple) else value * multiplier
 
 
+def require_learning_rate(task: Task) -> None:
+    """Raise TaskError if the task's learning rate is no function of the step that returns a number."""
+    rate = task.learning_rate
+    if isinstance(rate, type) or not callable(rate):
+        given = f"the class {rate.__name__}" if isinstance(rate, type) else type(rate).__name__
+        raise TaskError(
+            f"task.learning_rate: expected a function of the step that returns the rate, got {given} "
+            "(bamboo_trainer.schedules makes such functions)"
+        )
+    ScheduledOptimizer(task, []).learning_rate(0)
+
+
 def fuse(optimizer: torch.optim.Optimizer) -> None:
     """Have torch's fused kernel update the parameter groups whose kernel the task leaves open, before the first step.
 

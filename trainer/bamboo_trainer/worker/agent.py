@@ -60,7 +60,7 @@ from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import device_memory, headroom, memory_of
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
-from bamboo_trainer.memory.placement import choose_devices, use
+from bamboo_trainer.memory.placement import choose_devices, require_gpus, use
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
 from bamboo_trainer.tasks.user_code import tokens_of
@@ -96,7 +96,8 @@ class WorkerSettings:
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
     signed the coordinator's certificate; "" for those that this machine trusts. metrics_port: of its own metrics.
-    logger_seconds: that loggers have at the end. shared_log: others write to the same file.
+    logger_seconds: that loggers have at the end. pod: it has a container of its own, with the
+    resources that the job asks for, and nobody else writes to its log.
     """
 
     host: str = "127.0.0.1"
@@ -104,7 +105,7 @@ class WorkerSettings:
     authority: str = ""
     metrics_port: int | None = None
     logger_seconds: float = LOGGER_SECONDS
-    shared_log: bool = True
+    pod: bool = False
 
 
 LOCAL_SETTINGS = WorkerSettings()
@@ -129,7 +130,7 @@ class WorkerAgent:
         host = settings.host
         self.worker, self.zone, self.observer, self.host = worker, zone, observer, host
         self.inside = CurrentInstruction(observer, time.monotonic)
-        self.grace, self.logger_seconds = settings.grace, settings.logger_seconds
+        self.grace, self.logger_seconds, self.pod = settings.grace, settings.logger_seconds, settings.pod
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
         self.traffic = TrafficMeter()
@@ -257,6 +258,8 @@ class WorkerAgent:
         self.began = time.monotonic()
         job = self.job = load_job(welcome.manifest)
         devices = self.devices = choose_devices(self.worker, job.spec.worker.devices)
+        if self.pod:
+            require_gpus(job.spec.worker.resources, devices)
         use(devices[0], deterministic=job.spec.training.deterministic)
         require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
         if welcome.history:

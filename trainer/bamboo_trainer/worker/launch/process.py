@@ -51,7 +51,7 @@ def main(
         observer = StepProfiler.of(observer, worker, profile)
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
     agent = WorkerAgent(worker, url, newest, zone, observer, settings)
-    logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=settings.shared_log)
+    logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=not settings.pod)
     try:
         if settings.metrics_port and isinstance(tally, TimeAccount):
             from bamboo_trainer.worker.metrics import serve  # nobody else needs it
