@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.from_module import from_module
-from bamboo_trainer.task import Task
+from bamboo_trainer.task import Parts, Task
 
 
 class Block(nn.Module):
@@ -43,8 +43,8 @@ class Counter(nn.Module):
         return {"counts": self.head(hidden[:, 0])}
 
 
-def loss(output: dict[str, Tensor], count: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(output["counts"], count)
+def loss(outputs: dict[str, Tensor], targets: Parts) -> Tensor:
+    return nn.functional.cross_entropy(outputs["counts"], targets[0])
 
 
 def optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

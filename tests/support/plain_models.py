@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.from_module import from_module
-from bamboo_trainer.task import Task
+from bamboo_trainer.task import Parts, Task
 
 WIDTH, WORDS, LENGTH = 8, 11, 6
 
@@ -169,8 +169,12 @@ def padding() -> Tensor:
     return torch.arange(LENGTH) < torch.arange(64)[:, None] % (LENGTH - 2) + 3
 
 
-def of_words(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+def of_words(outputs: Parts, targets: Parts) -> Tensor:
+    return F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten())
+
+
+def of_rows(outputs: Parts, targets: Parts) -> Tensor:
+    return F.cross_entropy(outputs[0], targets[0])
 
 
 def optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -183,27 +187,27 @@ def parts(name: str) -> dict[str, Any]:
         "chain": lambda: {
             "make": chain,
             "dataset": TensorDataset((words().float(),), (words()[:, 0],)),
-            "loss": nn.CrossEntropyLoss(),
+            "loss": of_rows,
         },
         "dictionaries": lambda: {
             "make": Dictionaries,
             "blocks": "blocks",
             "inputs": ("words", "mask"),
             "dataset": TensorDataset((words(), padding()), (words(),)),
-            "loss": lambda output, target: of_words(output["logits"], target),
+            "loss": lambda outputs, targets: of_words((outputs["logits"],), targets),
         },
         "normed": lambda: {
             "make": Normed,
             "blocks": "blocks",
             "dataset": TensorDataset((words().float(),), (words()[:, 0],)),
-            "loss": nn.CrossEntropyLoss(),
+            "loss": of_rows,
         },
         "sizes": lambda: {"make": Sizes, "dataset": TensorDataset((words(),), (words(),)), "loss": of_words},
         "encoded": lambda: {
             "make": Encoded,
             "blocks": ("encoder", "decoder"),
             "dataset": TensorDataset((words(),), (words(),)),
-            "loss": lambda output, target: of_words(output[0], target) + output[1][0].square().mean(),
+            "loss": lambda outputs, targets: of_words(outputs, targets) + outputs[1][0].square().mean(),
         },
     }
     return known[name]()

@@ -11,7 +11,7 @@ import plain_models
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.from_module import from_module
 from bamboo_trainer.reference import train
-from bamboo_trainer.task import Evaluation
+from bamboo_trainer.task import Evaluation, Parts
 from bamboo_trainer.tasks.evaluation import measured
 from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -35,7 +35,7 @@ def test_the_layers_compute_what_the_model_computes(name: str) -> None:
     inputs, targets = task.dataset.batch([3, 4, 5, 9, 11])
     loss = task.loss(run(layers, inputs), targets)
     output = model(**dict(zip(given["inputs"], inputs, strict=True))) if "inputs" in given else model(*inputs)
-    expected = given["loss"](output, targets[0])
+    expected = given["loss"]((output,) if isinstance(output, Tensor) else output, targets)
     assert torch.equal(loss, expected)
     loss.backward()
     expected.backward()
@@ -139,11 +139,19 @@ def test_further_tensors_that_a_module_keeps_come_with_their_values() -> None:
     assert torch.equal(layers[1].module.get_submodule("blocks.0").scale, torch.full((4,), 2.0))
 
 
-def test_metrics_get_what_the_loss_gets() -> None:
-    """What the model returned, a dictionary here, and the one target; in a step and in an evaluation."""
+def test_the_loss_gets_what_that_of_a_task_gets() -> None:
+    """Tuples of tensors, of which the first has all samples, although the model returns one tensor."""
+    task = from_module(plain_models.chain, **small_chain() | {"loss": lambda outputs, targets: outputs[0].mean()})
+    inputs, targets = task.dataset.batch([0, 1, 2])
+    outputs = run(layers_of(task), inputs)
+    assert torch.equal(task.loss(outputs, targets), outputs[0].mean())
 
-    def metric(output: dict[str, Tensor], target: Tensor) -> Tensor:
-        return (output["logits"].argmax(-1) == target).float().mean()
+
+def test_metrics_get_what_the_loss_gets() -> None:
+    """What the model returned, a dictionary here, and the targets; in a step and in an evaluation."""
+
+    def metric(outputs: dict[str, Tensor], targets: Parts) -> Tensor:
+        return (outputs["logits"].argmax(-1) == targets[0]).float().mean()
 
     given = plain_models.parts("dictionaries")
     fields = {"optimizer": plain_models.optimizer, "learning_rate": 0.1}

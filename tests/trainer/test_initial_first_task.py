@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import plain_models
 from bamboo_core.control.digests import add_digests
 from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.manifest import parse_manifest
@@ -58,7 +59,7 @@ def build(config: Mapping[str, Any]) -> Task:
     tokens = torch.randint(WORDS, (16, 4), generator=draw)
     task = from_module(
         partial(Tagger, positions, classes, config.get("tied", False)),
-        loss=nn.CrossEntropyLoss(),
+        loss=plain_models.of_rows,
         dataset=TensorDataset((tokens,), (tokens[:, 0] % classes,)),
         blocks="blocks",
         optimizer=partial(torch.optim.AdamW, lr=0.01),

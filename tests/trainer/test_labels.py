@@ -107,7 +107,7 @@ def test_values_and_labels_that_hold_or_not_are_learned_as_transformers_does(lab
     weighted = task.loss((logits,), (wanted,))
     assert isinstance(weighted, Weighted)
     torch.testing.assert_close(weighted.total / weighted.weight, output.loss)
-    right, of = label_accuracy(logits, wanted)
+    right, of = label_accuracy((logits,), (wanted,))
     assert 0 <= right <= of == 6 * labels
 
 

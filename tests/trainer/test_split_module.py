@@ -11,7 +11,7 @@ from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.from_module import from_module
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.user_code import build_layer
-from from_module_kit import model_of, small
+from from_module_kit import model_of, small, squared_error
 
 
 def test_a_layer_has_the_same_values_whoever_makes_it_and_another_one_has_others() -> None:
@@ -58,7 +58,7 @@ def test_the_whole_model_is_never_held() -> None:
 
     data = TensorDataset((torch.rand(8, 4),), (torch.rand(8, 1),))
     task = from_module(
-        Huge, loss=nn.MSELoss(), dataset=data, optimizer=plain_models.optimizer, learning_rate=lambda _: 1.0
+        Huge, loss=squared_error, dataset=data, optimizer=plain_models.optimizer, learning_rate=lambda _: 1.0
     )
     assert build_layer(task, 0, 0).module.first.weight.shape == (1, 4)
     assert build_layer(task, 0, 7).module.last.weight.shape == (1, 10_000_000)

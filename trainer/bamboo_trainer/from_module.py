@@ -20,7 +20,7 @@ EXAMPLE = 2  # samples, whose shapes the model is looked at with
 def from_module(
     make: Callable[[], nn.Module],
     *,
-    loss: Callable[[Any, Any], Any],
+    loss: Callable[[Any, Parts], Any],
     dataset: Dataset,
     blocks: str | Sequence[str] | None = None,
     inputs: Sequence[str] = (),
@@ -31,7 +31,8 @@ def from_module(
 ) -> Task:
     """make: builds the whole model, without values being computed. A model in eval
       mode is put into training mode; parts in eval mode of one in training mode stay so.
-    loss: (what the model returns, the target) -> a scalar. Of several targets it gets a tuple.
+    loss: (outputs, targets) -> scalar, as in `Task`: both are tuples of tensors. If the model returns anything but a
+      tensor or a tuple, such as a dictionary, outputs is what the model returns.
     blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several
       that the forward goes through one after the other. Not needed for a Sequential, or where there is one ModuleList.
     inputs: the names of the forward's arguments that get the dataset's inputs; without them they go by their place.
@@ -39,7 +40,7 @@ def from_module(
     read: first values from elsewhere, for one layer at a time: names and forms -> those that there are.
     checkpoint: blocks keep only their inputs for the backward.
     task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and those
-      of `evaluation`, are called with what the loss is called with.
+      of `evaluation`, are called with the arguments of the loss.
 
     Raises ValueError if the model cannot be split, in a sentence that says why.
     """
@@ -48,7 +49,7 @@ def from_module(
 
 
 def task_of(
-    split: SplitModule, *, loss: Callable[[Any, Any], Any], dataset: Dataset, checkpoint: bool = False, **task: Any
+    split: SplitModule, *, loss: Callable[[Any, Parts], Any], dataset: Dataset, checkpoint: bool = False, **task: Any
 ) -> Task:
     """The task of a module that is split already; see `from_module`."""
     rate = task.pop("learning_rate", None)
@@ -97,9 +98,10 @@ def _metrics(metrics: Any, form: Form) -> Any:
     }
 
 
-def _as_returned(function: Callable[[Any, Any], Any], form: Form, outputs: Parts, targets: Parts) -> Any:
-    """What a loss or a metric says of what the model returned, and of the target."""
-    return function(put_together(form, outputs), targets[0] if len(targets) == 1 else targets)
+def _as_returned(function: Callable[[Any, Parts], Any], form: Form, outputs: Parts, targets: Parts) -> Any:
+    """Call a loss or a metric with what the model returned; a single tensor becomes a tuple, as in a `Task`."""
+    returned = put_together(form, outputs)
+    return function((returned,) if isinstance(returned, Tensor) else returned, targets)
 
 
 def _constant(rate: float, _step: int) -> float:

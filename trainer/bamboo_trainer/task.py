@@ -43,7 +43,7 @@ class Dataset(Protocol):
         ...
 
 
-Metric = Callable[[Any, Any], Any]  # of Parts and Parts; in `from_module` of what the loss gets
+Metric = Callable[[Any, Parts], Any]  # of outputs and targets, as the loss gets them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

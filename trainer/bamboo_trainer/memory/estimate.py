@@ -26,6 +26,7 @@ from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
+from bamboo_trainer.tasks.inspection.loss_samples import require_all_samples
 from bamboo_trainer.tasks.inspection.operations import RecurrentRefused
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
@@ -91,10 +92,8 @@ def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
 def _without_data(task: Task, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iterator[LayerSize]:
     """Raises whatever a layer raises because there are no data, or anyway."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode:
-        inputs, targets = (tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in parts) for parts in batch)
     build = partial(layer_without_values, task, mode=mode)
-    yield from _walk(task, spec, build, (inputs, targets), mode, RecurrentRefused)
+    yield from _walk(task, spec, build, batch, mode, RecurrentRefused)
 
 
 def _walk(
@@ -108,7 +107,10 @@ def _walk(
     """One layer after the other, each on the outputs of the one before; `within` is entered around each, `recurrent`
     around each forward.
     """
-    parts, last = batch[0], len(task.layers) - 1
+    (parts, targets), last = batch, len(task.layers) - 1
+    if isinstance(within, FakeTensorMode):
+        with within:
+            parts, targets = (tuple(cast(Tensor, within.from_tensor(p.detach())) for p in part) for part in batch)
     checkpointed, groups = checkpointed_layers(task), tied_groups(task)
     again = {name for name, (_, first) in groups.items() if name != first}
     for index in range(last + 1):
@@ -122,7 +124,7 @@ def _walk(
                 if index < last:
                     parts = passed_on(parts, TrainingConfig.of(spec.training).boundary_dtype)
                 if index == last:
-                    task_loss(task, parts, batch[1])
+                    task_loss(task, parts, targets)
             boundary = {p.untyped_storage()._cdata for p in (*inputs, *parts)}
             remembered = _optimizer_bytes(task, index, layer, ema=spec.training.ema is not None)
         yield LayerSize(
@@ -136,6 +138,7 @@ def _walk(
             inputs=sum(p.nbytes for p in inputs),
             outputs=sum(p.nbytes for p in parts),
         )
+    require_all_samples(task, parts, batch[1])
 
 
 def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -106,29 +106,31 @@ def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int
     return Labelled(source, head, (words, labels), where, trim=trim)
 
 
-def label_loss(logits: Tensor, targets: Tensor) -> Weighted:
+def label_loss(outputs: Parts, targets: Parts) -> Weighted:
     """As transformers computes it: the cross entropy of labels that count; of floats the squared error of one label,
     the binary cross entropy of several. Summed, so that a step's loss is the mean over its whole batch.
     """
-    if not targets.is_floating_point():
-        flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.flatten()
+    (logits,), (labels,) = outputs, targets
+    if not labels.is_floating_point():
+        flat, wanted = logits.reshape(-1, logits.shape[-1]), labels.flatten()
         summed = F.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="sum")
         return Weighted(summed, (wanted != IGNORED).sum())
-    wanted = targets.reshape(logits.shape)
+    wanted = labels.reshape(logits.shape)
     if logits.shape[-1] == 1:
         return Weighted(F.mse_loss(logits, wanted, reduction="sum"), torch.tensor(wanted.numel()))
     summed = F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
     return Weighted(summed, torch.tensor(wanted.numel()))
 
 
-def label_accuracy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def label_accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
     """The right answers, and how many there could be: labels that count and have the highest logit; of several labels
     that hold or not, those that are right; of one value, the samples that are nearer than 0.5.
     """
-    if not targets.is_floating_point():
-        counts = targets != IGNORED
-        return ((logits.argmax(-1) == targets) & counts).sum(), counts.sum()
-    wanted = targets.reshape(logits.shape)
+    (logits,), (labels,) = outputs, targets
+    if not labels.is_floating_point():
+        counts = labels != IGNORED
+        return ((logits.argmax(-1) == labels) & counts).sum(), counts.sum()
+    wanted = labels.reshape(logits.shape)
     right = (logits - wanted).abs() < 0.5 if logits.shape[-1] == 1 else (logits > 0) == (wanted > 0.5)
     return right.sum(), torch.tensor(right.numel())
 
