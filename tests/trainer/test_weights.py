@@ -1,13 +1,22 @@
-"""Weights in memory have the names that their module gives them."""
+"""Trained weights have the names of their module, wherever they are read and whatever they are written as."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 import bamboo
+import plain_models
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.export import ExportForm, export
+from bamboo_trainer.checkpoint.sources import open_source
+from export_kit import quiet, write
+from from_module_kit import layers_of, run
+from stage_kit import CONFIG, chain
 
 A, B = torch.arange(3.0), torch.arange(4.0)
 
@@ -29,3 +38,45 @@ def test_a_tensor_has_the_name_of_the_split_module_if_there_is_one(
     found = bamboo.load(tmp_path)
     assert list(found) == names
     assert torch.equal(found[names[-1]], list(kept.values())[-1])
+    exported = exported_to(tmp_path, ExportForm.SAFETENSORS)
+    for again in (load_file(exported), bamboo.load(exported)):
+        assert again.keys() == found.keys()
+        assert all(torch.equal(again[name], found[name]) for name in names)
+
+
+def exported_to(kept: Path, form: ExportForm) -> Path:
+    output = kept.with_name(f"{kept.name}-{form.value}")
+    export(open_source(str(kept), None, averaged=False)[0], form, output, force=False, progress=quiet)
+    return output
+
+
+READ: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    "bamboo.load of the weights": bamboo.load,
+    "safetensors": lambda kept: load_file(exported_to(kept, ExportForm.SAFETENSORS)),
+    "bamboo.load of the export": lambda kept: bamboo.load(exported_to(kept, ExportForm.SAFETENSORS)),
+    "torch.load": lambda kept: torch.load(exported_to(kept, ExportForm.TORCH), weights_only=True),
+}
+
+
+@pytest.mark.parametrize("read", READ.values(), ids=READ)
+@pytest.mark.parametrize("kind", ["weights", "checkpoint"])
+@pytest.mark.parametrize("name", ["dictionaries", "normed"])
+def test_plain_torch_takes_what_was_kept_of_a_split_module(
+    name: str, kind: str, read: Callable[[Path], dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """With a tied head, with BatchNorm's buffers, and in whichever layers a tensor is."""
+    task, kept = plain_models.build({"model": name}), tmp_path / "kept"
+    layers = layers_of(task)
+    if kind == "weights":
+        kept.mkdir()
+        state = {f"layers.{n}.{k}": t.clone() for n, layer in enumerate(layers) for k, t in layer.state_dict().items()}
+        save_file(state, kept / "stage-000.safetensors")
+    else:
+        write(CheckpointStore(str(kept)), chain(task, [(0, len(layers))], replace(CONFIG, seed=0)), 0)
+    model: nn.Module = plain_models.parts(name)["make"]()
+    model.load_state_dict(read(kept))
+    for module in (*layers, model):
+        module.eval()
+    inputs, _ = task.dataset.batch([1, 2, 3])
+    returned = model(*inputs)
+    assert torch.equal(run(layers, inputs)[0], returned["logits"] if name == "dictionaries" else returned)

@@ -190,8 +190,8 @@ def export(
 ) -> None:
     """Write a checkpoint, or a run's folder of weights, as one plain state dict.
 
-    Parameters and buffers are named "layers.NUMBER.NAME"; the optimizer's state is left out. torch and dcp need twice
-    the disk space meanwhile.
+    Parameters and buffers have the names of the module that from_module has split, else "layers.NUMBER.NAME"; the
+    optimizer's state is left out. torch and dcp need twice the disk space meanwhile.
 
     The formats huggingface and peft are for models that bamboo_trainer.models.huggingface has trained: what
     from_pretrained of transformers loads, with adapters merged into it, or the adapters alone, for PEFT.

@@ -2,9 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from bamboo.jobs.errors import (
     ClusterError,
@@ -147,6 +147,9 @@ class ClusterJob:
         if storage is None or not storage.uri:
             raise InvalidRequest(f"{self.name} keeps no checkpoints at a URL that this machine could read")
         return storage.uri
+
+    def task_config(self) -> Mapping[str, Any]:
+        return self._job.spec.task.config
 
     def weights_place(self) -> str:
         """The last checkpoint has them."""

@@ -1,7 +1,7 @@
 """A job that was begun, here or on a cluster: what a program asks of it."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -49,6 +49,7 @@ class BegunJob(Protocol):
     async def history(self) -> HistoryRows: ...
     def checkpoint_place(self) -> str: ...
     def weights_place(self) -> str: ...
+    def task_config(self) -> Mapping[str, Any]: ...
     async def close(self) -> None: ...
 
 
@@ -57,7 +58,7 @@ async def _export(
 ) -> Path:
     """Averages, and states of a step, are in checkpoints alone."""
     place = job.checkpoint_place() if step is not None or ema else job.weights_place()
-    return await export(place, Path(path), form, step=step, ema=ema, force=force)
+    return await export(place, Path(path), form, step=step, task_config=job.task_config(), ema=ema, force=force)
 
 
 async def _news(job: BegunJob, feed: EventFeed, *, follow: bool) -> tuple[bool, list[Occurrence]]:
@@ -210,13 +211,15 @@ class JobHandle:
 
 
 def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> dict[str, Any]:
-    """The weights in a folder that a job has written, or in a checkpoint, as a state dict of tensors on the CPU.
+    """The weights in a file or folder that a job or an export has written, or in a checkpoint, as a state dict of
+    tensors on the CPU.
 
     Those of a module that `from_module` has split have the names of the module's own `state_dict`, all others
     "layers.NUMBER.NAME".
 
-    url: of a folder of weights or of checkpoints. step: of a checkpoint; None: the newest. averaged: what training.ema
-    keeps. Raises BambooError if nothing is there or it is damaged, and without bamboo-trainer, which reads them.
+    url: of a file of safetensors, or a folder of weights or of checkpoints. step: of a checkpoint; None: the newest.
+    averaged: what training.ema keeps. Raises BambooError if nothing is there or it is damaged, and without
+    bamboo-trainer, which reads them.
     """
     if missing := missing_packages():
         raise BambooError(f"weights are read with {missing}, not installed here")

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -234,6 +235,9 @@ class LocalJob:
         if checkpoint is None or checkpoint.storage.uri is None:
             raise InvalidRequest(f"{self.name} keeps no checkpoints (checkpoint.storage says where)")
         return checkpoint.storage.uri
+
+    def task_config(self) -> Mapping[str, Any]:
+        return self._wanted.job.spec.task.config
 
     def weights_place(self) -> str:
         """The folder of its weights. Raises InvalidRequest if there are none."""

@@ -1,6 +1,7 @@
 """`python -m bamboo_trainer.checkpoint`: what `bamboo export` runs, which itself needs no torch."""
 
 import argparse
+import json
 import signal
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--step", type=int)
     parser.add_argument("--job", type=Path)
+    parser.add_argument("--task-config", type=json.loads)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--ema", action="store_true")
     parser.add_argument("--force", action="store_true")
@@ -32,7 +34,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
-        config = task_config(given.job, given.model) if given.format.of_model else None
+        config = task_config(given.job, given.model, given.task_config) if given.format.of_model else None
         source, passed = open_source(given.url, given.step, averaged=given.ema)
         for note in passed:
             complain(note)

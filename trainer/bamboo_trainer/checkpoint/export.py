@@ -27,7 +27,7 @@ from bamboo_core.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import adapters, published
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import header_bytes
-from bamboo_trainer.checkpoint.sources import DTYPES, StateSource
+from bamboo_trainer.checkpoint.sources import DTYPES, StateSource, under_module_names
 from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
 from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.models.parts import peft_files
@@ -87,7 +87,7 @@ def export(
     if of_model:
         source, entries = of_model.source, of_model.entries
     else:
-        entries = source.entries()
+        entries = under_module_names(source, source.entries())
     layout = _Layout.of(entries, form)
     _check_space(output, layout.size * (1 if form.streamed else 2))
     try:

@@ -54,14 +54,16 @@ def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
     return tuple(found.values())
 
 
-def task_config(job: Path | None, model: Path | None) -> Mapping[str, Any]:
-    """The task.config of the job's manifest. model: where the folder it names is on this machine."""
+def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """The task.config, which is given or is that of the job's manifest. model: where the folder it names is on this
+    machine.
+    """
     from bamboo_core.job.manifest import load_manifest
 
-    if job is None and model is None:
+    if job is None and model is None and config is None:
         raise ExportError("this format needs --job, the job's manifest, or --model, the model's folder")
     try:
-        config = dict(load_manifest(job).task.config) if job else {}
+        config = dict(load_manifest(job).task.config) if job else dict(config or {})
     except ValueError as error:
         raise ExportError(str(error)) from None
     if model is not None:

@@ -1,7 +1,8 @@
 """What can be exported: a checkpoint, or the weights that a run has kept. Both are files of a state dict's tensors."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,7 +18,10 @@ from bamboo_core.complaints import said_by
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries, read_layer
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
+from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE, published_files
+from bamboo_trainer.tasks.user_code import same_bits
 
+OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # as `from_module` calls its layers' tensors
 DTYPES: Final = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -135,14 +139,58 @@ def _opened(path: Path) -> Any:
         raise CheckpointError(f"cannot read {path}: {said_by(error)}") from None
 
 
+def tensor_files(path: Path) -> TensorFiles | None:
+    """Return what a file or a folder on this machine has: a file of safetensors, a folder of final weights, or one of a
+    published model; None for anything else, such as a folder of checkpoints. Raises ValueError for a damaged index.
+    """
+    if path.is_file():
+        return TensorFiles([path])
+    if WeightsFolder.is_one(path):
+        return WeightsFolder(path)
+    if (path / SINGLE).exists() or (path / INDEX).exists():
+        return TensorFiles(list(dict.fromkeys(published_files(path).values())))
+    return None
+
+
+def under_module_names(source: StateSource, entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
+    """Return the entries of a module that `from_module` has split under the names of that module's own `state_dict`.
+
+    A tied tensor, which is in several layers, is there once. Entries of other layers stay as they are. Only tensors
+    that several layers have are read. Raises StorageError.
+    """
+    groups: dict[str, list[StateEntry]] = {}
+    for entry in entries:
+        match = OF_MODULE.fullmatch(entry.name)
+        if match is None:
+            return tuple(entries)
+        groups.setdefault(match[1], []).append(entry)
+    if not all(_is_one(source, group) for group in groups.values()):
+        return tuple(entries)  # each layer has a module of its own
+    return tuple(replace(group[0], name=name) for name, group in groups.items())
+
+
+def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
+    """Return whether these entries are the same tensor."""
+    places = {(entry.layer, entry.tensor): entry for entry in entries}
+    first, *others = places.values()
+    if not others:
+        return True
+    value = source.tensors(first.layer, [first])[first.tensor]
+    return all(same_bits(value, source.tensors(one.layer, [one])[one.tensor]) for one in others)
+
+
 def open_source(url: str, step: int | None, *, averaged: bool) -> tuple[StateSource, list[str]]:
-    """What a URL or a folder holds: final weights, or the checkpoint of that step, None for the newest; and which
+    """What a URL, a folder or a file holds: weights, or the checkpoint of that step, None for the newest; and which
     newer ones were passed over, and why. Raises StorageError, ExportError.
     """
-    if step is None and WeightsFolder.is_one(Path(url)):
+    try:
+        files = tensor_files(Path(url)) if step is None else None
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+    if files is not None:
         if averaged:
-            raise ExportError(f"{url} has final weights only; averages are in checkpoints")
-        return WeightsFolder(Path(url)), []
+            raise ExportError(f"{url} has weights only; averages are in checkpoints")
+        return files, []
     store = CheckpointStore(url)
     manifest, passed = find(store.list(), store.shown, step)
     return Checkpoint(store, manifest, averaged), list(passed)

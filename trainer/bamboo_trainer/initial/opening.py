@@ -8,12 +8,17 @@ from bamboo_core.job.spec import InitialSpec
 from bamboo_core.storage.errors import StorageError
 from bamboo_core.storage.url import parse_url
 from bamboo_trainer.checkpoint.errors import ExportError
-from bamboo_trainer.checkpoint.sources import StateSource, TensorFiles, WeightsFolder, open_source
+from bamboo_trainer.checkpoint.sources import (
+    OF_MODULE,
+    StateSource,
+    TensorFiles,
+    WeightsFolder,
+    open_source,
+    tensor_files,
+)
 from bamboo_trainer.checkpoint.state_dict import StateEntry
 from bamboo_trainer.initial.matching import FIELD, OfferedTensor
-from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE, published_files
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.weights import OF_MODULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +69,12 @@ def open_weights(spec: InitialSpec) -> Opened:
 
 def _files(path: Path) -> TensorFiles | None:
     """None if that is a folder of checkpoints, or of nothing known. Raises ValueError if nothing is there."""
-    if path.is_file():
-        return TensorFiles([path])
-    if not path.is_dir():
+    if not path.exists():
         raise ValueError(f"there is no {path}")
-    if WeightsFolder.is_one(path):
-        return WeightsFolder(path)
-    if (path / SINGLE).exists() or (path / INDEX).exists():
-        return TensorFiles(list(dict.fromkeys(published_files(path).values())))
-    if WeightsFolder.is_one(path / "weights"):
+    found = tensor_files(path)
+    if found is None and WeightsFolder.is_one(path / "weights"):
         raise ValueError(f"expected a folder of weights, such as {path / 'weights'}, got {path}")
-    return None
+    return found
 
 
 def _offered(name: str, entries: Sequence[StateEntry]) -> OfferedTensor:
