@@ -2,7 +2,14 @@
 
 from bamboo_trainer.data.config import dataset_from
 from bamboo_trainer.data.images import ImageFolder, ImageOptions
-from bamboo_trainer.data.in_memory import STDLIB_BYTES, NpzDataset, TensorDataset, TextDataset, stdlib_text
+from bamboo_trainer.data.in_memory import (
+    STDLIB_BYTES,
+    NpzDataset,
+    TensorDataset,
+    TextDataset,
+    stdlib_text,
+    text_bytes,
+)
 from bamboo_trainer.data.mixture import Mixture
 from bamboo_trainer.data.order import permute, pure_seed, sample_numbers
 from bamboo_trainer.data.prefetched import Prefetched
@@ -31,4 +38,5 @@ __all__ = [
     "pure_seed",
     "sample_numbers",
     "stdlib_text",
+    "text_bytes",
 ]

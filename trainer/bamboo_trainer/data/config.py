@@ -7,9 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from bamboo_core.complaints import system_reason
 from bamboo_trainer.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, ImageFolder, ImageOptions
-from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, stdlib_text
+from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, text_bytes
 from bamboo_trainer.data.mixture import Mixture
 from bamboo_trainer.data.prefetched import Prefetched
 from bamboo_trainer.data.rows import HuggingFaceDataset, Indexed
@@ -211,12 +210,7 @@ def _hugging_face(keys: _Keys) -> Dataset:
 
 def _text(keys: _Keys) -> Dataset:
     path, length = keys.text("path", "stdlib"), keys.number("length")
-    if path == "stdlib":
-        return TextDataset(stdlib_text(), length)
-    try:
-        return TextDataset(Path(path).read_bytes(), length)
-    except OSError as error:
-        raise ValueError(f"path must be stdlib or a readable file, got {path!r} ({system_reason(error)})") from None
+    return TextDataset(text_bytes(path), length)
 
 
 def _own(keys: _Keys) -> Dataset:

@@ -26,24 +26,38 @@ def stdlib_text(limit: int = STDLIB_BYTES) -> bytes:
     return bytes(text[:limit])
 
 
-class TextDataset:
-    """Bytes as tokens: sample i is window i of `context` bytes and, as targets, the same shifted by one."""
+def text_bytes(path: str) -> bytes:
+    """Return the content of a file, or for "stdlib" `stdlib_text`. Raises ValueError."""
+    if path == "stdlib":
+        return stdlib_text()
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"path must be stdlib or a readable file, got {path!r} ({system_reason(error)})") from None
 
-    def __init__(self, text: bytes, context: int) -> None:
+
+class TextDataset:
+    """A text in memory: sample i is window i of `context` tokens and, as targets, the same shifted by one.
+
+    text: bytes, each of which is a token, or the ids of its tokens.
+    """
+
+    def __init__(self, text: bytes | torch.Tensor, context: int) -> None:
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
         if len(text) <= context:
-            raise ValueError(f"the text has {len(text)} bytes, fewer than context + 1 = {context + 1}")
+            unit = "bytes" if isinstance(text, bytes) else "tokens"
+            raise ValueError(f"the text has {len(text)} {unit}, fewer than context + 1 = {context + 1}")
         self.context = self.tokens_per_sample = context
-        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8) if isinstance(text, bytes) else text
 
     def __len__(self) -> int:
-        return (len(self._text) - 1) // self.context
+        return (len(self.tokens) - 1) // self.context
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         """Inputs and targets, both int64 [samples, context]."""
         width = self.context
-        windows = torch.stack([self._text[i * width : (i + 1) * width + 1] for i in indices]).long()
+        windows = torch.stack([self.tokens[i * width : (i + 1) * width + 1] for i in indices]).long()
         return (windows[:, :-1].contiguous(),), (windows[:, 1:].contiguous(),)
 
 

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
+from bamboo_trainer.data.config import Opener
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.lora import with_lora, with_peft
-from bamboo_trainer.models.parts import chats
+from bamboo_trainer.models.parts import chats, tokenizers
 from bamboo_trainer.models.parts.hub_models import model_folder, stay_offline
 from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
@@ -139,10 +140,10 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     objective = settings.objective or objective_of(model_config)
     check_objective(model_config, objective)
     data = settings.data or {}
-    dataset = _opened(data, objective, model_config, settings.model)
+    dataset = _opened(data, objective, model_config, settings)
 
     def held_out(given: Mapping[str, Any]) -> Dataset:
-        opened = _opened(with_length(given, data.get("length")), objective, model_config, settings.model, "evaluation")
+        opened = _opened(_with_keys_of(data, given), objective, model_config, settings, "evaluation")
         expect(opened.names == dataset.names, "evaluation: expected a mask of those that count just if data has one")
         return opened
 
@@ -296,14 +297,28 @@ def check_objective(config: Any, objective: Objective) -> None:
     )
 
 
+def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of an evaluation, with the length and the tokenizer of the training's data if they name none."""
+    found = with_length(given, data.get("length"))
+    tokenized = (tokenizers.TEXT, chats.KIND)
+    if "tokenizer" in data and data.get("kind") in tokenized and found.get("kind") in tokenized:
+        found.setdefault("tokenizer", data["tokenizer"])
+    return found
+
+
 def _opened(
-    data: Mapping[str, Any], objective: Objective, config: Any, model: str | None, where: str = "data"
+    data: Mapping[str, Any], objective: Objective, config: Any, settings: HuggingFaceSettings, where: str = "data"
 ) -> Sequences | Labelled:
-    words = vocabulary_of(config)
+    words, model = vocabulary_of(config), settings.model
     if objective == "causal" or objective == "masked":
         token = mask_token(config) if objective == "masked" else 0
         packs = objective == "causal" and config.model_type in PACKS
-        kinds = {chats.KIND: partial(chats.open_chats, model)} if objective == "causal" else {}
+        kinds: dict[str, Opener] = {
+            tokenizers.TEXT: partial(tokenizers.open_text, model, words),
+            tokenizers.TOKENS: partial(tokenizers.open_tokens, None if settings.random else model),
+        }
+        if objective == "causal":
+            kinds[chats.KIND] = partial(chats.open_chats, model, words)
         return open_sequences(data, objective, (words, token), where, packs=packs, kinds=kinds)
     return open_labelled(data, objective, words, int(config.num_labels), where)
 

@@ -11,7 +11,8 @@ import torch
 
 from bamboo_core.complaints import said_by
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.models.parts.sequences import IGNORED, whole_number
+from bamboo_trainer.models.parts.sequences import IGNORED, check_tokens, whole_number
+from bamboo_trainer.models.parts.tokenizers import open_tokenizer
 
 KIND: Final = "chats"
 ANSWERS: Final = "assistant"  # the role whose messages are learned
@@ -33,10 +34,11 @@ class Chat:
         return [token if learned else IGNORED for _, (token, learned) in follows]
 
 
-def open_chats(model: str | None, config: Mapping[str, Any], where: str) -> TensorDataset:
+def open_chats(model: str | None, vocabulary: int, config: Mapping[str, Any], where: str) -> TensorDataset:
     """Inputs: int64 [samples, length], and a mask of those that count, or the number of each token's conversation if
     they are packed. Targets: those of the token at the same place. Conversations without an answer are left out.
 
+    model: its folder, if it has one. vocabulary: the size of the model's.
     config: {"path": of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line, "length",
     "packed": false, "tokenizer": its folder, by default that of the model}. Raises ValueError.
     """
@@ -56,6 +58,7 @@ def open_chats(model: str | None, config: Mapping[str, Any], where: str) -> Tens
     rows = [row for row in rows if any(target != IGNORED for target in row[1])]
     if not rows:
         raise ValueError(f"{where}: {path} has no answer ({ANSWERS}) within {length} tokens")
+    check_tokens(torch.tensor([token for tokens, _ in rows for token in tokens]), vocabulary, where)
     return _packed(rows, length, template.padding) if packed else _padded(rows, length, template.padding)
 
 
@@ -63,15 +66,7 @@ class ChatTemplate:
     """The chat template of the tokenizer in that folder."""
 
     def __init__(self, folder: str, where: str) -> None:
-        from transformers import AutoTokenizer
-
-        self._where = where
-        if not Path(folder).is_dir():
-            raise ValueError(f"{where}.tokenizer: there is no folder {folder}")
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{where}.tokenizer: no tokenizer in {folder}: {said_by(error)}") from None
+        self._where, self._tokenizer = where, open_tokenizer(folder, where)
         if not isinstance(self._tokenizer.chat_template, str):
             raise ValueError(f"{where}.tokenizer: the tokenizer in {folder} has no chat template, or several")
 

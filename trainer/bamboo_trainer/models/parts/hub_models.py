@@ -16,11 +16,11 @@ from typing import Any, Final
 from bamboo_core.complaints import said_by
 from bamboo_trainer.data.hub import looks_like_an_id
 from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE
+from bamboo_trainer.models.parts.tokenizers import TOKENIZER_FILES
 from bamboo_trainer.tasks.child import lines_of_child
 
 COMPANIONS: Final = (
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes"),
+    *TOKENIZER_FILES,
     *("chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json"),
 )
 GENERATION: Final = "generation_config.json"
