@@ -393,13 +393,12 @@ def killed_with_neighbours(
     return each_way(lambda: Killed(document), judge)
 
 
-@sweep(of_name)
 @pytest.mark.parametrize(
-    ("stages", "replicas", "cell"),
+    ("stages", "replicas", "cell", "kind"),
     [
-        (4, 2, Cell(0, 0)),  # and so the root
-        pytest.param(4, 2, None, marks=pytest.mark.slow),
-        pytest.param(5, 3, None, marks=pytest.mark.slow),
+        (4, 2, Cell(0, 0), of_name),  # and so the root
+        pytest.param(4, 2, None, None, marks=pytest.mark.slow),  # each cell at each instruction
+        pytest.param(5, 3, None, None, marks=pytest.mark.slow),
     ],
 )
 def test_neighbours_are_killed_at_once_at_an_instruction(
