@@ -53,9 +53,22 @@ def test_nothing_is_wider_than_the_terminal_nor_cut_off(width: int) -> None:
     assert any(said in line for line in text.splitlines()) is (width >= 100)
 
 
-@pytest.mark.parametrize(("step", "filled"), [(0, 0), (3, 12), (10, 40)])
-def test_the_bar_is_as_long_as_the_job_is_far(step: int, filled: int) -> None:
-    assert f"{'█' * filled}{'░' * (40 - filled)}  step {step}/10" in drawn(replace(STATUS, step=step))
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize(("step", "share"), [(0, 0.0), (3, 0.3), (10, 1.0)])
+def test_the_bar_takes_the_width_that_is_left_and_is_as_long_as_the_job_is_far(
+    step: int, share: float, width: int
+) -> None:
+    line = drawn(replace(STATUS, step=step), width=width).splitlines()[1]
+    words = f"  step {step}/10  1:30, ETA 1s"
+    room = width - len(words)
+    assert line == f"{'█' * int(share * room)}{'░' * (room - int(share * room))}{words}"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_curve_takes_the_width_that_is_left(width: int) -> None:
+    line = drawn(replace(STATUS, losses=tuple(range(300)), metrics=()), width=width).splitlines()[2]
+    assert len(line) == width
+    assert line.endswith("█ 299.0000  40.0 samples/s")
 
 
 def test_the_picture_says_who_is_leaving_or_lost_and_keeps_the_newest_events() -> None:
@@ -66,10 +79,17 @@ def test_the_picture_says_who_is_leaving_or_lost_and_keeps_the_newest_events() -
 
 
 def test_the_sparkline_has_a_bar_for_each_share() -> None:
-    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
-    assert len(sparkline(list(range(1000)), width=40)) == 40
-    assert sparkline([1.0, 1.0]) == "▁▁"
-    assert sparkline([float("nan")]) == ""
+    assert sparkline([3.0, 2.0, 1.0], 9) == "█▅▁"
+    assert len(sparkline(list(range(1000)), 40)) == 40
+    assert sparkline([1.0, 1.0], 9) == "▁▁"
+    assert sparkline([float("nan")], 9) == ""
+
+
+def test_a_loss_that_is_far_from_all_near_it_leaves_the_curve_its_scale() -> None:
+    falling = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    assert sparkline(falling, 9) == "█▇▆▅▄▃▂▁"
+    falling[3] = 1e6
+    assert sparkline(falling, 9) == "█▇▆█▄▃▂▁"
 
 
 def test_the_live_picture_has_a_line_about_checkpoints() -> None:

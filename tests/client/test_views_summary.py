@@ -21,7 +21,7 @@ def test_the_summary_as_text_and_json() -> None:
     )
     text = to_text(summary)
     assert "w1 -> w0, pause 100 ms (0.50 steps)" in text
-    assert "lost samples: 4" in text
+    assert "samples left out: 4" in text
     assert "metrics of the last step: accuracy 0.12346, balance 2e-07, nothing not finite, xxx" in text
     assert "\n  most memory: w1 with 3.0 MiB of 4.0 MiB at its peak\n" in text
     assert "\n  most sent in a step: w0 with 4.0 MiB (sync 4.0 MiB, activation 1.5 KiB)\n" in text
@@ -64,7 +64,7 @@ def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
     text, document = to_text(summary), json.loads(to_json(summary))
     assert text.startswith(f"job: {outcome}, Reason. a sentence\n")
     assert document["lost_samples"] == 4
-    assert "lost samples: 4\n" in text
+    assert "samples left out: 4\n" in text
     if outcome is Outcome.COMPLETE:
         assert "not kept" not in text
         assert "weights, the workers' log and page.html: /out\n" in f"{text}\n"
@@ -83,7 +83,7 @@ def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> Non
     assert summary.samples_per_second == (3 - 1) * 8 / 2
     assert "3 of 10 steps, from step 1 on, in 2.0 s" in text
     assert "\n  not kept: 1 step, all since the checkpoint of step 2\n" in text
-    assert "lost samples: 4\n" in text
+    assert "samples left out: 4\n" in text
     assert "  checkpoint: step 2, in /kept; went back 1 time; 3 steps repeated (1:15)\n" in text
     document = json.loads(to_json(summary))
     assert (document["kept_in"], document["repeated_steps"], document["repeated_seconds"]) == ("/kept", 3, 75.0)

@@ -248,6 +248,32 @@ async def test_curves_are_read_and_zoomed_with_mouse_and_keys() -> None:
         assert tab.errors == []
 
 
+TICKS = """(plot) => [...document.querySelectorAll(`#plot-${plot} text.tick.left`)].map((text) => text.textContent)"""
+
+
+async def test_a_burst_leaves_the_curves_their_scale() -> None:
+    """Of 100 steps five are told at one moment, after a pause, and one has a loss and a gradient of its own."""
+    found = curves_of(100)
+    points = [list(point) for point in found.points]
+    for number in range(60, 64):
+        points[number][1] = points[64][1] - 0.001 * (64 - number)
+    points[30][2:4] = [900.0, 3e5]
+    found = structs.replace(found, points=tuple(map(tuple, points)))
+    async with served([found]) as url, browser() as tab:
+        await tab.size(1280, 900)
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        highest = {plot: float((await tab.value(f"({TICKS})('{plot}')"))[-1]) for plot in ("loss", "rate", "norm")}
+        assert highest["loss"] <= 1.5
+        assert highest["rate"] <= 2.0, "eight samples in ten seconds, and so over the burst with its pause"
+        assert highest["norm"] <= 75.0
+        beyond = "[...document.querySelectorAll('.beyond')].map((text) => text.textContent)"
+        assert await tab.value(beyond) == ["up to 900", "up to 300K"]
+        told = await tab.value("document.querySelector('#plot-loss svg').getAttribute('aria-label')")
+        assert "highest 900" in told
+        assert tab.errors == []
+
+
 async def test_a_kept_page_needs_no_server(tmp_path: Path) -> None:
     """It opens from a folder, shows the same, asks for nothing, and takes what a job says as text."""
     file = tmp_path / "page.html"

@@ -45,5 +45,5 @@ NOTHING = Footer()
 def drawn(status: Status, *events: Emit, width: int = 120, elapsed: float = 90.0, footer: Footer = NOTHING) -> str:
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
     timed = [(float(n), event) for n, event in enumerate(events)]
-    console.print(render("job", status, timed, elapsed=elapsed, now=NOW, footer=footer))
+    console.print(render("job", status, timed, elapsed=elapsed, now=NOW, footer=footer, width=width))
     return console.export_text()

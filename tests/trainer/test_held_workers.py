@@ -64,5 +64,5 @@ def test_a_worker_that_adds_nothing_is_given_back_and_the_bits_are_the_same(tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WorkersChosen: 4 of at most 5 workers are held: " in done.stdout
     assert done.stdout.count("GivenBack: ") == 1
-    assert "preemptions: 0 (0 with notice), takeovers: 0, lost samples: 0" in done.stdout
+    assert "preemptions: 0 (0 with notice), takeovers: 0, samples left out: 0" in done.stdout
     assert "bit-equal: yes" in done.stdout

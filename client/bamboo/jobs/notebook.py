@@ -28,7 +28,7 @@ def _facts(progress: JobProgress) -> list[str]:
     if progress.grid:
         pipelines, stages = len(progress.grid), max(map(len, progress.grid))
         lines.append(f"{count(pipelines, 'pipeline')} of {count(stages, 'stage')}; {count(progress.workers, 'worker')}")
-    lost = "" if progress.lost_samples is None else f", {count(progress.lost_samples, 'sample')} lost"
+    lost = "" if progress.lost_samples is None else f", {count(progress.lost_samples, 'sample')} left out"
     lines.append(f"{count(progress.preemptions, 'worker')} lost, {count(progress.takeovers, 'takeover')}{lost}")
     return lines
 

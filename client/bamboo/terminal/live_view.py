@@ -78,7 +78,8 @@ class LiveView:
             footer = Footer(question=self._keys.question(now), hints=self._keys.hints(), page=self._page)
         elapsed = now - self._began
         events, wall = tuple(self._events), datetime.now(UTC)
-        picture = render(self._job, self._status, events, elapsed=elapsed, now=wall, footer=footer)
+        width = self._console.width
+        picture = render(self._job, self._status, events, elapsed=elapsed, now=wall, footer=footer, width=width)
         self._live.update(picture, refresh=True)
 
     def _key(self, key: str) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from statistics import median
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -18,8 +20,9 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import count, duration
 
 BARS = "▁▂▃▄▅▆▇█"
-BAR_WIDTH = 40
-CURVE_WIDTH = 40
+LEAST_WIDTH = 10  # of the bar and of the curve, whatever stands beside them
+NEAR = 2  # losses on both sides, of which the median says where the curve is, whatever a single one does
+FAR = 4  # so many times the range of the medians away from them, a loss is beyond the curve's scale
 SHOWN_EVENTS = 6
 SHOWN_METRICS = 3
 STYLES = {
@@ -55,16 +58,25 @@ class Footer:
 
 
 def render(
-    job: str, status: Status, events: Sequence[tuple[float, Emit]], *, elapsed: float, now: datetime, footer: Footer
+    job: str,
+    status: Status,
+    events: Sequence[tuple[float, Emit]],
+    *,
+    elapsed: float,
+    now: datetime,
+    footer: Footer,
+    width: int,
 ) -> RenderableType:
-    """The whole picture; elapsed, and the time that comes with each event, in seconds since the start."""
+    """The whole picture; elapsed, and the time that comes with each event, in seconds since the start. width: of the
+    terminal, in columns.
+    """
     phase = PHASES.get(status.phase, status.phase)
     parts: list[RenderableType] = [
         Text.assemble((job, "bold"), f"  {phase}", (_losses(status), "yellow")),
-        _progress(status, elapsed),
+        _progress(status, elapsed, width),
     ]
     if status.losses:
-        parts.append(_course(status))
+        parts.append(_course(status, width))
     if status.checkpoint is not None:
         parts.append(Text(of_run(status.checkpoint), no_wrap=True, overflow="ellipsis"))
     if status.done_by is not None:
@@ -87,17 +99,22 @@ def render(
     return Group(*parts)
 
 
-def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
-    """The course of the values in at most `width` bars, each the mean of its share."""
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of the values in at most `width` bars, each the mean of its share. A value that is far from all near
+    it does not count for the scale.
+    """
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return ""
     number = min(width, len(finite))
     bounds = [len(finite) * i // number for i in range(number + 1)]
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(bounds)]
-    low, high = min(means), max(means)
+    near = [means[0], *(median(means[max(0, i - NEAR) : i + NEAR + 1]) for i in range(1, number - 1)), means[-1]]
+    far = FAR * ((max(near) - min(near)) or abs(max(near)))
+    spanned = [mean for mean in means if min(near) - far <= mean <= max(near) + far]
+    low, high = min(spanned), max(spanned)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+    return "".join(BARS[round((min(max(mean, low), high) - low) * scale)] for mean in means)
 
 
 def _losses(status: Status) -> str:
@@ -107,25 +124,24 @@ def _losses(status: Status) -> str:
     return f"  {count(status.preemptions, 'preemption')}, {count(len(status.takeovers), 'takeover')}"
 
 
-def _progress(status: Status, elapsed: float) -> Table:
+def _progress(status: Status, elapsed: float, width: int) -> Text:
+    """The bar, as long as the terminal has room for beside the words."""
     left = "" if status.eta_seconds is None or status.phase == "Over" else f", ETA {duration(status.eta_seconds)}"
     early = ", stopped early" if status.stopped_early else ""
-    line = Table.grid(padding=(0, 2, 0, 0))
-    line.add_column(width=BAR_WIDTH)
-    line.add_column(no_wrap=True)
-    done = BAR_WIDTH * min(status.step, status.steps) // status.steps if status.steps else 0
-    bar = Text.assemble(("█" * done, "green"), ("░" * (BAR_WIDTH - done), "dim"))
-    line.add_row(bar, f"step {status.step}/{status.steps or '?'}{early}  {duration(elapsed)}{left}")
-    return line
+    words = f"  step {status.step}/{status.steps or '?'}{early}  {duration(elapsed)}{left}"
+    room = max(LEAST_WIDTH, width - len(words))
+    done = room * min(status.step, status.steps) // status.steps if status.steps else 0
+    return Text.assemble(("█" * done, "green"), ("░" * (room - done), "dim"), words)
 
 
-def _course(status: Status) -> Text:
-    text = Text.assemble("loss ", (sparkline(status.losses), "cyan"), f" {status.losses[-1]:.4f}")
+def _course(status: Status, width: int) -> Text:
+    words = f" {status.losses[-1]:.4f}"
     if status.samples_per_second is not None:
-        text.append(f"  {status.samples_per_second:.1f} samples/s")
+        words += f"  {status.samples_per_second:.1f} samples/s"
     for name, value in status.metrics[:SHOWN_METRICS]:
-        text.append(f"  {name} {'-' if value is None else f'{value:.4g}'}")
-    return text
+        words += f"  {name} {'-' if value is None else f'{value:.4g}'}"
+    room = max(LEAST_WIDTH, width - len("loss ") - cell_len(words))
+    return Text.assemble("loss ", (sparkline(status.losses, room), "cyan"), words)
 
 
 def _events(events: Sequence[tuple[float, Emit]]) -> Table:

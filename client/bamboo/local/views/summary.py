@@ -161,7 +161,7 @@ def to_text(summary: Summary) -> str:
         lines.append(f"  not kept: {_not_kept(summary)}")
     lines.append(
         f"  preemptions: {summary.preemptions} ({summary.notices} with notice), "
-        f"takeovers: {len(summary.takeovers)}, lost samples: {summary.lost_samples}"
+        f"takeovers: {len(summary.takeovers)}, samples left out: {summary.lost_samples}"
     )
     if summary.metrics:
         lines.append(f"  metrics of the last step: {metrics(dict(summary.metrics))}")

@@ -3,7 +3,7 @@
 // An axis is {kind, origin, first, last, width}: time in Unix seconds or steps, from first to last in the drawing's width
 // in pixels; a time is told from origin on.
 
-import { duration, el, icon, number, svg, unseen } from "./dom.js";
+import { duration, el, icon, median, number, svg, unseen } from "./dom.js";
 
 const LEFT = 52;
 const RIGHT = 12;
@@ -12,6 +12,8 @@ const BOTTOM = 20;
 const SMOOTH = 40; // so many points make the curve a mean of three, twice as many of five; of nine at most
 const APART = 28; // pixels for each mark in sight; with less, marks are short lines at the foot that leave the curve free
 const SHORT = 7;
+const NEAR = 2; // points on both sides, of which the median says where the curve is, whatever a single point does
+const FAR = 4; // so many times the range of the medians away from them, a value does not count for the vertical axis
 const LABEL = 76; // pixels that a label of the axis takes
 const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 
@@ -30,9 +32,10 @@ export function plot(place, curve, axis, xs, values, marks) {
     picture.append(svg("text", { x: axis.width / 2, y: height / 2, class: "none" }, values.some((value) => value !== null) ? "nothing here" : "no step yet"));
     return null;
   }
-  const ticks = scale(curve.zero ? 0 : Math.min(...shown), Math.max(...shown));
+  const spanned = withoutPeaks(shown, curve.zero);
+  const ticks = scale(curve.zero ? 0 : Math.min(...spanned), Math.max(...spanned));
   const [low, high] = [ticks[0], ticks[ticks.length - 1]];
-  const up = (value) => height - BOTTOM - ((value - low) / (high - low)) * (height - TOP - BOTTOM);
+  const up = (value) => Math.min(Math.max(height - BOTTOM - ((value - low) / (high - low)) * (height - TOP - BOTTOM), 0), height - BOTTOM);
   for (const tick of ticks) {
     picture.append(svg("line", { x1: LEFT, x2: axis.width - RIGHT, y1: up(tick), y2: up(tick), class: "rule" }));
     picture.append(svg("text", { x: LEFT - 8, y: up(tick) + 4, class: "tick left" }, short(tick)));
@@ -52,6 +55,8 @@ export function plot(place, curve, axis, xs, values, marks) {
   inside.append(svg("path", { d: path(xs, bold, axis, up), class: "curve" }));
   const newest = bold.findLastIndex((value) => value !== null);
   inside.append(svg("circle", { cx: across(axis, xs[newest]), cy: up(bold[newest]), r: 3.5, class: "newest" }));
+  const highest = Math.max(...shown);
+  if (highest > high) picture.append(svg("text", { x: axis.width - RIGHT, y: TOP + 4, class: "left beyond" }, `up to ${short(highest)}`));
   overlays(picture, height);
   return up;
 }
@@ -91,6 +96,14 @@ function overlays(picture, height) {
 // In sight, or the nearest one on either side, to which the curve leads.
 function nearby(axis, xs, index) {
   return (xs[index + 1] ?? xs[index]) >= axis.first && (xs[index - 1] ?? xs[index]) <= axis.last;
+}
+
+// The values without those that are far from all that is near them: a burst would make a flat line of the rest.
+function withoutPeaks(shown, zero) {
+  const medians = shown.map((value, index) => (index && index < shown.length - 1 ? median(shown.slice(Math.max(0, index - NEAR), index + NEAR + 1)) : value));
+  const [low, high] = [zero ? 0 : Math.min(...medians), Math.max(...medians)];
+  const far = FAR * (high - low || Math.abs(high) || 1);
+  return shown.filter((value) => value >= low - far && value <= high + far);
 }
 
 function smoothed(values) {

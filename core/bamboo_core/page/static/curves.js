@@ -1,7 +1,7 @@
 // The curves over time or steps, all with the same axis: what is in sight, and what the pointer and the keys do.
 
 import { across, along, lane, plot, within } from "./charts.js";
-import { byId, changed, clock, el, figure, loss, rate, sentenceOf, show } from "./dom.js";
+import { byId, changed, clock, el, figure, loss, median, rate, sentenceOf, show } from "./dom.js";
 
 const STEP = 0; // of a point in the document
 const AT = 1;
@@ -25,11 +25,15 @@ let drag = null; // {from, to}: pixels
 const place = (name) => byId(`plot-${name}`);
 const places = () => [...CURVES.map(({ name }) => place(name)), place("marks")];
 
+// Samples a second over the usual time between two points at least: steps that are told at one moment took longer.
 export function throughput(points, samples) {
+  const usual = points.length > 1 ? median(points.slice(1).map(([, at], index) => at - points[index][AT])) : 0;
   return points.map(([step, at], index) => {
-    if (!index || !samples) return null;
-    const [before, since] = points[index - 1];
-    return at > since && step > before ? ((step - before) * samples) / (at - since) : null;
+    if (!index || !samples || step <= points[index - 1][STEP]) return null; // the job went back to a checkpoint
+    let first = index - 1;
+    while (first && at - points[first][AT] < usual && points[first - 1][STEP] < points[first][STEP]) first -= 1;
+    const [before, since] = points[first];
+    return at > since ? ((step - before) * samples) / (at - since) : null;
   });
 }
 

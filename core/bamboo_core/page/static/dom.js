@@ -51,6 +51,12 @@ export function icon(name) {
   return svg("svg", { class: "icon", viewBox: "0 0 12 12", "aria-hidden": "true", focusable: "false" }, ...shapes);
 }
 
+export function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const half = Math.floor(sorted.length / 2);
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
 // words
 
 export const dash = "–";

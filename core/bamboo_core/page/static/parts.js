@@ -1,7 +1,7 @@
 // The parts of the page but the curves: each draws what the document says, if that has changed.
 
 import { bar } from "./charts.js";
-import { byId, changed, dash, duration, el, figure, icon, loss, milliseconds, moment, number, plural, rate, sentenceOf, show, size, unseen } from "./dom.js";
+import { byId, changed, dash, duration, el, figure, icon, loss, median, milliseconds, moment, number, plural, rate, sentenceOf, show, size, unseen } from "./dom.js";
 
 const MOST_MARKS = 60;
 const PHASES = ["decide", "reform", "recompute"];
@@ -52,7 +52,7 @@ function summary({ progress, counts, marks, evaluation: measured, checkpoint: ke
     ["Time left", state.over ? dash : duration(progress.etaSeconds), ran],
     ["Preemptions", number(counts.preemptions, 0), counts.notices === null ? "" : `${number(counts.notices, 0)} with notice`],
     ["Takeovers", number(counts.takeovers, 0), pauses.length ? `median pause ${milliseconds(median(pauses))}` : ""],
-    ["Lost samples", number(progress.lostSamples, 0), ""],
+    ["Samples left out", number(progress.lostSamples, 0), "of the committed steps"],
   ];
   if (progress.notKept) tiles.push(["Steps not kept", number(progress.notKept, 0), kept && kept.step !== null ? "since the newest checkpoint" : "no checkpoint has them"]);
   if (measured) tiles.push([`Evaluation: ${measured.metric}`, figure(measured.metrics[measured.metric]), best(measured)]);
@@ -71,12 +71,6 @@ function best({ step, metric, bestStep, bestMetrics }) {
 function age({ at, writing }, now, { over }) {
   if (writing) return `writing step ${number(writing.step, 0)}`;
   return at === null || over ? "" : `${duration(now - at)} old`;
-}
-
-function median(values) {
-  const sorted = [...values].sort((a, b) => a - b);
-  const half = Math.floor(sorted.length / 2);
-  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
 function grid({ grid: rows, progress: { gridChoice } }) {
