@@ -37,7 +37,7 @@ define INSTALL_TORCH
 $(PIP) install -q $(PIP_ARGS) $(TORCH_ARGS) --no-deps $(TORCH)
 endef
 
-.PHONY: help setup demo test lint style types tests soak simulate cluster image kind bench docs site screenshots clean
+.PHONY: help setup demo test lint style types tests slow soak simulate cluster image kind bench docs site screenshots clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -81,6 +81,11 @@ types: $(STAMP)
 tests: export PYTHONDONTWRITEBYTECODE =
 tests: $(STAMP)
 	$(BIN)/python -m pytest -q -m "not slow and not soak" -n $(TESTS_AT_ONCE) --dist loadscope --durations 15 $(PYTEST_ARGS)
+
+# A test without a limit of its own has three times as long as a fast one: four at once share two cores.
+slow: export PYTHONDONTWRITEBYTECODE =
+slow: $(STAMP) ## the slow tests; those of the images need root and the tools of tests/support/image_kit.py
+	$(BIN)/python -m pytest -q -m "slow and not soak" --timeout 900 -n $(TESTS_AT_ONCE) --dist loadscope -rs $(PYTEST_ARGS)
 
 soak: $(STAMP) ## random faults, N=50 rounds, and the property tests once with new examples
 	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random --timeout=0 $(PYTEST_ARGS)
