@@ -99,7 +99,11 @@ def processes_with(setting: str) -> list[str]:
         (["run", "BELOW"], 2, "spec.checkpoint.storage.uri: /proc/self/status is a file, expected a folder"),
         (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
         (["run", "JOB", "--heartbeat-timeout", "inf"], 2, "expected a number of seconds"),
-        (["run", "JOB", "--trace", "/no/such/file"], 2, "--trace /no/such/file: expected a file"),
+        (
+            ["run", "JOB", "--trace", "/no/such/file"],
+            2,
+            "--trace: cannot write /no/such/file: there is no folder /no/such",
+        ),
         (["run", "JOB", "--heartbeat-timeout", "0"], 2, "1.5"),
     ],
 )

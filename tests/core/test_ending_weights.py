@@ -126,9 +126,9 @@ def stops(world: World) -> set[int | None]:
 
 
 def fail_to_save(world: World) -> World:
-    pass_time(world, SAVE_SECONDS / 2)
-    heard = {w: replace(r, seen=world.now + SAVE_SECONDS) for w, r in world.state.workers.items()}
+    heard = {w: replace(r, seen=world.now + 2 * SAVE_SECONDS) for w, r in world.state.workers.items()}
     world.state = replace(world.state, workers=Workers(heard))
+    pass_time(world, SAVE_SECONDS / 2)
     pass_time(world, SAVE_SECONDS + 1)
     assert outcome(world) == (Outcome.FAILED, "SaveTimeout")
     return world

@@ -1,14 +1,17 @@
 """A worker writes the stages that it is asked for once they are trained, and says what it has done, or why not."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from bamboo_core.control.message import Message
+from bamboo_core.control.protocol import WorkerWarning
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.worker.final_weights import FinalWeights, SaveError
+from bamboo_trainer.worker.final_weights import AGAIN_SECONDS, FinalWeights, SaveError
 from recording_transport import Told
 from stage_kit import CONFIG, small_task
 
@@ -77,6 +80,32 @@ def test_weights_that_cannot_be_written_are_an_error_that_names_the_place_and_le
     with pytest.raises(SaveError, match=rf"cannot write stage 0 for {place}: .*Not a directory"):
         weights.write(stage)
     assert (said, [file.name for file in tmp_path.iterdir()]) == ([], ["weights"])
+
+
+def test_a_full_disk_is_told_once_and_tried_again_until_there_is_room(
+    said: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, tries = [100.0], [0]
+
+    def full(*_: object) -> None:
+        tries[0] += 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    weights = FinalWeights("w0", said, lambda: clock[0])
+    weights.ask(request(tmp_path / "weights"))
+    with monkeypatch.context() as patched:
+        patched.setattr("bamboo_trainer.checkpoint.weights_folder.sync", full)
+        for _ in range(3):
+            weights.write(stage)
+            weights.write(stage)
+            clock[0] += AGAIN_SECONDS
+    assert tries == [3]
+    (warning,) = said
+    assert isinstance(warning, WorkerWarning)
+    assert warning.reason == "WeightsNotWritten"
+    assert warning.message.startswith(f"No space left on device: make room for stage 0 in {tmp_path}; ")
+    weights.write(stage)
+    assert said[1:] == [Saved(stage=0, number=5)]
 
 
 def test_a_folder_of_which_a_stage_is_missing_is_not_committed(

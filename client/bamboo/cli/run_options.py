@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bamboo.cli.dispatch import usage
-from bamboo.cli.output_files import check_is_path
+from bamboo.cli.output_files import check_is_path, check_output_file
 from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.job.placement_spec import MOST_WORKERS_PER_NODE
@@ -182,12 +182,9 @@ class LocalRunOptions:
         """What can be said before anything is run."""
         if not math.isfinite(self.heartbeat_timeout):
             usage(f"--heartbeat-timeout {self.heartbeat_timeout}: expected a number of seconds")
-        for flag, path, expected in (("--trace", self.trace, "a file"), ("--output", self.output, "a folder")):
-            if path is not None:
-                check_is_path(flag, path, expected)
-        if self.trace is not None and (self.trace.is_dir() or not self.trace.absolute().parent.is_dir()):
-            usage(f"--trace {self.trace}: expected a file in an existing folder")
+        check_output_file("--trace", self.trace)
         if self.output is not None:
+            check_is_path("--output", self.output, "a folder")
             _check_output(self.output)
         if self.page is False and self.page_port is not None:
             usage("--page-port and --no-page: expected at most one of them")

@@ -230,6 +230,8 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
     match message.reason:
         case "HistoryNotWritten":
             turn.do(Emit("HistoryNotWritten", text, warning=True))
+        case "WeightsNotWritten":
+            turn.do(Emit("WeightsNotWritten", text, warning=True))
         case "CheckpointStoreNotWritable":
             turn.do(Emit("CheckpointStoreNotWritable", text, warning=True))
         case "LoggerFailed":

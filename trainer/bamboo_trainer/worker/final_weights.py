@@ -1,14 +1,21 @@
 """A worker's part in keeping the final weights: writes the stages that it is asked for, and makes their folder."""
 
+import errno
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
-from bamboo_core.complaints import said_by
+from bamboo_core.complaints import said_by, system_reason
+from bamboo_core.control.protocol import MOST_TEXT, WorkerWarning
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.storage.url import file_path
 from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, write_stage
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.stage.state.values import StageValues
+
+AGAIN_SECONDS: Final = 5.0  # until a stage is written again that a full disk did not take
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class SaveError(Exception):
@@ -16,32 +23,49 @@ class SaveError(Exception):
 
 
 class FinalWeights:
-    """worker: its name."""
+    """worker: its name. now: a monotonic clock."""
 
-    def __init__(self, worker: str, coordinator: Coordinator) -> None:
-        self._worker, self._coordinator = worker, coordinator
+    def __init__(self, worker: str, coordinator: Coordinator, now: Callable[[], float] = time.monotonic) -> None:
+        self._worker, self._coordinator, self._now = worker, coordinator, now
         self._asked: list[Save] = []
+        self._again: float | None = None  # when to write again what found no room
         self._folders: dict[int, Path] = {}  # of the savings that this worker has written stages for
 
     def ask(self, request: Save) -> None:
         self._asked.append(request)
 
     def write(self, trained: Callable[[int], Sequence[StageValues]]) -> None:
-        """What was asked for and is in its final state: of that `trained` has all parts. Raises SaveError."""
-        for request in list(self._asked):
-            if parts := trained(request.stage):
-                self._asked.remove(request)
-                self._write(parts, request)
+        """Write the stages that were asked for and have their final values, of which `trained` has all parts.
 
-    def _write(self, parts: Sequence[StageValues], request: Save) -> None:
+        While a disk is full, warn once and try again, as somebody may make room. Raises SaveError otherwise.
+        """
+        if self._again is not None and self._now() < self._again:
+            return
+        for request in list(self._asked):
+            if (parts := trained(request.stage)) and self._write(parts, request):
+                self._asked.remove(request)
+
+    def _write(self, parts: Sequence[StageValues], request: Save) -> bool:
+        """Whether there was room. Raises SaveError."""
         folder = _folder(request.path)
         self._folders[request.number] = folder
         tensors = {name: tensor for part in parts for name, tensor in part.state_tensors().items()}
         try:
             write_stage(folder, request.number, request.stage, request.stages, tensors, self._worker)
         except (OSError, ValueError) as error:
-            raise SaveError(f"cannot write stage {request.stage} for {folder}: {said_by(error)}") from None
+            if not (isinstance(error, OSError) and error.errno in _FULL):
+                raise SaveError(f"cannot write stage {request.stage} for {folder}: {said_by(error)}") from None
+            self._wait_for_room(f"{system_reason(error)}: make room for stage {request.stage} in {folder.parent}")
+            return False
+        self._again = None
         self._coordinator.tell(Saved(stage=request.stage, number=request.number))
+        return True
+
+    def _wait_for_room(self, text: str) -> None:
+        if self._again is None:
+            message = f"{text}; the trained weights wait for it, and the worker tries again every {AGAIN_SECONDS:g} s"
+            self._coordinator.tell(WorkerWarning(reason="WeightsNotWritten", message=message[:MOST_TEXT]))
+        self._again = self._now() + AGAIN_SECONDS
 
     def discard(self, number: int | None) -> None:
         """That saving is given up: remove what is written of it."""

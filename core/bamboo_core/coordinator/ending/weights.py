@@ -15,7 +15,7 @@ from bamboo_core.coordinator.events import Outcome, Send
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Cell, WorkerId
 
-SAVE_SECONDS: Final = 600.0  # in which some worker has to be asked for something new
+SAVE_SECONDS: Final = 3600.0  # in which some worker has to be asked for something new; a full disk may be emptied
 
 
 def ask_to_save(turn: Turn) -> None:
