@@ -2,7 +2,8 @@
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 MOST_CHARACTERS = 2000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -40,6 +41,12 @@ def _lines(line: str, width: int) -> list[str]:
     return textwrap.wrap(
         line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
+
+
+def suggestion(key: object, known: Sequence[str]) -> str:
+    """Return, for a message about an unknown key, the known key that it resembles, or else all known keys."""
+    near = get_close_matches(str(key)[:80], known, n=1)
+    return f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
 
 
 def count(number: int, thing: str) -> str:

@@ -142,6 +142,9 @@ def test_a_job_is_suspended_resumed_and_stopped(tmp_path: Path) -> None:
     with pytest.raises(bamboo.JobInterrupted):
         handle.wait()
     handle.close()
+    for ask in (handle.preempt, lambda: handle.preempt("w0")):
+        with pytest.raises(bamboo.InvalidRequest, match=r"does not run \(Interrupted\)"):
+            ask()
 
 
 def test_a_job_without_checkpoints_is_not_suspended() -> None:

@@ -82,7 +82,7 @@ def test_a_job_that_keeps_none_says_so() -> None:
     lose_stage(world)
     world.settle()
     assert world.finish is not None
-    assert world.finish.message.endswith("not recoverable without a checkpoint")
+    assert world.finish.message.endswith("not recoverable without a checkpoint (spec.checkpoint keeps them)")
     assert not world.sent, "nobody was asked for a checkpoint"
 
 

@@ -217,6 +217,17 @@ def test_a_lost_stage_is_told_with_those_who_held_it_and_how_they_ended(mode: st
     assert world.finish.message.startswith(f"stage 1 of pipeline 0: {told}")
 
 
+def test_how_workers_ended_is_said_once_of_all_that_ended_alike() -> None:
+    world = policy(6, shape=(3, 2, 0))
+    for worker in ("w1", "w4", "w0", "w3"):
+        crash(world, worker, 137)
+    wait(world, 60.0)
+    assert world.finish is not None
+    assert world.finish.message.count("exit code 137") == 1
+    assert "likewise" in world.finish.message
+    assert all(worker in world.finish.message for worker in ("w0", "w1", "w3", "w4"))
+
+
 def test_a_worker_is_judged_once() -> None:
     world = policy(1)
     crash(world, "w1", 7)

@@ -53,7 +53,7 @@ def test_an_entrypoint_gives_samples_of_ones_own(tmp_path, monkeypatch):
         ({"kind": "tokens", "path": "/nowhere", "length": "8"}, "data.length must be a whole number, got '8'"),
         ({"kind": "tokens", "path": "/nowhere", "length": 8}, "data: cannot read /nowhere: there is no such file"),
         ({"kind": "tokens", "path": "ftp://x", "length": 8}, "data: the path or URL of data ftp://x: nothing is known"),
-        ({"kind": "text", "length": 8, "lenght": 8}, "data: unknown key 'lenght' for kind text, expected some of kind"),
+        ({"kind": "text", "length": 8, "lenght": 8}, "data: unknown key 'lenght' for kind text, did you mean length?"),
         ({"kind": "text", "length": 8, "readers": True}, "data.readers must be a whole number, got True"),
         ({"kind": "text", "length": 8, "readAhead": 2}, "data: readAhead and threads: expected together with readers"),
         ({"kind": "text", "path": "/nowhere", "length": 8}, "data: path must be stdlib or a readable file"),

@@ -21,8 +21,9 @@ from bamboo_core.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
-from bamboo_trainer.checkpoint.sources import Checkpoint
+from bamboo_trainer.checkpoint.sources import Checkpoint, open_source
 from bamboo_trainer.checkpoint.state_dict import read_layer
+from bamboo_trainer.checkpoint.weights_folder import commit_weights, write_stage
 from bamboo_trainer.stage.stage import build_stage
 from checkpoint_kit import make_manifest
 from export_kit import quiet, write
@@ -182,6 +183,16 @@ def test_an_output_that_cannot_be_is_named(trained, tmp_path, monkeypatch):
         export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=True, progress=quiet)
 
 
+def test_the_weights_in_a_runs_folder_are_named_to_who_names_the_folder(tmp_path):
+    weights = tmp_path / "weights"
+    write_stage(weights, 1, 0, 1, {"layers.0.weight": torch.ones(2)}, "w0")
+    commit_weights(weights, 1, 1)
+    with pytest.raises(ExportError) as told:
+        open_source(str(tmp_path), None, averaged=False)
+    expected = f"{tmp_path} has no checkpoints, expected those or a folder of weights, such as {weights}"
+    assert str(told.value) == expected
+
+
 def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
     class Precise(nn.Linear):
         def __init__(self):
@@ -220,7 +231,7 @@ from bamboo_core.checkpoint.layout import Attempt
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
-from bamboo_trainer.checkpoint.sources import Checkpoint
+from bamboo_trainer.checkpoint.sources import Checkpoint, open_source
 from bamboo_trainer.stage.state.layer_state import LayerState
 from checkpoint_kit import make_manifest
 store = CheckpointStore(sys.argv[1])

@@ -161,7 +161,7 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
     [
         ({}, "expected one of model and architecture"),
         ({"architecture": "gpt2", "model": "x"}, "expected one of model and architecture"),
-        ({"modell": "x"}, "unknown key 'modell', expected some of model, revision, architecture"),
+        ({"modell": "x"}, "unknown key 'modell', did you mean model?"),
         ({"model": "/nowhere"}, "model: there is no folder /nowhere"),
         ({"model": "/tmp"}, "model: /tmp has no config.json, as save_pretrained writes it"),
         ({"architecture": "gpt2", "revision": "0" * 40}, "revision: expected only with an id on the Hub as model"),
@@ -180,7 +180,7 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
         (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),
         (config_of("gpt2", learningRate=0), "learningRate must be positive, got 0.0"),
-        (config_of("gpt2", data={"lenght": 3}), "data: unknown key 'lenght', expected some of length, samples"),
+        (config_of("gpt2", data={"lenght": 3}), "data: unknown key 'lenght', did you mean length?"),
         (
             {"architecture": {"model_type": "eurobert", "vocab_size": 64}},
             "mask_token_id must be a token below vocab_size",

@@ -157,7 +157,7 @@ def test_a_published_model_gets_a_head(tmp_path: Path, caplog: pytest.LogCapture
         (headed("bert", "choice", labels=3), "labels: expected only with objective sequence or token"),
         (headed("bert", "token", labels=0), "labels must be a number of at least 1 or a list of names, got 0"),
         (headed("bert", "token", labels=["a", "a"]), "labels must be a number of at least 1 or a list of names"),
-        (headed("bert", "token", data={"lenght": 2}), "data: unknown key 'lenght', expected some of length, samples"),
+        (headed("bert", "token", data={"lenght": 2}), "data: unknown key 'lenght', did you mean length?"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], said: str) -> None:

@@ -258,7 +258,7 @@ def test_a_process_is_killed_and_the_bits_stay(model: str, tmp_path: Path) -> No
 def test_a_config_that_cannot_be_is_refused(model: str) -> None:
     for config, said in (
         ({"size": "huge"}, "size must be one of "),
-        ({"sise": "tiny"}, "unknown key 'sise', expected some of size, learningRate"),
+        ({"sise": "tiny"}, "unknown key 'sise', did you mean size?"),
         ({"size": "tiny", "learningRate": "high"}, "learningRate must be of type float, got 'high'"),
         ({"size": "tiny", "learningRate": 0}, "learningRate must be positive, got 0.0"),
         ({"size": "tiny", "data": {"samples": 0}}, "data.samples must be a whole number of at least 1, got 0"),

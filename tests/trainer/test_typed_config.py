@@ -24,7 +24,8 @@ def test_values_have_the_names_of_fields_and_whole_numbers_are_floats_where_floa
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"step": 1}, "unknown key 'step', expected some of learningRate, blocks, steps, tied"),
+        ({"x": 1}, "unknown key 'x', expected some of learningRate, blocks, steps, tied"),
+        ({"learnigRate": 1}, "unknown key 'learnigRate', did you mean learningRate?"),
         ({"steps": 1.0}, "steps must be of type int, got 1.0"),
         ({"steps": True}, "steps must be of type int, got True"),
         ({"learningRate": False}, "learningRate must be of type float, got False"),

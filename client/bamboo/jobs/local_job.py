@@ -152,6 +152,7 @@ class LocalJob:
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
         """Takes a worker away, or one of the grid if none is named."""
+        self._check_runs()
         training = [one for pipeline in self._progress.grid for one in pipeline]
         if not training:
             raise InvalidRequest(f"{self.name} does not train yet ({self._progress.state}): no worker can be taken")
@@ -256,9 +257,13 @@ class LocalJob:
     # the run
 
     async def _send(self, request: object) -> None:
+        await self._check_runs().send(request)
+
+    def _check_runs(self) -> ChildProcess:
+        """The process that runs the job. Raises InvalidRequest if there is none."""
         if self._child is None or self._ended is not None:
             raise InvalidRequest(f"{self.name} does not run ({self._progress.state})")
-        await self._child.send(request)
+        return self._child
 
     async def _run(self, child: ChildProcess) -> None:
         ended: Summary | CouldNotRun | None = None

@@ -1,6 +1,6 @@
 """When to make which plan: the first one, takeovers at once, and everything else one step at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -142,11 +142,11 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
     lacking = {c.stage for c in loss.cells}
     holders = dict.fromkeys(w for c in plan.cells() if c.stage in lacking for w in plan.at(c).holders)
-    lost = [_ended(state, w) for w in holders if w not in state.workers]
-    before = [_ended(state, w) for w in state.ends.since_commit if w not in holders][-SHOWN_ENDS:]
-    told = f"{cells}: lost with {' and '.join(lost)}"
+    lost = [w for w in holders if w not in state.workers]
+    before = [w for w in state.ends.since_commit if w not in holders][-SHOWN_ENDS:]
+    told = f"{cells}: lost with {_ended(state, lost)}"
     if before:
-        told += f", after {' and '.join(before)} since the last committed step"
+        told += f", after {_ended(state, before, lost)} since the last committed step"
     if state.spec.redundancy.mode is RedundancyMode.NONE:
         told += "; redundancy.mode None keeps no other copy"
     elif plan.mode is RedundancyMode.NONE:
@@ -154,8 +154,20 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     return told
 
 
-def _ended(state: CoordinatorState, worker: WorkerId) -> str:
-    return f"{worker} ({state.ends.since_commit[worker].how})" if worker in state.ends.since_commit else worker
+def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence[WorkerId] = ()) -> str:
+    """Name the workers and how they ended, once for all that ended alike. named: the workers that the sentence has
+    named so far.
+    """
+    ends = state.ends.since_commit
+    known = {ends[worker].how for worker in named if worker in ends}
+    alike: dict[str, list[WorkerId]] = {}
+    for worker in workers:
+        alike.setdefault(ends[worker].how if worker in ends else "", []).append(worker)
+    told = []
+    for how, group in alike.items():
+        names = " and ".join([*filter(None, [", ".join(group[:-1])]), group[-1]])
+        told.append(f"{names} ({'likewise' if how in known else how})" if how else names)
+    return " and ".join(told)
 
 
 def _begin_to_ask(turn: Turn) -> None:

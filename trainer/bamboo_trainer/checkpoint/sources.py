@@ -192,5 +192,8 @@ def open_source(url: str, step: int | None, *, averaged: bool) -> tuple[StateSou
             raise ExportError(f"{url} has weights only; averages are in checkpoints")
         return files, []
     store = CheckpointStore(url)
-    manifest, passed = find(store.list(), store.shown, step)
+    found, weights = store.list(), Path(url, "weights")
+    if not found and WeightsFolder.is_one(weights):
+        raise ExportError(f"{url} has no checkpoints, expected those or a folder of weights, such as {weights}")
+    manifest, passed = find(found, store.shown, step)
     return Checkpoint(store, manifest, averaged), list(passed)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from bamboo_core.text import suggestion
 from bamboo_trainer.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, ImageFolder, ImageOptions
 from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, text_bytes
 from bamboo_trainer.data.mixture import Mixture
@@ -91,9 +92,7 @@ class _Keys:
     def finish(self, kind: str) -> None:
         """Raises KeyProblem if a key is left."""
         for key in self._left:
-            raise KeyProblem(
-                f"{self._where}: unknown key {key!r} for kind {kind}, expected some of {', '.join(self._known)}"
-            )
+            raise KeyProblem(f"{self._where}: unknown key {key!r} for kind {kind}, {suggestion(key, self._known)}")
 
     def text(self, key: str, default: Any = _MISSING) -> str:
         value = self._take(key, default)

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from bamboo_core.text import suggestion
+
 
 def typed_values(
     config: Mapping[str, Any], keys: Mapping[str, tuple[str, Any]], *, nullable: Collection[str] = ()
@@ -15,7 +17,7 @@ def typed_values(
     values: dict[str, Any] = {}
     for key, value in config.items():
         if key not in keys:
-            raise ValueError(f"unknown key {key!r}, expected some of {', '.join(keys)}")
+            raise ValueError(f"unknown key {key!r}, {suggestion(key, list(keys))}")
         field, kind = keys[key]
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if float in kinds and type(value) is int:

@@ -41,7 +41,8 @@ def lost(turn: Turn, reason: str, message: str) -> None:
     if turn.state.phase == "Restoring":
         return
     if not (can_restore(turn.state) or nothing_trained(turn.state)):
-        turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
+        keeps = "" if turn.state.spec.checkpoint else " (spec.checkpoint keeps them)"
+        turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint{keeps}")
         return
     go_back(turn, reason, message)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from bamboo_core.complaints import said_by
+from bamboo_core.text import suggestion
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models.parts.sequences import IGNORED, check_tokens, whole_number
 from bamboo_trainer.models.parts.tokenizers import open_tokenizer
@@ -42,8 +43,9 @@ def open_chats(model: str | None, vocabulary: int, config: Mapping[str, Any], wh
     config: {"path": of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line, "length",
     "packed": false, "tokenizer": its folder, by default that of the model}. Raises ValueError.
     """
-    if unknown := [key for key in config if key not in _KEYS]:
-        raise ValueError(f"{where}: unknown key {unknown[0]!r}, expected some of kind, {', '.join(_KEYS)}")
+    for key in config:
+        if key not in _KEYS:
+            raise ValueError(f"{where}: unknown key {key!r}, {suggestion(key, ['kind', *_KEYS])}")
     path, folder, packed = config.get("path"), config.get("tokenizer", model), config.get("packed", False)
     if not isinstance(path, str):
         raise ValueError(f"{where}.path: expected a file of conversations, got {path!r}")

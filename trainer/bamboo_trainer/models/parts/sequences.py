@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bamboo_core.text import suggestion
 from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
 from bamboo_trainer.data.config import MIXTURE, Opener
 from bamboo_trainer.data.prefetched import readers_of
@@ -219,7 +220,7 @@ def made_up_sizes(
     padding = bool(config.pop("padding", False))
     values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in defaults.items()}
     for key in config:
-        raise ValueError(f"{where}: unknown key {key!r}, expected some of {', '.join([*defaults, 'padding', *more])}")
+        raise ValueError(f"{where}: unknown key {key!r}, {suggestion(key, [*defaults, 'padding', *more])}")
     return values["samples"], values["length"], padding
 
 

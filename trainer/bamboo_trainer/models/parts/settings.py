@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from bamboo_core.text import suggestion
 from bamboo_trainer import schedules
 from bamboo_trainer.data import dataset_from, pure_seed
 from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, TrainingFacts
@@ -33,7 +34,7 @@ def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], defa
         if key == "size":
             continue
         if key not in known:
-            raise ValueError(f"unknown key {key!r}, expected some of size, {', '.join(known)}")
+            raise ValueError(f"unknown key {key!r}, {suggestion(key, ['size', *known])}")
         values[key] = _typed(key, value, known[key])
     return values
 
