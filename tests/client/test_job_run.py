@@ -1,11 +1,16 @@
 """`bamboo simulate JOB.yaml`: the real coordinator in virtual time, under traces, and the command."""
 
+from typing import Any
+
 import pytest
 
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import make_trace
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import Event, Tick
+from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.manifest import parse_manifest
 from job_simulation_kit import HOUR, job, manifest, nodes, run
 
@@ -93,6 +98,23 @@ def test_two_neighbours_at_once_go_back_to_a_checkpoint() -> None:
     lost = run(job(), nodes(3, *changes))
     assert lost.outcome == "Unrecoverable"
     assert "not recoverable without a checkpoint" in lost.message
+
+
+def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For half an hour after all copies of a stage were lost, the coordinator hears a tick every few seconds."""
+    heard: list[Event] = []
+    step = coordinator.step
+
+    def counted(state: CoordinatorState, event: Event, now: float) -> Any:
+        heard.append(event)
+        return step(state, event, now)
+
+    monkeypatch.setattr(coordinator, "step", counted)
+    checkpoint = {"storage": {"uri": "file:///tmp/x"}, "everySteps": 100}
+    gone = [(1800.0, "remove", f"n{i}") for i in range(3)]
+    result = run(job(checkpoint=checkpoint), nodes(3, *gone))
+    assert result.figures.waited * HOUR == pytest.approx(10 + 1800, abs=5)
+    assert sum(isinstance(event, Tick) for event in heard) < 1800
 
 
 def test_a_small_run_is_always_the_same() -> None:

@@ -52,7 +52,7 @@ def go_back(turn: Turn, reason: str, message: str) -> None:
     back = "the job goes back to a checkpoint"
     then = "no step is committed yet, and the job begins anew" if nothing_trained(turn.state) else back
     turn.do(Emit("Restoring", f"{message}; {then}", True))
-    turn.put(turn.state.checkpoints.left_behind())
+    turn.put(turn.state.checkpoints.left_behind(), turn.state.inquiry.over())
     _begin_to_look(turn, reason, message)
 
 
