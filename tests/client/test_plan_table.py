@@ -23,6 +23,8 @@ def text(front: tuple[Assessment, ...], counts: Counts, width: int | None = None
 def test_what_was_looked_at_is_counted_in_words() -> None:
     one = text((assessed(2, (2.0, 4.0)),), Counts(grids=1, simulated=1, runs=1))
     assert "Looked at: 1 grid; 1 plan simulated in 1 run." in one
+    noise = "± is how far these runs differ by chance; how far the simulation is from a real job is not in it."
+    assert noise in " ".join(one.split())
     more = text((assessed(2, (2.0, 4.0)),), Counts(grids=2, too_large=1, simulated=3, runs=4))
     assert "Looked at: 2 grids, left out 1 too large for the machine's memory; 3 plans simulated in 4 runs." in more
 

@@ -32,6 +32,7 @@ FIELDS = (
 WORDS = ("MACHINE", "MODE", "ZONES")  # all others are numbers
 MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
 WIDTH = 100  # columns of the paragraph, at most
+NOISE = "± is how far these runs differ by chance; how far the simulation is from a real job is not in it."
 NOTHING = None  # of a field that does not matter in an option
 
 
@@ -192,6 +193,7 @@ def _looked_at(report: PlanReport) -> str:
     ]
     said = f"Looked at: {count(counts.grids, 'grid')}" + (f", left out {', '.join(left)}" if left else "")
     said += f"; {count(counts.simulated, 'plan')} simulated in {count(counts.runs, 'run')}."
+    said += f" {NOISE}"
     if estimated := _estimated(report):
         said += f" Nobody has measured, and so this is as good as the estimates of: {', '.join(estimated)}."
     return said

@@ -1,7 +1,12 @@
-"""A bar for what takes long, as runs that are simulated, on standard error if that is a terminal."""
+"""How far something is that takes long, such as runs that are simulated: a bar on standard error, or lines there if it
+is no terminal.
+"""
 
 import sys
+import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from rich.console import Console
 from rich.progress import (
@@ -14,13 +19,23 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from bamboo_core.complaints import complain
+from bamboo_core.text import count
+
+SECONDS: Final = 30.0  # between two lines
+
 
 class RunProgress:
     """A bar that shows on a terminal how many of `runs` are done; of a single run nobody knows how far it is. `about`
-    says what is done. The bar leaves nothing behind on the screen.
+    says what is done. The bar leaves nothing behind on the screen. Elsewhere a line says it every half a minute.
     """
 
-    def __init__(self, runs: int, about: str = "simulating", *, shown: bool = True) -> None:
+    def __init__(
+        self, runs: int, about: str = "simulating", *, shown: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._runs, self._about, self._clock = runs, about.strip(), clock
+        self._done, self._told = 0, clock()
+        self._lines = shown and not sys.stderr.isatty()
         many = (MofNCompleteColumn(), TimeRemainingColumn()) if runs > 1 else (TimeElapsedColumn(),)
         columns = (SpinnerColumn(), TextColumn(about), BarColumn(), *many)
         hidden = not (shown and sys.stderr.isatty())
@@ -39,3 +54,7 @@ class RunProgress:
     def done(self, runs: int) -> None:
         """Counts so many more runs as done."""
         self._bar.advance(self._task, runs)
+        self._done += runs
+        if self._lines and self._clock() - self._told >= SECONDS:
+            self._told = self._clock()
+            complain(f"{self._about}: {self._done} of {count(self._runs, 'run')}")
