@@ -13,6 +13,7 @@ import pytest
 
 import helm_kit
 import image_kit
+import paced
 from chart_release import Release
 from cluster import build
 from cluster.client import Json
@@ -31,6 +32,7 @@ pytestmark = [
 ]
 SYSTEM = "bamboo-system"
 SECONDS = 300  # for nodes that pull an image, and share a machine
+PACE, MARK = "pace", "slow"  # a ConfigMap and one of its keys
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,28 @@ def manifest(name: str, **spec: Any) -> Json:
     return bamboojob(name, **(usual | spec))
 
 
+def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
+    """The job's manifest, with steps of a second while the ConfigMap has its mark: so it cannot end before its loss.
+
+    The nodes share no folder with the test, and the images have no task of the tests.
+    """
+    data = {"paced.py": Path(paced.__file__).read_text(), MARK: ""}
+    found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PACE}, "data": data}
+    cluster.api.create(found, namespace)
+    document = paced.slowed(manifest(name, **spec), Path("/pace", MARK), seconds=32 / 256)
+    template = document["spec"]["worker"]["template"]["spec"]
+    template["volumes"] = [{"name": PACE, "configMap": {"name": PACE}}]
+    environment = [{"name": "PYTHONPATH", "value": "/pace"}]
+    mount = {"name": PACE, "mountPath": "/pace"}
+    template["containers"] = [{"name": "trainer", "env": environment, "volumeMounts": [mount]}]
+    return document
+
+
+def at_full_speed(cluster: Cluster, namespace: str) -> None:
+    """Take the mark away; the kubelets follow within two minutes."""
+    cluster.api.patch(f"/api/v1/namespaces/{namespace}/configmaps/{PACE}", {"data": {MARK: None}})
+
+
 def restrict(cluster: Cluster, namespace: str) -> None:
     """No pod comes in that does not keep to the restricted Pod Security Standard."""
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -84,11 +108,12 @@ def restrict(cluster: Cluster, namespace: str) -> None:
 
 def test_a_job_loses_a_worker_and_no_bit(cluster: Cluster, namespace: str) -> None:
     restrict(cluster, namespace)
-    disturbed = Job(cluster.api, namespace, manifest("disturbed", standby={"workers": 1}))
-    disturbed.step(20, SECONDS)
+    disturbed = Job(cluster.api, namespace, slowed(cluster, namespace, "disturbed", standby={"workers": 1}))
+    disturbed.step(5, SECONDS)
     victim = sorted(disturbed.pods())[0]
     cluster.api.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{victim}", {"gracePeriodSeconds": 0})
     disturbed.wait(lambda status: status["preemptions"] > 0, SECONDS)
+    at_full_speed(cluster, namespace)
     lost = disturbed.until("Complete", seconds=SECONDS)
     assert lost["training"]["step"] == 600
 
@@ -98,10 +123,11 @@ def test_a_job_loses_a_worker_and_no_bit(cluster: Cluster, namespace: str) -> No
 
 
 def test_a_job_loses_a_node_and_no_bit(cluster: Cluster, namespace: str) -> None:
-    disturbed = Job(cluster.api, namespace, manifest("disturbed", standby={"workers": 1}))
-    disturbed.step(20, SECONDS)
+    disturbed = Job(cluster.api, namespace, slowed(cluster, namespace, "disturbed", standby={"workers": 1}))
+    disturbed.step(5, SECONDS)
     cluster.fail(node_to_lose(cluster, disturbed))
     disturbed.wait(lambda status: status["preemptions"] > 0, SECONDS)
+    at_full_speed(cluster, namespace)
     lost = disturbed.until("Complete", seconds=SECONDS)
     assert lost["training"]["step"] == 600
     calm = Job(cluster.api, namespace, manifest("calm")).until("Complete", seconds=SECONDS)
