@@ -3,6 +3,8 @@
 import random
 import re
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,16 @@ from torch import nn
 
 from bamboo_core.control.platform import Platform
 from bamboo_trainer import reference
-from bamboo_trainer.commit.state_checks import EVERY, is_due
+from bamboo_trainer.commit.state_checks import EVERY, StateChecks, is_due
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from stage_kit import small_task
 from training_job import Job
+
+
+class Here(dict[int, Any]):
+    """The states of stages that a worker holds."""
+
+    here = dict.get
 
 
 class Noisy(torch.optim.SGD):
@@ -129,3 +137,17 @@ def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) 
 
 def test_states_are_compared_early_and_then_regularly() -> None:
     assert [v for v in range(4 * EVERY + 1) if is_due(v)] == [0, 1, 2, 4, 8, 16, 32, 64, 96, 128]
+
+
+def test_the_sums_of_a_checkpoint_are_told_again_also_after_those_of_newer_states() -> None:
+    """They may be lost with a connection, and the coordinator commits the checkpoint when all have told them."""
+    states, said = Here(), list[Any]()
+    log = SimpleNamespace(commits={10: SimpleNamespace(checkpoint="a")}, end=None)
+    plan, coordinator = SimpleNamespace(current=SimpleNamespace(mixed=False)), SimpleNamespace(tell=said.append)
+    checks = StateChecks(plan, states, log, coordinator, steps=17)  # type: ignore[arg-type]
+    for version in range(18):
+        states[0] = SimpleNamespace(version=version, checksums=lambda: {"w": 1})
+        checks.look(0)
+    said.clear()
+    checks.report()
+    assert [one.version for one in said] == [11, 16, 17]

@@ -23,13 +23,14 @@ def is_due(version: int) -> bool:
 
 
 class StateChecks:
-    """told: the newest versions of each stage, oldest first."""
+    """told: the newest versions of each stage, and that of the newest checkpoint, oldest first."""
 
     def __init__(
         self, plan: PlanState, states: StageStates, log: CommitLog, coordinator: Coordinator, *, steps: int
     ) -> None:
         self._plan, self._states, self._log, self._coordinator, self._steps = plan, states, log, coordinator, steps
         self._told: dict[int, dict[int, StateSums]] = {}
+        self._checkpoint = 0  # the version of the newest one: the coordinator commits it when all have told its sums
 
     def take_roles(self) -> None:
         """What is not held here any more is not told."""
@@ -59,14 +60,21 @@ class StateChecks:
         said = StateSums(stage=index, version=held.version, sums=sums)
         if said == told.get(held.version):
             return
-        self._told[index] = dict(sorted({**told, held.version: said}.items())[-KEPT:])
+        if self._is_of_checkpoint(held.version):
+            self._checkpoint = max(self._checkpoint, held.version)
+        told[held.version] = said
+        newest = {*sorted(told)[-KEPT:], self._checkpoint}
+        self._told[index] = {version: told[version] for version in sorted(newest & told.keys())}
         self._coordinator.tell(said)
 
     def _is_due(self, version: int) -> bool:
         """Now and then, of the last state, and of each that a checkpoint is taken of."""
+        due = is_due(version) or version in (self._steps, self._log.end)
+        return due or self._is_of_checkpoint(version)
+
+    def _is_of_checkpoint(self, version: int) -> bool:
         commit = self._log.commits.get(version - 1)
-        is_kept = commit is not None and commit.checkpoint is not None
-        return is_due(version) or version in (self._steps, self._log.end) or is_kept
+        return commit is not None and commit.checkpoint is not None
 
     def report(self) -> None:
         """To the coordinator, which may have missed it."""
