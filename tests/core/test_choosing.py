@@ -8,7 +8,6 @@ from bamboo_core.coordinator.grids.choosing import rates_of
 from bamboo_core.coordinator.grids.record import GridState
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.workers.record import Workers
-from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.planning.splits.speeds import WorkEstimate
 from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
@@ -59,27 +58,3 @@ def test_who_is_missed_by_many_is_replaced_in_the_order_of_the_losses() -> None:
     known = GridState(workers=8).noted(7, 0.0, wanted=8).noted(6, 50.0, wanted=8)
     known = known.noted(7, 100.0, wanted=8).noted(8, 120.0, wanted=8)
     assert known.refills == (100.0, 70.0)
-
-
-@pytest.mark.parametrize(
-    ("said", "mixed", "pools", "memory"),
-    [
-        (None, True, (None, None), None),
-        (80, True, (None, None), 80),
-        (80, True, (80, 24), 24),
-        (24, True, (80, None), 24),
-        (None, True, (None, 24), 24),
-        (80, False, (80, 24), 80),
-    ],
-)
-def test_where_workers_may_be_of_two_kinds_grids_fit_the_smaller_device(
-    said: int | None, mixed: bool, pools: tuple[int | None, ...], memory: int | None
-) -> None:
-    state = trained(2, 1, 0).state
-    named = tuple(NodePool(name=f"p{number}", device_memory_gb=size) for number, size in enumerate(pools))
-    worker = replace(state.spec.worker, allow_mixed_platforms=mixed)
-    state = replace(state, terms=replace(state.terms, spec=replace(state.spec, node_pools=named, worker=worker)))
-    state = replace(state, profile=replace(state.profile, memory=None if said is None else said * 10**9))
-    rates = rates_of(measured(state, 1.0, 1.0))
-    assert rates is not None
-    assert rates.memory == (None if memory is None else memory * 10**9)

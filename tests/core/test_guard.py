@@ -3,7 +3,6 @@
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.control.guard import SpotCheckDiffers, StateSums
-from bamboo_core.control.platform import Platform
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.guard.record import KEPT_VERSIONS, GuardState
 from bamboo_core.planning.plan import Cell
@@ -141,17 +140,6 @@ def test_a_difference_of_the_last_state_is_found() -> None:
     train(world, 4)
     differ(world, 4)
     finished(world)
-    assert world.outcome is Outcome.FAILED
-
-
-def test_workers_of_different_platforms_are_not_compared_but_checked_by_themselves() -> None:
-    platforms = {"w1": Platform(device="A"), "w0": Platform(device="B")}
-    world = World(2, 1, 0, worker={"allowMixedPlatforms": True}, platforms=platforms)
-    world.settle()
-    assert world.plan.mixed
-    differ(world, 4)
-    assert world.finish is None
-    spot(world, 3)
     assert world.outcome is Outcome.FAILED
 
 

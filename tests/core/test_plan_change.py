@@ -64,7 +64,6 @@ def test_any_plan_is_rebuilt_from_any_other(data: st.DataObject) -> None:
         "mode": RedundancyMode.NONE,
         "origin": 7,
         "restore": CheckpointId(step=3, id="a"),
-        "mixed": True,
         "moved": True,
         "stages": ((0, 8),),
         "sources": (("w0",), ()),

@@ -13,13 +13,13 @@ def layout(pipelines: int, microbatches: int) -> Layout:
     return Layout(generation=0, split=split)
 
 
-def plan(*pipelines: list[tuple[str, ...]], mixed: bool = False) -> Plan:
+def plan(*pipelines: list[tuple[str, ...]]) -> Plan:
     """Each cell's holders, the owner first."""
     rows = tuple(tuple(Assignment(owner=h[0], replicas=h[1:]) for h in row) for row in pipelines)
     workers = tuple(Peer(worker=w, host="h", port=1) for w in sorted({w for row in pipelines for h in row for w in h}))
     stages = tuple((s, s + 1) for s in range(len(pipelines[0])))
     given = (layout(len(pipelines), 2),)
-    return Plan(epoch=1, stages=stages, pipelines=rows, layouts=given, workers=workers, mixed=mixed)
+    return Plan(epoch=1, stages=stages, pipelines=rows, layouts=given, workers=workers)
 
 
 @pytest.mark.parametrize(("stages", "pipelines"), [(1, 1), (1, 3), (2, 1), (4, 2), (7, 1)])
@@ -55,7 +55,3 @@ def test_without_a_replica_another_pipeline_does_it_or_the_owner() -> None:
     two = plan([("a",), ("b",)], [("c",), ("d",)])
     assert [checker(two, cell) for cell in two.cells()] == ["c", "d", "a", "b"]
     assert checker(plan([("a",), ("b",)]), Cell(0, 1)) == "b"
-
-
-def test_workers_that_may_come_to_other_bits_do_not_check_each_other() -> None:
-    assert checker(plan([("a", "b"), ("b", "a")], mixed=True), Cell(0, 1)) == "b"

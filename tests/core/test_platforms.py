@@ -1,6 +1,5 @@
-"""Workers that would give other bits than the job's others are refused, unless the job allows them."""
+"""Workers that would give other bits than the job's others are refused."""
 
-import dataclasses
 from collections import deque
 from itertools import pairwise
 from typing import Any
@@ -12,7 +11,7 @@ from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform, conflicts
-from bamboo_core.coordinator.events import Outcome, SpecChanged, Tick
+from bamboo_core.coordinator.events import Outcome, Tick
 from bamboo_core.planning.plan import Cell
 from checkpoint_world import lose_stage, made, save, train
 from world import World, back, restarted
@@ -34,7 +33,6 @@ OTHER_TORCH = replace(A100, torch="2.10.0")
 OTHER_DRIVER = replace(A100, driver="550.54.15")
 OTHER_WIRE = replace(A100, data_plane=3)
 OTHER_COMPILER = replace(A100, compiler="g++ 14")
-MIXED = {"allowMixedPlatforms": True}
 
 
 def of(*platforms: Platform) -> dict[str, Platform]:
@@ -52,31 +50,28 @@ def told(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("platform", "mixed", "why"),
+    ("platform", "why"),
     [
-        (A100, False, ""),
-        (H100, False, "device NVIDIA H100 80GB HBM3 instead of NVIDIA A100-SXM4-80GB"),
-        (H100, True, ""),
-        (OTHER_TORCH, False, "torch 2.10.0 instead of 2.9.0"),
-        (OTHER_WIRE, True, "data plane version 3 instead of 2"),
+        (A100, ""),
+        (H100, "device NVIDIA H100 80GB HBM3 instead of NVIDIA A100-SXM4-80GB"),
+        (OTHER_TORCH, "torch 2.10.0 instead of 2.9.0"),
+        (OTHER_WIRE, "data plane version 3 instead of 2"),
         (
             replace(A100, numerics=2, cuda="", device="x86_64"),
-            False,
             "numerics version of Bamboo 2 instead of 1, CUDA an unknown one instead of 12.8,"
             " device x86_64 instead of NVIDIA A100-SXM4-80GB",
         ),
-        (replace(A100, driver="550.54.15"), False, "GPU driver 550.54.15 instead of 535.104.05"),
-        (replace(A100, capability="AVX512"), False, "torch's kernels on the processor for AVX512 instead of AVX2"),
-        (replace(A100, instructions=("avx2", "fma")), False, "vector instructions with avx2, fma"),
-        (replace(A100, threads=2), False, "number of torch's threads 2 instead of 1"),
-        (replace(A100, settings=("B", "C")), False, "settings with B, C and without A"),
-        (replace(A100, settings=tuple("ABCDEFGHI")), False, "settings with B, C, D, E, F, G, 2 more"),
-        (replace(A100, compiler="g++ 14"), False, "compiler g++ 14 instead of g++ 12"),
-        (replace(A100, compiler="", driver="1", threads=9), True, ""),
+        (replace(A100, driver="550.54.15"), "GPU driver 550.54.15 instead of 535.104.05"),
+        (replace(A100, capability="AVX512"), "torch's kernels on the processor for AVX512 instead of AVX2"),
+        (replace(A100, instructions=("avx2", "fma")), "vector instructions with avx2, fma"),
+        (replace(A100, threads=2), "number of torch's threads 2 instead of 1"),
+        (replace(A100, settings=("B", "C")), "settings with B, C and without A"),
+        (replace(A100, settings=tuple("ABCDEFGHI")), "settings with B, C, D, E, F, G, 2 more"),
+        (replace(A100, compiler="g++ 14"), "compiler g++ 14 instead of g++ 12"),
     ],
 )
-def test_what_workers_of_one_job_may_differ_in(platform: Platform, mixed: bool, why: str) -> None:
-    assert conflicts(platform, A100, mixed=mixed) == why
+def test_what_workers_of_one_job_may_differ_in(platform: Platform, why: str) -> None:
+    assert conflicts(platform, A100) == why
 
 
 @pytest.mark.parametrize("other", [H100, OTHER_TORCH, OTHER_DRIVER])
@@ -89,29 +84,9 @@ def test_a_replacement_that_gives_other_bits_is_refused_and_another_one_is_asked
     assert len(world.plan.owned_by("w3")) == 1
     (message,) = told(world)
     assert message.startswith("w2 has ")
-    assert message.endswith(", unlike w0; spec.worker.allowMixedPlatforms: true allows it")
+    assert message.endswith(", unlike w0")
     assert world.state.admission.misfit == ("w2", message)
-    assert not world.plan.mixed
     assert world.state.membership.preemptions == 1, "the refused one counts as no loss"
-
-
-def test_where_it_is_allowed_states_are_not_compared_from_then_on() -> None:
-    world = world_of(A100, A100, H100, A100, worker=MIXED)
-    assert not world.plan.mixed
-    world.lose(world.plan.at(Cell(0, 1)).owner)
-    world.settle()
-    assert told(world) == []
-    assert world.plan.owned_by("w2")
-    assert world.plan.mixed
-    world.lose("w2")
-    world.settle()
-    assert world.plan.mixed, "what it has computed is in the others' states"
-
-
-def test_workers_that_do_not_understand_each_other_are_refused_in_any_case() -> None:
-    world = world_of(A100, A100, OTHER_WIRE, A100, standby=1, worker=MIXED)
-    assert told(world) == ["w2 has data plane version 3 instead of 2, unlike w0, w1"]
-    assert world.state.workers.keys() == {"w0", "w1", "w3"}
 
 
 def test_a_job_begins_with_what_most_of_its_workers_are() -> None:
@@ -131,22 +106,6 @@ def test_with_fewer_workers_than_asked_for_it_begins_with_those_that_fit_togethe
     assert (len(first.pipelines), {w for c in first.cells() for w in first.at(c).holders}) == (1, {"w1", "w2"})
     assert len(told(world)) == 1
     assert "w0" not in world.state.workers
-    assert not any(plan.mixed for plan in world.plans)
-
-
-def test_pipelines_of_different_platforms_may_end_differently() -> None:
-    world = world_of(A100, H100, stages=1, pipelines=2, worker={"allowMixedPlatforms": True}, steps=1)
-    plan = world.plan
-    world.state = dataclasses.replace(
-        world.state,
-        progress=dataclasses.replace(world.state.progress, step=1),
-        ending=dataclasses.replace(world.state.ending, finished=()),
-    )
-    for pipeline in (0, 1):
-        done = protocol.CellFinished(cell=Cell(pipeline, 0), digest=f"{pipeline:064x}")
-        world.tell(Received(plan.at(Cell(pipeline, 0)).owner, done))
-    assert world.finish is not None
-    assert world.finish.reason == "Complete"
 
 
 def test_a_restarted_coordinator_refuses_the_same_ones() -> None:
@@ -162,19 +121,6 @@ def test_a_restarted_coordinator_refuses_the_same_ones() -> None:
     assert world.state.workers["w1"].platform == A100, "after a cut it is who it was"
 
 
-def test_when_it_is_no_longer_allowed_those_with_a_part_stay() -> None:
-    world = world_of(A100, H100, H100, A100, standby=1, worker=MIXED)
-    assert world.state.workers.keys() == {"w0", "w1", "w2"}
-    world.tell(
-        SpecChanged(
-            dataclasses.replace(world.spec, worker=dataclasses.replace(world.spec.worker, allow_mixed_platforms=False))
-        )
-    )
-    world.settle()
-    assert {"w0", "w1"} <= world.state.workers.keys()
-    assert world.plan.mixed
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) -> None:
     """Owner and replica then run code of the same compiler. All others may have what they like, or none."""
@@ -185,13 +131,12 @@ def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) 
     assert [message.partition(", unlike")[0] for message in told(world)] == (
         ["w2 has compiler g++ 14 instead of g++ 12"] if compiled else []
     )
-    assert not world.plan.mixed
 
 
 def test_a_sentence_names_a_few_of_many_workers() -> None:
     world = world_of(*[A100] * 5, H100, A100, stages=5, standby=1)
     (message,) = told(world)
-    assert ", unlike w0, w1, w2 and 2 others;" in message
+    assert message.endswith(", unlike w0, w1, w2 and 2 others")
 
 
 OTHER_DATA = DataRecord(samples=400, order="1" * 16)

@@ -20,7 +20,6 @@ from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.history_feed import HistoryFeed
-from bamboo_core.control.platform import Platform
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     AddWorkers,
@@ -224,7 +223,7 @@ class Job:
     """One simulated job. `decide` is called before every turn and may act on the job (kill, notice).
 
     capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
-    store: of checkpoints, if it is not empty. platforms: of the workers in turn. devices: those of each worker, the
+    store: of checkpoints, if it is not empty. devices: those of each worker, the
     parts of its stages in turn. copies: of what a worker sends, if that is the CPU alone. per_worker: devices, each of
     which runs a part of its stage, if the manifest does not say it. layer_seconds: that workers say each layer takes,
     instead of what it does.
@@ -238,12 +237,11 @@ class Job:
         capacity: int = 1000,
         devices: Sequence[str] = ("cpu",),
         store: MemoryStore | None = None,
-        platforms: Sequence[Platform] = (Platform(),),
         copies: Callable[[], HostCopies] = AtOnce,
         per_worker: int | None = None,
         layer_seconds: float | None = None,
     ) -> None:
-        self.platforms, self.copies, self._layer_seconds = platforms, copies, layer_seconds
+        self.copies, self._layer_seconds = copies, layer_seconds
         self.store = store or MemoryStore()
         self.computes_on = tuple(map(torch.device, devices))
         self.manifest, spec = manifest, parse_manifest(manifest)
@@ -473,12 +471,12 @@ class Job:
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
                 evaluations=evaluation_schedule(self.task, training),
                 spots=SpotSchedule() if config.deterministic else None,
+                deterministic=config.deterministic,
             ),
             self.spec.worker.devices,
         )
         self.nodes[name] = Node(name, engine, history, events)
-        platform = self.platforms[(self.started - 1) % len(self.platforms)]
-        self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1, platform=platform)))
+        self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))
         self.inbox.append(Received(name, protocol.WorkerReady(samples=len(self.task.dataset), steps=training.steps)))
 
     @property

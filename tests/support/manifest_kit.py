@@ -45,7 +45,7 @@ spec:
   nodePools:
   - {name: spot, capacity: Spot, preset: Karpenter, pricePerHour: "0.91", maxWorkers: 8}
   - {name: fallback, capacity: OnDemand, pricePerHour: "3.06", afterSeconds: 300, maxWorkers: 2, revert: true,
-     deviceMemoryGB: 24, template: {spec: {a: 1}}}
+     template: {spec: {a: 1}}}
   spread: {topologyKey: example.com/rack, policy: None, workersPerNode: 2}
   checkpoint:
     storage: {persistentVolumeClaim: {claimName: x}}
@@ -53,7 +53,7 @@ spec:
     keepLatest: 2
     resume: Never
   worker: {image: "r.io/t:1", resources: {limits: {nvidia.com/gpu: 2, memory: 16Gi}},
-           template: {spec: {a: 1}}, allowMixedPlatforms: true, devices: 2}
+           template: {spec: {a: 1}}, devices: 2}
   queue: {name: q, priorityClass: high, growthPriorityClass: low}
   degradedPriorityClassName: urgent
   failurePolicy: {backoffLimit: 2, rules: [{name: oom, onExitCodes: [137], action: RestartWorker}]}

@@ -277,4 +277,3 @@ def test_nobody_looks_if_the_job_does_not_have_to_be_deterministic() -> None:
     for job in (restless_job(deterministic=False), restless_job(*faults, deterministic=False)):
         assert job.finish is not None
         assert job.finish.reason == "Complete", job.finish
-        assert job.plan.mixed

@@ -126,8 +126,8 @@ def test_processes_that_would_compute_in_another_way_are_told_apart() -> None:
     }
     common, *found = platforms_of({}, "pass", *others)
     for other, why in zip(found, others.values(), strict=True):
-        assert why in conflicts(other, common, mixed=False)
+        assert why in conflicts(other, common)
     lesser = "default" if common.capability != "DEFAULT" else "avx2"
     (other,) = platforms_of({"ATEN_CPU_CAPABILITY": lesser, "PYTHONHASHSEED": "7"}, "pass")
     why = f"torch's kernels on the processor for {lesser.upper()} instead of {common.capability}"
-    assert why == conflicts(other, common, mixed=False), "nothing else, for the seed of hashes changes no bit"
+    assert why == conflicts(other, common), "nothing else, for the seed of hashes changes no bit"

@@ -11,7 +11,6 @@ import torch
 from test_engine import manifest
 from torch import nn
 
-from bamboo_core.control.platform import Platform
 from bamboo_trainer import reference
 from bamboo_trainer.commit.state_checks import EVERY, StateChecks, is_due
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
@@ -61,46 +60,6 @@ def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines
     document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
     message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
     assert re.search(message, why_failed(Job(document).run()))
-
-
-@pytest.mark.parametrize(
-    ("devices", "compared"),
-    [(("A", "A"), True), (("A", "B"), False)],
-)
-def test_workers_of_other_platforms_are_not_compared(devices, compared, monkeypatch) -> None:
-    """Neither while they train nor at the end. Each comes to the same bits whenever it does something again."""
-    running: list[Job] = []
-
-    class Rounding(torch.optim.SGD):
-        """Rounds as the platform does on which it runs: each pipeline has one worker, and each worker one pipeline."""
-
-        def step(self):
-            super().step()
-            with torch.no_grad():
-                for parameter in self.param_groups[0]["params"]:
-                    parameter.mul_(1 + running[0].executed[-1].cell.pipeline / 1024)
-
-    task = small_task(
-        layers=[lambda: nn.Linear(2, 2)] * 2, optimizer=lambda named: Rounding([p for _, p in named], lr=0.1)
-    )
-    monkeypatch.setattr(reference, "build_rounding", lambda config: task, raising=False)
-    document = manifest(1, 2, mode="None", steps=6)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_rounding"}
-    document["spec"]["worker"] = {"allowMixedPlatforms": True}
-    running.append(job := Job(document, platforms=[Platform(device=name) for name in devices]))
-    job.run()
-    assert job.finish is not None
-    assert job.finish.reason == ("ResultsDiffer" if compared else "Complete")
-
-
-def test_an_optimizer_that_does_not_do_the_same_twice_is_refused_on_mixed_platforms_too(monkeypatch) -> None:
-    """Other platforms may come to other bits; one and the same may not."""
-    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
-    document = manifest(1, 2, mode="None", steps=6)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
-    document["spec"]["worker"] = {"allowMixedPlatforms": True}
-    with pytest.raises(NotDeterministic, match=r"the optimizer \(Noisy\) came to other bits"):
-        Job(document, platforms=(Platform(device="A"), Platform(device="B"))).run()
 
 
 @pytest.mark.parametrize(("stages", "pipelines", "mode"), [(2, 1, "LazyForward"), (1, 2, "None")])

@@ -27,7 +27,6 @@ PLAIN: Final = (
     "mode",
     "origin",
     "restore",
-    "mixed",
     "moved",
     "sources",
     "device_layers",
@@ -68,7 +67,6 @@ class PlanChange(Message, frozen=True, omit_defaults=True):
     mode: RedundancyMode | UnsetType = UNSET
     origin: int | UnsetType = UNSET
     restore: CheckpointId | UnsetType | None = UNSET
-    mixed: bool | UnsetType = UNSET
     moved: bool | UnsetType = UNSET
     sources: tuple[tuple[WorkerId, ...], ...] | UnsetType = UNSET
     device_layers: tuple[tuple[int, int], ...] | UnsetType = UNSET

@@ -51,13 +51,9 @@ def deciding(platform: Platform, *, compiled: bool) -> Platform:
     return platform if compiled or not platform.compiler else msgspec.structs.replace(platform, compiler="")
 
 
-def conflicts(platform: Platform, others: Platform, *, mixed: bool) -> str:
-    """Why a worker of that platform cannot be of a job whose workers have the other one; "" if it can.
-
-    mixed: the job's workers may give different bits. They have to understand each other all the same.
-    """
-    names = ("data_plane",) if mixed else tuple(_SAID)
-    pairs = ((_SAID[name], getattr(platform, name), getattr(others, name)) for name in names)
+def conflicts(platform: Platform, others: Platform) -> str:
+    """Return why a worker of that platform cannot join a job whose workers have the other one; "" if it can."""
+    pairs = ((what, getattr(platform, name), getattr(others, name)) for name, what in _SAID.items())
     return ", ".join(_difference(*pair) for pair in pairs if pair[1] != pair[2])
 
 

@@ -11,7 +11,7 @@ from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.splits import filling, resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
+from bamboo_core.coordinator.workers.platforms import fitting, refuse_misfits
 from bamboo_core.coordinator.workers.reconnection import recovered
 from bamboo_core.coordinator.workers.record import WorkerRecord
 from bamboo_core.job.spec import RedundancyMode, schedules, stabilization_seconds
@@ -324,8 +324,6 @@ def _aim(state: CoordinatorState, now: float) -> Grid:
 
 def _issue(turn: Turn, plan: Plan) -> None:
     """Make a plan the newest one and send it to everybody."""
-    if is_mixed(plan, turn.state):
-        plan = msgspec.structs.replace(plan, mixed=True)
     problems = plan_problems(plan)
     assert not problems, f"an unsound plan: {problems}"
     state, old = turn.state, turn.state.plan

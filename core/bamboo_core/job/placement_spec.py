@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from bamboo_core.job.forms import Integer, Quantities, TextOf, Tree
-from bamboo_core.job.model import Mark, Named
+from bamboo_core.job.model import Mark
 from bamboo_core.job.text_patterns import DECIMAL, DNS_LABEL, IMAGE, LABEL_KEY
 
 MOST_WORKERS_PER_NODE = 64
@@ -84,10 +84,6 @@ class NodePool:
     """The most workers in this pool."""
     revert: bool = False
     """Whether workers move back to an earlier pool once it has nodes again."""
-    device_memory_gb: Annotated[int | None, Named("deviceMemoryGB"), Integer(1, 10_000)] = None
-    """The memory of one of its GPUs in GB, for a grid that is chosen. With worker.allowMixedPlatforms stages fit the
-    smallest that a pool says.
-    """
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
     """Merged over worker.template for the pods of this pool: another GPU's resource, image, environment, tolerations,
     node selectors.
@@ -175,8 +171,7 @@ class ResourcesSpec:
 class WorkerSpec:
     """The pods that workers run in.
 
-    template: see pod_fields for what is checked of it. allow_mixed_platforms: see control.platform. devices: see
-    docs/design/devices.md.
+    template: see pod_fields for what is checked of it. devices: see docs/design/devices.md.
     """
 
     image: Annotated[str | None, IMAGE] = None
@@ -185,10 +180,6 @@ class WorkerSpec:
     """Resources of a worker's container."""
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
     """Merged into the worker's PodTemplateSpec, of which the container is called trainer; limited as task.config is."""
-    allow_mixed_platforms: bool = False
-    """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings differ from those of
-    the others. With true bits depend on who ran what, and copies are not compared.
-    """
     devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
     """The GPUs of a worker (nvidia.com/gpu), each of which runs a part of its stage; a stage has at least as many
     layers. Can change only while the job is suspended.

@@ -130,9 +130,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # of no use any more
     origin: int = 1
     restore: CheckpointId | None = None
-    # workers that may give different bits have held states since then, so that the copies of a stage may differ in
-    # their last bits
-    mixed: bool = False
     # `restore` names no checkpoint of the store but a state that the workers held in memory while the layers were split
     # anew
     moved: bool = False

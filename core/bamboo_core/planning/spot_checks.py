@@ -40,11 +40,9 @@ class SpotSchedule:
 
 def checker(plan: Plan, cell: Cell) -> WorkerId:
     """Who computes it again: another worker that has the stage's state, and at best runs nothing; the next one is the
-    shadow. Without one it is the owner, and so it is if others may come to other bits.
+    shadow. Without one it is the owner.
     """
     owner, pipelines = plan.at(cell).owner, len(plan.pipelines)
-    if plan.mixed:
-        return owner
     same = [Cell((cell.pipeline + d) % pipelines, cell.stage) for d in range(pipelines)]
     replicas = [worker for other in same for worker in plan.at(other).replicas]
     others = [*plan.at(cell).replicas, *(plan.at(other).owner for other in same), *replicas]

@@ -1,7 +1,7 @@
 """Sums of the states that are held here, for the coordinator, which compares those of all holders.
 
-See docs/design/determinism.md. Not told if the plan says that workers of different platforms hold states: then these
-need not be equal.
+See docs/design/determinism.md. Nothing is sent for a job without `training.deterministic`, whose copies need not be
+equal.
 """
 
 from typing import Final
@@ -9,7 +9,6 @@ from typing import Final
 from bamboo_core.control.guard import StateSums
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
-from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.checksums import in_hexadecimal
 from bamboo_trainer.stage.stage_states import StageStates
 
@@ -26,9 +25,10 @@ class StateChecks:
     """told: the newest versions of each stage, and that of the newest checkpoint, oldest first."""
 
     def __init__(
-        self, plan: PlanState, states: StageStates, log: CommitLog, coordinator: Coordinator, *, steps: int
+        self, states: StageStates, log: CommitLog, coordinator: Coordinator, *, steps: int, deterministic: bool
     ) -> None:
-        self._plan, self._states, self._log, self._coordinator, self._steps = plan, states, log, coordinator, steps
+        self._states, self._log, self._coordinator, self._steps = states, log, coordinator, steps
+        self._deterministic = deterministic
         self._told: dict[int, dict[int, StateSums]] = {}
         self._checkpoint = 0  # the version of the newest one: the coordinator commits it when all have told its sums
 
@@ -41,7 +41,7 @@ class StateChecks:
         TaskError if a buffer has changed.
         """
         held = self._states.here(index)
-        if held is None or self._plan.current.mixed or not self._is_due(held.version):
+        if held is None or not self._deterministic or not self._is_due(held.version):
             return
         if held.version not in self._told.get(index, {}):
             self._tell(index)

@@ -65,7 +65,9 @@ class Components:
             policy=ports.policy,
         )
         log = self.committer.log
-        self.checks = StateChecks(self.plan, self.states, log, ports.coordinator, steps=ports.steps)
+        self.checks = StateChecks(
+            self.states, log, ports.coordinator, steps=ports.steps, deterministic=ports.deterministic
+        )
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.coordinator)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.coordinator

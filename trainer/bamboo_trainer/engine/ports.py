@@ -28,7 +28,8 @@ class Ports:
     lookahead: see `StageOrder`. on_host: what is kept for others only waits in host
     memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. spots: which
-    microbatches are computed again; None: none. devices: of the worker, on which its stages are run in as many parts.
+    microbatches are computed again; None: none. deterministic: see `training.deterministic`. devices: of the worker, on
+    which its stages are run in as many parts.
     """
 
     worker: WorkerId
@@ -50,4 +51,5 @@ class Ports:
     history: History = field(default_factory=NoHistory)
     spots: SpotSchedule | None = None
     copies: HostCopies = field(default_factory=AtOnce)
+    deterministic: bool = True
     devices: int = 1

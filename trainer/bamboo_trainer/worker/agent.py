@@ -313,6 +313,7 @@ class WorkerAgent:
             host_memory=host_memory,
             evaluations=job.evaluations,
             spots=SpotSchedule() if job.config.deterministic else None,
+            deterministic=job.config.deterministic,
             copies=together(copies),
         )
 

@@ -33,9 +33,9 @@ def finish_if_done(turn: Turn) -> None:
 
 def _is_compared(state: CoordinatorState) -> bool:
     """Whether all who hold the last state have told equal sums of it."""
-    plan = state.current_plan
+    plan, training = state.current_plan, state.spec.training
     holders = [set(workers) & state.workers.keys() for workers in state.certain_holders(plan)]
-    return plan.mixed or state.guard.are_equal(plan.origin, state.spec.training.steps, holders)
+    return not training.deterministic or state.guard.are_equal(plan.origin, training.steps, holders)
 
 
 def complete(turn: Turn) -> None:

@@ -35,7 +35,6 @@ LEAST_OUTLOOK, USUAL_OUTLOOK, MOST_OUTLOOK = 60.0, 600.0, 3600.0  # seconds unti
 USUAL_REFILL: Final = 60.0  # seconds until a worker comes for one that was lost, before any has
 GATHERING: Final = 5.0  # seconds at least that are waited for more workers, which often come together
 SOON: Final = 30.0  # seconds, in which a worker that comes is waited for before a job begins again
-GB: Final = 1_000_000_000
 LEAST_PAUSE: Final = 1.0  # seconds of splitting layers anew, beside what moves
 
 
@@ -47,21 +46,11 @@ def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates
     if figures is None:
         return None
     known = state.grids.rates
-    memory = device_memory(state)
+    memory = state.profile.memory
     same = known is not None and known.spec == state.spec and known.memory == memory
     if known is not None and same and known.figures.network == figures.network and _alike(known.figures, figures):
         return known
     return GridRates(figures, state.spec, memory)
-
-
-def device_memory(state: CoordinatorState) -> int | None:
-    """Bytes of the smallest device on which a stage may land, as far as that is known: what a worker said of its own,
-    or less, if workers may be of several kinds and a node pool says so.
-    """
-    said = [state.profile.memory]
-    if state.spec.worker.allow_mixed_platforms:
-        said += [pool.device_memory_gb and pool.device_memory_gb * GB for pool in state.spec.node_pools]
-    return min((found for found in said if found is not None), default=None)
 
 
 def lacks_room(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> bool:

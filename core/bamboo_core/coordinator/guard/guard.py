@@ -26,7 +26,8 @@ CAUSES: Final = (
 def state_sums(turn: Turn, worker: WorkerId, message: StateSums) -> None:
     """Compare the sums of a state that a worker holds with those that others have told."""
     state, plan, stage, version = turn.state, _plan(turn), message.stage, message.version
-    if plan is None or plan.mixed or stage >= len(plan.stages) or version > state.spec.training.steps:
+    training = state.spec.training
+    if plan is None or stage >= len(plan.stages) or version > training.steps or not training.deterministic:
         return
     known = state.guard.at(plan.origin, stage, version)
     if known is None or known.sums == message.sums:

@@ -9,19 +9,17 @@ from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.record import WorkerRecord
 from bamboo_core.job.spec import whole_workers
-from bamboo_core.planning.plan import Plan, WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import count
 
 REASON = "PlatformMismatch"
-_HOW_TO_ALLOW = "; spec.worker.allowMixedPlatforms: true allows it"
 _NAMED = 3  # workers in a sentence
 
 
 def refuse_misfits(turn: Turn) -> None:
     """Let those go that do not fit to the workers that train, or, when the job begins, to most of the workers.
 
-    Who holds a stage already stays, whatever the spec says by now. When the job begins nobody is refused as long as
-    there are too few workers for its grid.
+    When the job begins, refuse no worker as long as there are too few workers for its grid.
     """
     state, holders = turn.state, _holders(turn.state)
     begins = state.phase in ("Pending", "Restoring")
@@ -30,12 +28,11 @@ def refuse_misfits(turn: Turn) -> None:
         return
     platforms = _platforms(state.workers, state)
     like = {w: platforms[w] for w in (sorted(holders) if holders else state.roster.ready)}
-    common, mixed = most_common(like), state.spec.worker.allow_mixed_platforms
+    common = most_common(like)
     unlike = _named(w for w, platform in like.items() if platform == common)
     for worker, platform in platforms.items():
-        if worker not in holders and (why := conflicts(platform, common, mixed=mixed)):
-            allow = "" if conflicts(platform, common, mixed=True) else _HOW_TO_ALLOW
-            _dismiss(turn, worker, f"{why}, unlike {unlike}{allow}")
+        if worker not in holders and (why := conflicts(platform, common)):
+            _dismiss(turn, worker, f"{why}, unlike {unlike}")
 
 
 def _named(workers: Iterable[WorkerId]) -> str:
@@ -54,16 +51,8 @@ def fitting(state: CoordinatorState) -> set[WorkerId]:
     ready = _platforms(state.ready, state)
     if not ready:
         return set()
-    common, mixed = most_common(ready), state.spec.worker.allow_mixed_platforms
-    return {w for w, platform in ready.items() if not conflicts(platform, common, mixed=mixed)}
-
-
-def is_mixed(plan: Plan, state: CoordinatorState) -> bool:
-    """Have workers held its states that give different bits? Without `training.deterministic` any two may."""
-    if not state.spec.training.deterministic:
-        return True
-    held = {w: state.workers[w] for w in plan.holders() & state.workers.keys()}
-    return plan.mixed or len(set(_platforms(held, state).values())) > 1
+    common = most_common(ready)
+    return {w for w, platform in ready.items() if not conflicts(platform, common)}
 
 
 def _holders(state: CoordinatorState) -> set[WorkerId]:

@@ -115,7 +115,6 @@ def resplit_plan(
         stages=stages,
         device_layers=device_layers(spec, stages, work.costs),
         moved=moved,
-        mixed=plan.mixed and moved,
         sources=beginning.sources,
         workers=tuple(live),
         reason="Resplitting" if moved else "RollingBack",
