@@ -233,7 +233,7 @@ def test_each_worker_waits_for_quota_and_leaves_when_it_is_preempted(
 ) -> None:
     """A pod at the gate that its user deletes is made anew. What is taken costs no failure, and comes back."""
     queue.set_quota(1)
-    job = Job(installed.api, namespace, small("queued", queue={"name": queue.name}, failurePolicy={"backoffLimit": 0}))
+    job = Job(installed.api, namespace, small("queued", queue={"name": queue.name}, backoffLimit=0))
     status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "WaitingForQuota")
     assert f"wait for quota in Kueue's queue {queue.name}" in condition(status, "WorkersReady")["message"]
     job.told("WaitingForQuota")

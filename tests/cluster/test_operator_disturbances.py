@@ -300,19 +300,13 @@ def test_a_taint_concerns_all_jobs_on_the_node(
 
 def test_a_worker_that_crashes_again_and_again(installed: Cluster, namespace: str, operator: Operator) -> None:
     crash = ["sh", "-c", "echo I give up >&2; exit 7"]
-    job = Job(installed.api, namespace, wrapped(small("crashing", failurePolicy={"backoffLimit": 2}), crash))
+    job = Job(installed.api, namespace, wrapped(small("crashing", backoffLimit=2), crash))
     status = job.until("Failed")
     failed = condition(status, "Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
     assert "exited with code 7: I give up" in failed["message"]
     assert status["restarts"] == 3
     assert status["preemptions"] == 0
-
-    rules = [{"name": "hopeless", "onExitCodes": [7], "action": "FailJob"}]
-    job = Job(installed.api, namespace, wrapped(small("hopeless", failurePolicy={"rules": rules}), crash))
-    failed = condition(job.until("Failed"), "Failed")
-    assert failed["reason"] == "FailurePolicy"
-    assert "rule hopeless" in failed["message"]
 
 
 # The end

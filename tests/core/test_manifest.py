@@ -214,10 +214,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ),
         queue=s.QueueSpec(name="q", priority_class="high", growth_priority_class="low"),
         degraded_priority_class_name="urgent",
-        failure_policy=s.FailurePolicy(
-            backoff_limit=2,
-            rules=(s.FailureRule(name="oom", on_exit_codes=(137,), action=s.FailureAction.RESTART_WORKER),),
-        ),
+        backoff_limit=2,
         active_deadline_seconds=86400,
         progress_deadline_seconds=900,
         ttl_seconds_after_finished=0,
@@ -230,9 +227,6 @@ T, P = "spec.training", "spec.nodePools"
 
 
 LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 63 characters)"
-
-
-RULE = {"name": "r", "onExitCodes": [1], "action": "FailJob"}
 
 
 @pytest.mark.parametrize(
@@ -375,21 +369,6 @@ RULE = {"name": "r", "onExitCodes": [1], "action": "FailJob"}
             "spec.queue",
             {},
             "spec.queue.name: required, expected a DNS-1123 name (lower-case letters, digits, '-' and '.')",
-        ),
-        (
-            "spec.failurePolicy.rules",
-            [RULE | {"onExitCodes": [0]}],
-            "spec.failurePolicy.rules[0].onExitCodes[0]: expected an integer from 1 to 255, got 0",
-        ),
-        (
-            "spec.failurePolicy.rules",
-            [RULE | {"onExitCodes": []}],
-            "spec.failurePolicy.rules[0].onExitCodes: expected a list of 1 to 64 exit codes, got a list",
-        ),
-        (
-            "spec.failurePolicy.rules",
-            [RULE, RULE],
-            'spec.failurePolicy.rules[1].name: "r" is already used by spec.failurePolicy.rules[0].name',
         ),
         ("spec.progressDeadlineSeconds", 0, "spec.progressDeadlineSeconds: expected an integer >= 1, got 0"),
         (

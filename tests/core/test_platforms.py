@@ -177,7 +177,7 @@ def test_workers_with_other_data_are_asked_for_ever_more_slowly_and_the_others_t
     world.settle()
     world.tell(Received("w0", known))
     world.lose(world.plan.at(Cell(0, 1)).owner)
-    apart = refused_in_a_row(world, other, most=world.spec.failure_policy.backoff_limit + 2)
+    apart = refused_in_a_row(world, other, most=world.spec.backoff_limit + 2)
     assert apart == sorted(apart), "each is waited for longer than the one before"
     assert sum(apart) > 25
     assert world.finish is None
@@ -192,7 +192,7 @@ def test_workers_with_other_data_end_a_job_that_cannot_train_without_them() -> N
     world.tell(Received("w0", known))
     world.found = protocol.CheckpointFound(number=0, checkpoint=save(world))
     lose_stage(world)
-    assert len(refused_in_a_row(world, other)) == world.spec.failure_policy.backoff_limit
+    assert len(refused_in_a_row(world, other)) == world.spec.backoff_limit
     assert world.finish is not None
     assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "DataMismatch")
     assert world.finish.message.startswith("7 new workers in a row had other data than the job; the last one, w")

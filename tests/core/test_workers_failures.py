@@ -11,7 +11,7 @@ from bamboo_core.control.channel_events import ChannelClosed, Received
 from bamboo_core.coordinator.events import Outcome, PreemptionNotice, WorkerLost
 from bamboo_core.coordinator.workers.failures import most_losses
 from bamboo_core.coordinator.workers.record import Workers
-from bamboo_core.job.spec import FailureAction, FailurePolicy, FailureRule, RedundancyMode
+from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.names import EXIT_FENCED
 from bamboo_core.planning.plan import Cell
 from world import World, silence
@@ -22,17 +22,14 @@ def crash(world: World, worker: str, code: int) -> None:
     world.tell(WorkerLost(worker, f"exit code {code}", code))
 
 
-def policy(
-    limit: int, action: FailureAction | None = None, *, shape: tuple[int, int, int] = (2, 2, 2), mode: str = ""
-) -> World:
-    """A settled job with that backoff limit; action: of a rule for exit code 9. shape: stages, pipelines, standby."""
+def limited(limit: int, *, shape: tuple[int, int, int] = (2, 2, 2), mode: str = "") -> World:
+    """A settled job with that backoff limit. shape: stages, pipelines, standby."""
     world = World(*shape)
     if mode:
         changed = replace(world.spec, redundancy=replace(world.spec.redundancy, mode=RedundancyMode(mode)))
         world.state = replace(world.state, terms=replace(world.state.terms, spec=changed))
     world.settle()
-    rules = (FailureRule(name="rule", on_exit_codes=(9,), action=action),) if action else ()
-    spec = replace(world.state.spec, failure_policy=FailurePolicy(backoff_limit=limit, rules=rules))
+    spec = replace(world.state.spec, backoff_limit=limit)
     world.state = replace(
         world.state, terms=replace(world.state.terms, spec=spec), ends=replace(world.state.ends, failures=())
     )
@@ -40,7 +37,7 @@ def policy(
 
 
 def test_workers_that_end_by_themselves_in_vain_end_the_job() -> None:
-    world = policy(1)
+    world = limited(1)
     crash(world, "w1", 1)
     assert world.finish is None
     crash(world, "w4", 7)
@@ -51,7 +48,7 @@ def test_workers_that_end_by_themselves_in_vain_end_the_job() -> None:
 
 def test_workers_that_never_start_are_judged_like_others() -> None:
     world = World(2, 1, 0)
-    spec = replace(world.state.spec, failure_policy=FailurePolicy(backoff_limit=1))
+    spec = replace(world.state.spec, backoff_limit=1)
     world.state = replace(
         world.state,
         workers=Workers(),
@@ -70,7 +67,7 @@ def test_workers_that_never_start_are_judged_like_others() -> None:
 
 @pytest.mark.parametrize("code", [None, -9, EXIT_FENCED])
 def test_a_disruption_is_no_failure(code: int | None) -> None:
-    world = policy(0)
+    world = limited(0)
     world.lost.add("w1")
     world.tell(WorkerLost("w1", "taken away", code))
     assert world.finish is None
@@ -86,15 +83,12 @@ def miss(world: World, worker: str) -> None:
     assert worker in world.state.membership.gone
 
 
-@pytest.mark.parametrize("code", [0, 1, 9, 137])
-@pytest.mark.parametrize("action", [None, *FailureAction])
-def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_heard_first(
-    code: int, action: FailureAction | None
-) -> None:
+@pytest.mark.parametrize("code", [0, 1, 137])
+def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_heard_first(code: int) -> None:
     """A process's exit code and its closed links race each other to the coordinator."""
     made = []
     for missed_first in (True, False):
-        world = policy(1, action)
+        world = limited(1)
         if missed_first:
             miss(world, "w1")
             assert world.state.ends.failures == ()
@@ -110,18 +104,12 @@ def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_hea
             )
         )
     assert made[0] == made[1]
-    ruled = action if code == 9 else None
-    assert (made[0][0] or ("",))[0] == ("FailurePolicy" if ruled is FailureAction.FAIL_JOB else "")
-    assert (
-        made[0][1:4] == ((), 1, 0)
-        if ruled in (FailureAction.FAIL_JOB, FailureAction.IGNORE)
-        else ((f"w1 exit code {code}",), 1, 1)
-    )
+    assert made[0][:4] == (None, (f"w1 exit code {code}",), 1, 1)
 
 
 @pytest.mark.parametrize("late", [True, False])
 def test_a_disruption_that_is_missed_first_is_none_the_less_a_disruption(late: bool) -> None:
-    world = policy(0)
+    world = limited(0)
     if late:
         miss(world, "w1")
     world.lose("w1")
@@ -130,7 +118,7 @@ def test_a_disruption_that_is_missed_first_is_none_the_less_a_disruption(late: b
 
 
 def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None:
-    world = policy(0)
+    world = limited(0)
     world.tell(PreemptionNotice("w1", 30.0))
     crash(world, "w1", 0)
     assert (world.finish, world.state.ends.failures) == (None, ())
@@ -147,32 +135,24 @@ def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
     return 200
 
 
-def ignored(world: World, worker: str) -> None:
-    miss(world, worker)
-    crash(world, worker, 9)
-
-
 def frozen(world: World, worker: str) -> None:
     """It is missed, and ended because of that."""
     miss(world, worker)
     world.tell(WorkerLost(worker, "was killed by SIGKILL", removed=True))
 
 
-@pytest.mark.parametrize("how", [ignored, frozen])
-def test_a_job_that_loses_workers_and_commits_nothing_ends_although_no_loss_counts(
-    how: Callable[[World, str], None],
-) -> None:
-    world = policy(1, FailureAction.IGNORE)
-    count = lose_in_vain(world, partial(how, world))
+def test_a_job_that_loses_workers_and_commits_nothing_ends_although_no_loss_counts() -> None:
+    world = limited(1)
+    count = lose_in_vain(world, partial(frozen, world))
     assert count == most_losses(world.state.spec) + 1 < 20
     assert world.finish is not None
     assert (world.finish.reason, world.finish.outcome) == ("WorkersKeepFailing", Outcome.FAILED)
     assert f"{count} workers were lost and no step was committed in between" in world.finish.message
-    assert "exit code 9" in world.finish.message or "its control channel is closed" in world.finish.message
+    assert "its control channel is closed" in world.finish.message
 
 
 def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
-    world = policy(1)
+    world = limited(1)
     assert lose_in_vain(world, world.lose) == 200
 
 
@@ -193,18 +173,18 @@ def wait(world: World, seconds: float) -> None:
 
 
 def test_a_stage_is_given_up_only_once_it_can_be_known_how_its_workers_ended() -> None:
-    """Its owner and its replica end by themselves at once: the rule for their code is what the user has to hear."""
-    world = policy(1, FailureAction.FAIL_JOB, shape=(3, 1, 0))
+    """Its owner and its replica end by themselves at once: the user has to hear their exit code."""
+    world = limited(0, shape=(3, 1, 0))
     give_up(world, seconds=3.0)
     assert world.finish is None
     crash(world, "w1", 9)
     assert world.finish is not None
-    assert world.finish.reason == "FailurePolicy"
+    assert world.finish.reason == "BackoffLimitExceeded"
 
 
 @pytest.mark.parametrize("mode", ["EagerForward", "None"])
 def test_a_lost_stage_is_told_with_those_who_held_it_and_how_they_ended(mode: str) -> None:
-    world = policy(6, shape=(3, 1, 0), mode=mode)
+    world = limited(6, shape=(3, 1, 0), mode=mode)
     give_up(world, seconds=3.0)
     crash(world, "w1", 137)
     wait(world, 60.0)
@@ -218,7 +198,7 @@ def test_a_lost_stage_is_told_with_those_who_held_it_and_how_they_ended(mode: st
 
 
 def test_how_workers_ended_is_said_once_of_all_that_ended_alike() -> None:
-    world = policy(6, shape=(3, 2, 0))
+    world = limited(6, shape=(3, 2, 0))
     for worker in ("w1", "w4", "w0", "w3"):
         crash(world, worker, 137)
     wait(world, 60.0)
@@ -229,14 +209,14 @@ def test_how_workers_ended_is_said_once_of_all_that_ended_alike() -> None:
 
 
 def test_a_worker_is_judged_once() -> None:
-    world = policy(1)
+    world = limited(1)
     crash(world, "w1", 7)
     crash(world, "w1", 7)
     assert len(world.state.ends.failures) == 1
 
 
 def test_a_committed_step_forgives() -> None:
-    world = policy(1)
+    world = limited(1)
     crash(world, "w1", 1)
     assert len(world.state.ends.failures) == 1
     message = protocol.StepCommitted(
@@ -244,12 +224,3 @@ def test_a_committed_step_forgives() -> None:
     )
     world.tell(Received("w0", message))
     assert world.state.ends.failures == ()
-
-
-@pytest.mark.parametrize("action", FailureAction)
-def test_rules_judge_by_exit_code(action: FailureAction) -> None:
-    world = policy(1, action)
-    crash(world, "w1", 9)
-    reason = world.finish.reason if world.finish else None
-    assert reason == ("FailurePolicy" if action is FailureAction.FAIL_JOB else None)
-    assert len(world.state.ends.failures) == (action is FailureAction.RESTART_WORKER)

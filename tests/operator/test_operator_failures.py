@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,6 @@ from bamboo_operator.status.writer import StatusWriter
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
-
-NINE = [{"name": "nine", "onExitCodes": [9], "action": "FailJob"}]
 
 
 def ended(place: Place, name: str, code: int) -> None:
@@ -36,19 +33,18 @@ async def missed(job: Job, name: str) -> None:
 
 @pytest.mark.parametrize("missed_first", [True, False])
 @pytest.mark.parametrize(
-    ("code", "policy", "reason"),
+    ("code", "limit", "reason"),
     [
-        (9, {"backoffLimit": 0, "rules": NINE}, "FailurePolicy"),
-        (7, {"backoffLimit": 0, "rules": NINE}, "BackoffLimitExceeded"),
-        (0, {"backoffLimit": 0}, "BackoffLimitExceeded"),
-        (9, {}, None),
+        (9, 0, "BackoffLimitExceeded"),
+        (0, 0, "BackoffLimitExceeded"),
+        (9, 6, None),
     ],
 )
 async def test_a_pod_that_ended_by_itself_is_judged_whichever_is_heard_first(
-    begin: Callable[..., Job], missed_first: bool, code: int, policy: dict[str, Any], reason: str | None
+    begin: Callable[..., Job], missed_first: bool, code: int, limit: int, reason: str | None
 ) -> None:
     place = Place()
-    job = begin(place, failurePolicy=policy)
+    job = begin(place, backoffLimit=limit)
     await job.reconciles()
     job.train()
     if missed_first:
@@ -59,10 +55,7 @@ async def test_a_pod_that_ended_by_itself_is_judged_whichever_is_heard_first(
         job.runner.handle(ChannelClosed("tiny-w1"))
     finish = job.runner.finish
     assert (finish.reason if finish else None) == reason
-    assert (job.runner.state.ends.restarts, job.runner.state.membership.preemptions) == (
-        int(reason != "FailurePolicy"),
-        1,
-    )
+    assert (job.runner.state.ends.restarts, job.runner.state.membership.preemptions) == (1, 1)
 
 
 async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_away(

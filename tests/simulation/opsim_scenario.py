@@ -140,7 +140,7 @@ class ClusterScenario:
             "redundancy": {"mode": self.mode},
             "standby": {"workers": self.standby},
             "cleanPodPolicy": self.policy,
-            "failurePolicy": {"backoffLimit": 50},
+            "backoffLimit": 50,
         }
         if self.queued:
             spec["queue"] = {"name": "queue", "priorityClass": "needed", "growthPriorityClass": "growth"}

@@ -56,7 +56,7 @@ spec:
            template: {spec: {a: 1}}, devices: 2}
   queue: {name: q, priorityClass: high, growthPriorityClass: low}
   degradedPriorityClassName: urgent
-  failurePolicy: {backoffLimit: 2, rules: [{name: oom, onExitCodes: [137], action: RestartWorker}]}
+  backoffLimit: 2
   activeDeadlineSeconds: 86400
   progressDeadlineSeconds: 900
   ttlSecondsAfterFinished: 0

@@ -21,7 +21,7 @@ PROGRESS: Final = MappingProxyType({"progress": True})  # of a field that change
 class WorkerLost:
     """Known for certain to be gone: its process exited, its pod or node was deleted.
 
-    exit_code: from 0 up if it ended for reasons of its own, which the job's failure policy judges; anything else is a
+    exit_code: from 0 up if it ended for reasons of its own, which counts towards backoffLimit; anything else is a
     disruption. removed: it was ended by the shell, because the coordinator had declared it lost before.
     """
 

@@ -25,7 +25,6 @@ from bamboo_core.job.placement_spec import (
 )
 from bamboo_core.job.text_patterns import (
     DATE_TIME,
-    DNS_LABEL,
     DNS_NAME,
     ENTRYPOINT,
     MANAGER,
@@ -75,12 +74,6 @@ class StragglerPolicy(StrEnum):
     MITIGATE = "Mitigate"
     REPORT = "Report"
     IGNORE = "Ignore"
-
-
-class FailureAction(StrEnum):
-    RESTART_WORKER = "RestartWorker"
-    FAIL_JOB = "FailJob"
-    IGNORE = "Ignore"  # replace the worker without counting against backoffLimit
 
 
 _PATTERNS: Final = partial(
@@ -329,32 +322,6 @@ class QueueSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRule:
-    """One rule."""
-
-    name: Annotated[str, DNS_LABEL]
-    """The name of the rule, a DNS label, unique in the list."""
-    on_exit_codes: Annotated[
-        tuple[int, ...], Integers("exit codes", "The exit code of a worker's container.", most=64, highest=255)
-    ]
-    """The exit codes that the rule matches."""
-    action: FailureAction
-    """RestartWorker replaces the worker, and the failure counts towards backoffLimit. Ignore does the same, but the
-    failure does not count. FailJob ends the job.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailurePolicy:
-    """What is done when a worker fails. Disruptions never count."""
-
-    backoff_limit: Annotated[int, Integer(0)] = 6
-    """More failures without a committed step in between end the job."""
-    rules: Annotated[tuple[FailureRule, ...], ListOf(20)] = ()
-    """What to do for which exit code. The first that matches applies, else RestartWorker."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What is to be trained, and how."""
 
@@ -396,8 +363,8 @@ class JobSpec:
     """The Kueue queue in which workers wait for quota. Can change only while the job is suspended."""
     budget: BudgetSpec | None = None
     """What the job may cost, by the prices of the node pools, and by when it is to be done."""
-    failure_policy: Annotated[FailurePolicy, Mark.FIXED] = field(default_factory=FailurePolicy)
-    """What to do when a worker fails. A lost node is no failure. Cannot change."""
+    backoff_limit: Annotated[int, Integer(0)] = 6
+    """More failures of workers without a committed step in between end the job. A lost node is no failure."""
     active_deadline_seconds: Annotated[int | None, Integer()] = None
     """How long the job may run before it fails."""
     progress_deadline_seconds: Annotated[int, Integer()] = 1800

@@ -6,7 +6,7 @@ decided here does not depend on which of them comes first.
 
 from bamboo_core.coordinator.events import Emit, Outcome
 from bamboo_core.coordinator.state import Turn
-from bamboo_core.job.spec import FailureAction, JobSpec, wanted_workers
+from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.names import EXIT_FENCED, EXIT_OK
 from bamboo_core.planning.plan import WorkerId
 
@@ -15,7 +15,7 @@ LEAST_PATIENCE = 10  # workers lost without a commit, beyond all that the job ha
 
 def most_losses(spec: JobSpec) -> int:
     """So many workers may be lost without a committed step in between, however they end: all of them, and some more."""
-    return wanted_workers(spec) + max(LEAST_PATIENCE, spec.failure_policy.backoff_limit)
+    return wanted_workers(spec) + max(LEAST_PATIENCE, spec.backoff_limit)
 
 
 def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None:
@@ -40,7 +40,7 @@ def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, 
         if before:
             note_end(turn, worker, detail, disrupted=before.disrupted)
         turn.do(Emit("WorkerEnded", f"{worker} {detail}", True))
-        apply_failure_policy(turn, worker, detail, exit_code)
+        judge_end(turn, worker, detail, exit_code)
 
 
 def by_itself(exit_code: int | None) -> bool:
@@ -48,18 +48,12 @@ def by_itself(exit_code: int | None) -> bool:
     return exit_code is not None and exit_code >= 0 and exit_code != EXIT_FENCED
 
 
-def apply_failure_policy(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
-    """What the failure policy says of a worker that ended for reasons of its own; then whether the job gets nowhere."""
+def judge_end(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
+    """Count the failure of a worker that ended for reasons of its own; end the job where backoffLimit is exceeded."""
     if turn.is_over:
         return
     if by_itself(exit_code):
-        policy = turn.state.spec.failure_policy
-        rule = next((rule for rule in policy.rules if exit_code in rule.on_exit_codes), None)
-        if rule and rule.action is FailureAction.FAIL_JOB:
-            turn.finish(Outcome.FAILED, "FailurePolicy", f"{worker} {detail}, and rule {rule.name} ends the job")
-            return
-        if not (rule and rule.action is FailureAction.IGNORE):
-            _count(turn, f"{worker} {detail}")
+        _count(turn, f"{worker} {detail}")
     if not turn.is_over:
         stop_without_progress(turn)
 
@@ -67,7 +61,7 @@ def apply_failure_policy(turn: Turn, worker: WorkerId, detail: str, exit_code: i
 def _count(turn: Turn, failure: str) -> None:
     turn.put(turn.state.ends.failed(failure))
     failures = turn.state.ends.failures
-    if len(failures) > turn.state.spec.failure_policy.backoff_limit:
+    if len(failures) > turn.state.spec.backoff_limit:
         many = len(failures) > 1
         ended = f"{len(failures)} workers failed" if many else "a worker failed"
         message = f"{ended} and no step was committed in between; {failure}"

@@ -7,7 +7,7 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
 from bamboo_core.coordinator.grids.holding import to_have
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.coordinator.workers.failures import apply_failure_policy, by_itself, note_end, note_exit
+from bamboo_core.coordinator.workers.failures import by_itself, judge_end, note_end, note_exit
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.names import (
     ALL_BACK_SECONDS,
@@ -121,7 +121,7 @@ def declare_lost(
     note_end(turn, worker, detail, disrupted=noticed or (known and exit_code is None))
     if not known:
         turn.put(turn.state.ends.missed(worker))
-    apply_failure_policy(turn, worker, detail, None if noticed and exit_code == EXIT_OK else exit_code)
+    judge_end(turn, worker, detail, None if noticed and exit_code == EXIT_OK else exit_code)
 
 
 def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
@@ -135,7 +135,7 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
         return
     if by_itself(exit_code):
         note_end(turn, worker, detail, disrupted=False)
-    apply_failure_policy(turn, worker, detail, exit_code)
+    judge_end(turn, worker, detail, exit_code)
 
 
 def absent(turn: Turn, workers: Collection[WorkerId], detail: str) -> None:

@@ -80,7 +80,7 @@ def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) 
     turn.refuse(worker, "DataMismatch", text)
     turn.do(Emit("DataMismatch", text, True), RemoveWorker(worker))
     many = turn.state.admission.in_a_row
-    if state.phase == "Restoring" and many > state.spec.failure_policy.backoff_limit:
+    if state.phase == "Restoring" and many > state.spec.backoff_limit:
         why = f"{many} new workers in a row had other data than the job; the last one, {text}"
         turn.finish(Outcome.FAILED, "DataMismatch", why)
     return True
