@@ -78,7 +78,6 @@ def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode
             "topology": {"stages": stages},
             "redundancy": {"mode": mode},
             "standby": {"workers": standby},
-            "stragglerPolicy": "Ignore",
         },
     }
 

@@ -45,7 +45,6 @@ def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str,
         document["spec"] |= {
             "topology": {"schedule": "1F1B"},
             "elastic": {"minStages": FEWEST_STAGES, "maxWorkers": workers, "stabilizationSeconds": 2},
-            "stragglerPolicy": "Ignore",
         }
     return document
 

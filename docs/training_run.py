@@ -96,7 +96,6 @@ def job(folder: Path, size: Size) -> dict[str, Any]:
             "topology": {"stages": 4},
             "standby": {"workers": 1},
             "redundancy": {"mode": "LazyForward"},
-            "elastic": {"stragglerPolicy": "Ignore"},  # all workers share the cores of one machine
         },
     }
 

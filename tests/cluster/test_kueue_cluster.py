@@ -310,7 +310,7 @@ def paced_job(name: str, folder: Path, elastic: Json, queue: Json) -> tuple[Json
     """A job of two pipelines, and the file as long as which is there its steps take a second."""
     (folder / name).mkdir()
     elastic = {**elastic, "maxWorkers": 4, "stabilizationSeconds": 5}
-    asked = {"topology": {"stages": 2}, "elastic": elastic, "stragglerPolicy": "Report", "queue": queue}
+    asked = {"topology": {"stages": 2}, "elastic": elastic, "queue": queue}
     return slowed(manifest(name, steps=STEPS, standby=0, **asked), folder / name)
 
 

@@ -187,7 +187,6 @@ def test_with_fewer_workers_than_stages_the_layers_are_split_anew_and_back(
         0,
         topology={"stages": 3},
         training=training(100, 8, 2),
-        stragglerPolicy="Report",
     )
     paced, slow = slowed(document, tmp_path)
     job = Job(installed.api, namespace, paced)

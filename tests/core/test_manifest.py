@@ -180,7 +180,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             split=(3, 4, 4, 2),
         ),
         elastic=s.ElasticSpec(max_workers=16, min_workers=8, stabilization_seconds=60),
-        straggler_policy=s.StragglerPolicy.REPORT,
         redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),
         standby=s.StandbySpec(workers=1),
         node_pools=(

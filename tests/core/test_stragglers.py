@@ -12,20 +12,13 @@ from bamboo_core.coordinator.coordinator import step
 from bamboo_core.coordinator.events import (
     RemoveWorker,
     RequestsWithdrawn,
-    SpecChanged,
     Tick,
     WorkerLost,
 )
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.workers.membership import surplus_requests
-from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.splits.stage_times import StageTimes
 from slow_world import Slowed, trained
-
-
-def edit(world: Slowed, policy: str) -> None:
-    document = {**world.document, "spec": {**world.document["spec"], "stragglerPolicy": policy}}
-    world.tell(SpecChanged(parse_manifest(document)))
 
 
 @pytest.mark.parametrize("grid", [(4, 1, 1), (2, 2, 1)])
@@ -153,7 +146,7 @@ def test_a_slow_worker_that_holds_nobody_up_is_left_alone() -> None:
 
 def test_one_that_recovers_is_told_of() -> None:
     world = trained(4, 1, 0)
-    edit(world, "Report")
+    world.edit(elastic={"stabilizationSeconds": 300})
     slow = world.owner(1)
     world.slowness[slow] = 2.0
     world.train(30)
@@ -164,18 +157,6 @@ def test_one_that_recovers_is_told_of() -> None:
     world.train(5)
     assert world.reasons() == ["StragglerFound", "StragglerRecovered"]
     assert status(world.state, world.now).slow == ()
-
-
-@pytest.mark.parametrize(("name", "reasons"), [("Report", ["StragglerFound"]), ("Ignore", [])])
-def test_what_is_done_is_for_the_user_to_say(name: str, reasons: list[str]) -> None:
-    world = trained(4, 1, 1)
-    edit(world, name)
-    plan = world.state.plan
-    world.slowness[world.owner(1)] = 3.0
-    world.train(60)
-    assert world.reasons() == reasons
-    assert world.state.plan == plan
-    assert bool(world.state.stragglers.slow) == bool(reasons)
 
 
 def test_a_split_that_the_manifest_fixes_stays() -> None:
@@ -243,16 +224,14 @@ def test_nobody_is_waited_for_for_ever() -> None:
     assert 2 <= world.reasons().count("StragglerReplacementRequested") <= 4
 
 
-@pytest.mark.parametrize("how", ["it recovers", "nothing is to be done", "it is lost"])
+@pytest.mark.parametrize("how", ["it recovers", "it is lost"])
 def test_a_worker_that_is_not_needed_any_more_is_not_asked_for(how: str) -> None:
     world, slow = asking()
     if how == "it recovers":
         world.slowness = {}
-    elif how == "it is lost":
+    else:
         world.lost.add(slow)
         world.tell(WorkerLost(slow, "killed"))
-    else:
-        edit(world, "Report")
     world.train(10)
     missing = how == "it is lost"
     assert (world.state.membership.requested, surplus_requests(world.state)) == (1 + missing, 1)

@@ -39,7 +39,6 @@ spec:
   topology: {stages: 4, lookahead: 2, schedule: ZBH1, flowsPerLink: 8,
              split: [3, 4, 4, 2]}
   elastic: {maxWorkers: 16, minWorkers: 8, minStages: 1, objective: Throughput, stabilizationSeconds: 60}
-  stragglerPolicy: Report
   redundancy: {mode: None, placement: Host}
   standby: {workers: 1}
   nodePools:

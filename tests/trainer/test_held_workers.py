@@ -55,7 +55,6 @@ def test_a_worker_that_adds_nothing_is_given_back_and_the_bits_are_the_same(tmp_
         training=training(32, 12, 1),
         topology={"stages": 1},
         elastic={"objective": "Value", "maxWorkers": 5, "stabilizationSeconds": 1},
-        stragglerPolicy="Ignore",
         nodePools=[{"name": "spot", "pricePerHour": "1.5"}],
     )
     (tmp_path / "job.yaml").write_text(json.dumps(document))

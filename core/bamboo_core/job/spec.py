@@ -65,17 +65,6 @@ class Resume(StrEnum):
     NEVER = "Never"
 
 
-class StragglerPolicy(StrEnum):
-    """What is done about workers that are slower than others, and about layers that take longer than was counted.
-
-    Mitigate: a standby worker takes the place of a slow one, or it gets fewer layers. Report: they are only shown.
-    """
-
-    MITIGATE = "Mitigate"
-    REPORT = "Report"
-    IGNORE = "Ignore"
-
-
 _PATTERNS: Final = partial(
     TextList, TENSORS, "names of tensors", 'A name, in which "*" stands for any characters.', 100
 )
@@ -342,10 +331,6 @@ class JobSpec:
     elastic: Annotated[ElasticSpec | None, Mark.WHILE_SUSPENDED] = None
     """Lets the coordinator choose what topology does not fix, so that the grid follows the available nodes. Without it
     the grid is fixed: the job waits for all its workers, then for replacements of those that are lost.
-    """
-    straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
-    """What is done about workers that are slow for elastic.stabilizationSeconds. Mitigate: a standby worker or one that
-    is requested takes the place of a slow one, or it gets fewer layers. Report: slow workers are only shown.
     """
     redundancy: Annotated[RedundancySpec, Mark.WHILE_SUSPENDED] = field(default_factory=RedundancySpec)
     """How the job is protected against losses."""

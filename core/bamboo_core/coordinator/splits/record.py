@@ -127,11 +127,6 @@ class BalanceState:
     acted_step: int = 0
     pause: float | None = None
 
-    def forgotten(self) -> "BalanceState":
-        """Speeds are of no interest any more."""
-        nothing = BalanceState()
-        return self if self == nothing else nothing
-
     def wanted(self, now: float) -> "BalanceState":
         """Something is to be done about speeds."""
         return replace(self, backoff=self.backoff.wanted(now))

@@ -16,7 +16,6 @@ from bamboo_core.coordinator.events import Send
 from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.splits import rebalancing
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.job.spec import StragglerPolicy
 from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo_core.planning.splits.speeds import WorkEstimate
@@ -72,7 +71,7 @@ def is_resized(state: CoordinatorState, now: float) -> bool:
 
 def known_work(state: CoordinatorState) -> WorkEstimate | None:
     """What layers and workers take: as measured, else as counted; None if neither is known."""
-    if state.spec.straggler_policy is StragglerPolicy.MITIGATE and state.stragglers.estimate is not None:
+    if state.stragglers.estimate is not None:
         return state.stragglers.estimate
     return WorkEstimate(state.profile.costs) if state.profile.costs is not None else None
 

@@ -22,7 +22,6 @@ from bamboo_core.coordinator.splits.worker_speeds import (
 )
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.stragglers.record import Straggler
-from bamboo_core.job.spec import StragglerPolicy
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.splits.speeds import Speeds, speeds
 
@@ -39,10 +38,6 @@ NOTICEABLE: Final = 0.1  # of a step: who holds it up by less is left alone; hal
 def judge(turn: Turn) -> bool:
     """After a commit: judge anew who is slow, and tell of those who are new. False if it is not time for that."""
     state = turn.state
-    ignored = state.spec.straggler_policy is StragglerPolicy.IGNORE
-    if ignored and not state.spec.elastic:  # which goes by what layers take
-        turn.put(state.stragglers.forgotten(), state.balance.forgotten())
-        return False
     known = state.stragglers
     if turn.now < known.looked_at + LOOK_SECONDS or not _is_familiar(state):
         return False
@@ -51,7 +46,7 @@ def judge(turn: Turn) -> bool:
     alone = [worker for worker, _ in paces if not among_others.others.get(worker)]
     measured += of_earlier(paces, alone)
     found = speeds(measured)
-    slow = {} if ignored else _judged(state, speeds([*measured, *before]) if before else found, turn.now)
+    slow = _judged(state, speeds([*measured, *before]) if before else found, turn.now)
     turn.put(known.judged(slow, paces, estimate(state, found), turn.now))
     _tell(turn, known.slow)
     return True

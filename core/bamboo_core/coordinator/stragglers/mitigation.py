@@ -17,7 +17,7 @@ from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.stragglers.judging import judge, told
 from bamboo_core.coordinator.stragglers.record import Straggler
 from bamboo_core.coordinator.workers.membership import keep_worker, replace_worker
-from bamboo_core.job.spec import StragglerPolicy, wanted_workers
+from bamboo_core.job.spec import wanted_workers
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.splits.uneven_split import step_seconds
 
@@ -26,12 +26,8 @@ ASKING_SECONDS: Final = 600.0  # for a worker that is to take the place of a slo
 
 def look(turn: Turn) -> None:
     """After a commit: judge anew who is slow, and do what is to be done about it."""
-    if not judge(turn):
-        return
-    if turn.state.spec.straggler_policy is StragglerPolicy.MITIGATE:
+    if judge(turn):
         _mitigate(turn)
-    else:
-        turn.put(turn.state.stragglers.not_asking())
 
 
 def keep_those_without_replacement(turn: Turn) -> None:

@@ -45,11 +45,6 @@ class StragglerState:
     replacements: int = 0
     asked_at: float | None = None
 
-    def forgotten(self) -> "StragglerState":
-        """Speeds are of no interest any more."""
-        nothing = StragglerState()
-        return self if self == nothing else nothing
-
     def judged(
         self,
         slow: Mapping[WorkerId, Straggler],
