@@ -100,7 +100,6 @@ class Scenario:
     lookahead: int
     replicas: int = 1
     checkpoints: int = 0  # a checkpoint every so many steps; 0: none
-    in_memory: bool = True  # workers keep copies of the newest one
     trouble: float = 0.0  # of the store
     store_seconds: float = 0.02  # that it takes for a file
     resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
@@ -123,8 +122,7 @@ class Scenario:
             "standby": {"workers": self.standby, "stages": self.standby_stages},
         }
         if self.checkpoints:
-            kept = {"everySteps": self.checkpoints, "keepInMemory": self.in_memory}
-            spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, **kept}
+            spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, "everySteps": self.checkpoints}
         if set(self._fixed) != {"stages", "pipelines"}:
             least, most, seconds = self.elastic or (1, a.pipelines, self.resplit)
             bounds = {"minWorkers": least * (1 if self.follows_stages else a.stages), "maxWorkers": a.stages * most}
@@ -160,7 +158,7 @@ class Scenario:
             f" {self.schedule}, lookahead {self.lookahead}, standby {self.standby} with {self.standby_stages}, "
             f"ties {a.ties}, {self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
-            f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
+            f"checkpoints {self.checkpoints}, trouble {self.trouble}, "
             f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, chooses {self.chooses}, "
             f"work {self.work}, per node {self.per_node}, devices {self.per_worker}, "
             f"removing {self.removing}, "
@@ -198,7 +196,6 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
         faults=_faults(rng, a, Kind.RESTARTS in has, checkpoints, resplit),
         lookahead=rng.choice((0, 1, 1, 2)),
         checkpoints=chance.choice((1, 1, 2, 3, 5)) if checkpoints else 0,
-        in_memory=random.Random(f"{seed} memory").random() < 0.8,
         trouble=chance.choice((0.0, 0.0, 0.1, 0.3)),
         store_seconds=10 ** chance.uniform(-3, -0.5),
         resplit=chance.choice((0, 0, 1)) if resplit else None,

@@ -63,7 +63,6 @@ class Simulation:
         self.scenario, self.spec = scenario, scenario.spec()
         self._say = say
         self.clock, self.lookahead, self.work = Clock(), self.spec.topology.lookahead, scenario.work
-        self.keep_copies = scenario.checkpoints > 0 and scenario.in_memory
         self.copy_seconds, self.devices = scenario.copy_seconds, scenario.per_worker
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)

@@ -85,7 +85,6 @@ class Surroundings(Protocol):
 
     lookahead: int
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
-    keep_copies: bool
     copy_seconds: float  # 0: workers have no device
     devices: int  # of each worker, which runs its stage in as many parts
 
@@ -364,7 +363,6 @@ class Node:
                 work_clock=lambda: around.clock.now + self.spent,
                 lookahead=around.lookahead,
                 policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
-                keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
                 spots=SpotSchedule(early=range(1, 200)),
                 copies=SimCopies(self) if around.copy_seconds else AtOnce(),

@@ -468,7 +468,6 @@ class Job:
                 lookahead=self.spec.topology.lookahead,
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
                 policy=StepPolicy.of(training, self.task),
-                keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
                 evaluations=evaluation_schedule(self.task, training),
                 spots=SpotSchedule() if config.deterministic else None,
                 deterministic=config.deterministic,

@@ -20,9 +20,7 @@ from training_job import Job, MemoryStore, Node
 STEPS = 8
 
 
-def manifest(
-    stages: int, pipelines: int, *, steps: int = STEPS, every: int | None = None, in_memory: bool = True
-) -> dict[str, Any]:
+def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | None = None) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "task": {
             "entrypoint": "bamboo_trainer.models.mlp:build",
@@ -32,8 +30,7 @@ def manifest(
         "topology": {"stages": stages, "pipelines": pipelines},
     }
     if every:
-        kept = {"everySteps": every, "keepInMemory": in_memory}
-        spec["checkpoint"] = {"storage": {"uri": "memory://x"}, **kept}
+        spec["checkpoint"] = {"storage": {"uri": "memory://x"}, "everySteps": every}
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "kept"}, "spec": spec}
 
 
@@ -221,15 +218,6 @@ def test_who_lives_goes_back_with_copies_in_memory_and_reads_only_what_nobody_ha
     assert {layer for _, layer in job.store.read} == layers - loss.kept
     told = next(one.message for one in job.emitted if one.reason == "RolledBack")
     assert f"{len(loss.kept)} of {len(layers)} layers from memory" in told
-
-
-def test_without_copies_everything_is_read() -> None:
-    loss = Loss(5, 1)
-    job = Job(manifest(3, 1, every=3, in_memory=False), decide=loss).run()
-    assert result(job) == undisturbed()
-    assert loss.kept == set()
-    assert {layer for _, layer in job.store.read} == set(range(len(job.task.layers)))
-    assert "RolledBack" not in {one.reason for one in job.emitted}
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])

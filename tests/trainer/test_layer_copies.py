@@ -232,7 +232,7 @@ class Writer:
 
     def __init__(self, version: int = 3) -> None:
         self.clock, self.files = [0.0], Files()
-        self.copies = LayerCopies("w", self.files, Told(), lambda: self.clock[0], keeps=False)
+        self.copies = LayerCopies("w", self.files, Told(), lambda: self.clock[0])
         self.values: Any = Values(self.clock, version)
         self.mark = CheckpointMark(number=1, id="a", writers=(("w",), ("w", "x")))
         self.plan = msgspec.structs.replace(plan(1, None), stages=((0, 2), (2, 6)))

@@ -119,7 +119,6 @@ class RandomJob:
             checkpoint={
                 "storage": {"uri": "memory://x"},
                 "everySteps": every,
-                "keepInMemory": rng.random() < 0.5,
             },
         )
 

@@ -268,10 +268,6 @@ class CheckpointSpec:
     """Steps between checkpoints; by default 200, or fewer where that is worth it. The last step has one, too."""
     keep_latest: Annotated[int, Integer(1, 10_000)] = 3
     """How many checkpoints stay."""
-    keep_in_memory: bool = True
-    """Each worker keeps in host memory what it has written of the newest checkpoint, and while one is being written of
-    two, so that a job that goes back reads only what was lost.
-    """
     keep_best: bool = False
     """A checkpoint of each evaluated state, of which the best (training.evaluation.metric) stays."""
     resume: Resume = Resume.LATEST

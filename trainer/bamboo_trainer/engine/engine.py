@@ -67,9 +67,7 @@ class Engine:
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
-        self.copies = LayerCopies(
-            ports.worker, ports.files, ports.coordinator, ports.clock, ports.host_memory, keeps=ports.keep_copies
-        )
+        self.copies = LayerCopies(ports.worker, ports.files, ports.coordinator, ports.clock, ports.host_memory)
         self._exchange = LayerExchange(ports.worker, ports.transport, self.copies)
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
 

@@ -63,14 +63,12 @@ class LayerCopies:
         coordinator: Coordinator,
         clock: Callable[[], float],
         memory: Callable[[], HostMemory | None] = lambda: None,
-        *,
-        keeps: bool = True,
     ) -> None:
         """coordinator: it has to know what is held. clock: seconds. memory: of the host; None if no limit
-        is known. keeps: the copies that a checkpoint is written from stay here.
+        is known.
         """
         self._worker, self._files, self._coordinator, self._clock = worker, files, coordinator, clock
-        self._memory, self._keeps = memory, keeps
+        self._memory = memory
         self._warned = False
         self.cut: CheckpointId | None = None
         self._origin = 0  # of the plan in which the cut's were copied
@@ -150,8 +148,7 @@ class LayerCopies:
         """Have all complete copies written, and keep them if there is room."""
         complete, self._complete = self._complete, []
         for _, done in complete:
-            if self._keeps:
-                self.keep(done.checkpoint, done.copying.layers)
+            self.keep(done.checkpoint, done.copying.layers)
             self._files.keep(done.checkpoint, done.copying.layers, done.seconds)
 
     def forget_states(self) -> None:
@@ -165,7 +162,7 @@ class LayerCopies:
         what is read stay here, if there is room. Raises RestoreError.
         """
         read = self._files.restore(values, checkpoint, self.of(checkpoint))
-        kept = sorted(read.keys() & share) if self._keeps else []
+        kept = sorted(read.keys() & share)
         if kept and self.has_room(checkpoint, [read[layer] for layer in kept]):
             for layer in kept:
                 self.add(checkpoint, read[layer])

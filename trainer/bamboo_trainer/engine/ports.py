@@ -21,8 +21,7 @@ from bamboo_trainer.transport.base import Transport
 class Ports:
     """What an engine is given. builder: makes stages. files: of checkpoints.
 
-    new_id: of an attempt to write a checkpoint. keep_copies: of the newest checkpoint, in host memory. host_memory: how
-    much of that there is. copies: of what is sent, in host memory; who makes them later has `Copied` handled when one
+    new_id: of an attempt to write a checkpoint. host_memory: how much there is. copies: of what is sent, in host memory; who makes them later has `Copied` handled when one
     is there.
     clock: seconds; work_clock: without those in which the engine's thread waited for a processor.
     lookahead: see `StageOrder`. on_host: what is kept for others only waits in host
@@ -46,7 +45,6 @@ class Ports:
     on_host: bool = False
     policy: StepPolicy = APPLIES_ALL
     evaluations: EvaluationSchedule | None = None
-    keep_copies: bool = False
     host_memory: Callable[[], HostMemory | None] = lambda: None
     history: History = field(default_factory=NoHistory)
     spots: SpotSchedule | None = None

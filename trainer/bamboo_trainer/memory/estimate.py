@@ -297,5 +297,4 @@ def _copies(
         dealt = sizes[slice(*stages[stage])][place :: owners * (1 + replicas)]
         return sum(size.held + size.remembered for size in dealt)
 
-    once = sum(share(s, 0) for s in held[0]) + sum(share(s, owners) for s in held[1])
-    return once * (2 if spec.checkpoint.keep_in_memory else 1)
+    return 2 * (sum(share(s, 0) for s in held[0]) + sum(share(s, owners) for s in held[1]))

@@ -309,7 +309,6 @@ class WorkerAgent:
             lookahead=spec.topology.lookahead,
             on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
             policy=StepPolicy.of(spec.training, task),
-            keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
             host_memory=host_memory,
             evaluations=job.evaluations,
             spots=SpotSchedule() if job.config.deterministic else None,

@@ -109,7 +109,7 @@ class SimulatedTraining:
             return
         self._held.begin(current)
         self.step, self._generation = plan.first_step, current.target.generation
-        if plan.restore is not None and not plan.moved and self._keeps_copies:
+        if plan.restore is not None and not plan.moved:
             for worker in sorted(plan.worker_ids() - self._gone.keys()):
                 held = protocol.CopiesHeld(checkpoint=plan.restore, layers=tuple(sorted(kept_share(plan, worker))))
                 self._tell(worker, held)
@@ -351,10 +351,6 @@ class SimulatedTraining:
 
     # checkpoints and cuts
 
-    @property
-    def _keeps_copies(self) -> bool:
-        return self._spec.checkpoint is not None and self._spec.checkpoint.keep_in_memory
-
     def wished(self, worker: WorkerId, wish: protocol.TakeCheckpoint) -> None:
         if self._carried is not None and self._carried[0] == wish.number:
             self._tell(worker, protocol.CheckpointBegun(number=wish.number, checkpoint=self._carried[1]))
@@ -383,8 +379,7 @@ class SimulatedTraining:
         for worker, shares in layers.items():
             if worker in self._gone:
                 continue
-            if self._keeps_copies:
-                self._tell(worker, protocol.CopiesHeld(checkpoint=checkpoint, layers=tuple(sorted(shares))))
+            self._tell(worker, protocol.CopiesHeld(checkpoint=checkpoint, layers=tuple(sorted(shares))))
             self._send(plan, [Transfer(TrafficKind.CHECKPOINTS, worker, None, self._held.bytes_of(shares))])
             seconds = self._held.bytes_of(shares) / storage.write + storage.latency
             self._clock.after(seconds, partial(self._written, worker, shares, checkpoint))
