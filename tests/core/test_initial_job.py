@@ -23,7 +23,7 @@ def before(checkpoint: dict[str, Any] | None, status: dict[str, Any]) -> dict[st
     return {"spec": {} if checkpoint is None else {"checkpoint": checkpoint}, "status": status}
 
 
-DONE = {"checkpoint": {"lastStep": 200}, "training": {"evaluation": {"bestStep": 150}}}
+DONE = {"checkpoint": {"lastStep": 200}}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,6 @@ DONE = {"checkpoint": {"lastStep": 200}, "training": {"evaluation": {"bestStep":
     [
         ({}, None, {"storage": STORE}, {"url": "s3://bucket/before", "step": 200}),
         ({"step": 100}, None, {"storage": STORE}, {"url": "s3://bucket/before", "step": 100}),
-        ({"best": True}, None, {"storage": STORE, "keepBest": True}, {"url": "s3://bucket/before", "step": 150}),
         (
             {},
             {"storage": CLAIM},
@@ -59,8 +58,6 @@ def test_a_checkpoint_is_found_by_the_jobs_status(
     [
         ({}, None, {}, "job: before keeps no checkpoints (spec.checkpoint)"),
         ({}, {"storage": STORE}, {}, "job: before has no checkpoint yet"),
-        ({"best": True}, {"storage": STORE}, DONE, "best: job before does not keep its best checkpoint"),
-        ({"best": True}, {"storage": STORE, "keepBest": True}, {}, "job: before has no best checkpoint yet"),
         (
             {},
             {"storage": CLAIM},

@@ -142,9 +142,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             initial_from=s.InitialSpec(
                 url="s3://bucket/other",
                 step=40,
-                averaged=True,
                 drop=("head.*",),
-                extend=("wpe.weight",),
                 rename={"h.*": "blocks.*", "a": "b"},
             ),
         ),

@@ -81,7 +81,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         'spec.task.initialFrom.rename: expected a "*" in both names or in none',
     ),
     ({"task.initialFrom": {"step": 3}}, "spec.task.initialFrom: expected url or job"),
-    ({"task.initialFrom": {"url": "/a", "best": True}}, "spec.task.initialFrom.best: expected only with job"),
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
     (UNTIL | {"training.until": {"epochs": 2, "steps": 3}}, "spec.training.until: expected exactly one of steps"),
     (
@@ -303,8 +302,6 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         training["steps"] = draw(st.integers(1, 2**31 - 1))
     if (initial := spec["task"].get("initialFrom")) is not None and initial.get("url") is None:
         initial["job"] = draw(st.sampled_from(["before", "a-1"]))
-    elif initial is not None and initial.get("job") is None:
-        initial.pop("best", None)
     for one in training.get("loggers") or ():
         one.pop("entrypoint", None)
         if one["type"] == "Custom":

@@ -28,7 +28,7 @@ spec:
   suspend: true
   managedBy: kueue.x-k8s.io/multikueue
   task: {entrypoint: "a.b:build", config: {rate: 1e-3, sizes: [1, 2.5, null, {deep: true}]},
-         initialFrom: {url: "s3://bucket/other", step: 40, averaged: true, drop: ["head.*"], extend: [wpe.weight],
+         initialFrom: {url: "s3://bucket/other", step: 40, drop: ["head.*"],
                        rename: {"h.*": "blocks.*", a: b}}}
   training: {steps: 100, globalBatchSize: 256, microBatchSize: 8, seed: 7, precision: fp16, parameterPrecision: fp32,
              boundaryPrecision: fp32, gradientPrecision: fp32, lossScale: {initialPower: 10, growthInterval: 500},

@@ -121,14 +121,6 @@ def test_a_head_of_another_size_begins_anew_where_it_is_dropped(file: Path) -> N
     assert lines[1:] == ["left there: head.weight", "begun anew: head.weight"]
 
 
-def test_a_longer_table_has_the_rows_that_are_there_and_new_ones_behind_them(file: Path) -> None:
-    task, lines = begin_with(spec(file, extend=("pos*",)), build({"positions": 6}))
-    table, before = state(task)["positions.weight"], state(build({"positions": 6}))["positions.weight"]
-    assert torch.equal(table[:4], state(build({}), 5)["positions.weight"])
-    assert torch.equal(table[4:], before[4:])
-    assert lines[1:] == ["taken in part: the first 4 of 6 rows of positions.weight"]
-
-
 def test_a_tied_tensor_is_taken_from_whichever_of_its_names_is_there(tmp_path: Path) -> None:
     plain, tied = state(build({}), 5), build({"tied": True})
     for name in ("words.weight", "head.weight"):

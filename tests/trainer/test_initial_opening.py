@@ -36,8 +36,6 @@ def test_a_folder_with_a_file_for_each_stage(tmp_path: Path) -> None:
         names(tmp_path)
     with pytest.raises(TaskError, match=r"task.initialFrom.step: expected only with checkpoints, and .* has weights"):
         names(tmp_path / "weights", step=3)
-    with pytest.raises(TaskError, match=r"task.initialFrom.averaged: expected only with checkpoints"):
-        names(tmp_path / "weights", averaged=True)
     (tmp_path / "weights" / "stage-001.safetensors").unlink()
     with pytest.raises(TaskError, match=r"task.initialFrom: .*stage-000.safetensors is one of 2 files of weights"):
         names(tmp_path / "weights")
@@ -66,8 +64,6 @@ def test_a_checkpoint_of_a_step(tmp_path: Path) -> None:
         names(tmp_path)
     with pytest.raises(TaskError, match=r"has no complete checkpoint of step 4; complete: steps 0"):
         names(tmp_path, step=4)
-    with pytest.raises(TaskError, match=r"has no averages of weights"):
-        names(tmp_path, step=0, averaged=True)
     task, lines = begin_with(InitialSpec(url=str(tmp_path), step=0), small_task())
     taken, own = (build_layer(task, 9, 2).state_dict(), stages[1].values.layers[2].state_dict())
     assert all(torch.equal(taken[name], tensor) for name, tensor in own.items())

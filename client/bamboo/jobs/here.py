@@ -103,10 +103,8 @@ def _torch_may_use_gpus() -> bool:
 def _weights_here(initial: InitialSpec) -> dict[str, str]:
     """Where a job's weights are that has run here with --output and its name. Raises InvalidRequest."""
     weights = Path(initial.job or "") / "weights"
-    if initial.best or initial.step is not None:
-        raise InvalidRequest(
-            "spec.task.initialFrom: best and step are for jobs on a cluster; here expected url and step"
-        )
+    if initial.step is not None:
+        raise InvalidRequest("spec.task.initialFrom.step: with a job only on a cluster; here expected url and step")
     if not weights.is_dir():
         raise InvalidRequest(
             f"spec.task.initialFrom.job: there is no folder {weights} here, where bamboo run --output {initial.job} "

@@ -26,7 +26,6 @@ class _Storage(ApiPart, frozen=True):
 
 class _Checkpoint(ApiPart, frozen=True):
     storage: _Storage = _Storage()
-    keep_best: bool = False
 
 
 class _Spec(ApiPart, frozen=True):
@@ -55,17 +54,14 @@ def place_in(spec: JobSpec, other: Mapping[str, Any] | None) -> dict[str, Any]:
     said = f"{FIELD}.job: {initial.job}"
     if other is None:
         raise ValueError(f"{FIELD}.job: there is no BambooJob {initial.job} in this namespace")
-    checkpoint = read_leniently(_Job, other).spec.checkpoint or _Checkpoint()
+    known = read_leniently(_Job, other)
+    checkpoint = known.spec.checkpoint or _Checkpoint()
     storage = checkpoint.storage
     if storage.uri is None and storage.persistent_volume_claim is None:
         raise ValueError(f"{said} keeps no checkpoints (spec.checkpoint)")
-    if initial.best and not checkpoint.keep_best:
-        raise ValueError(
-            f"{FIELD}.best: job {initial.job} does not keep its best checkpoint (spec.checkpoint.keepBest)"
-        )
-    step = initial.step if initial.step is not None else _step(other, best=initial.best)
+    step = initial.step if initial.step is not None else known.status.checkpoint.last_step
     if step is None:
-        raise ValueError(f"{said} has no {'best ' if initial.best else ''}checkpoint yet")
+        raise ValueError(f"{said} has no checkpoint yet")
     if storage.uri is not None:
         return {"url": storage.uri, "step": step}
     own = spec.checkpoint.storage.claim_name if spec.checkpoint is not None else None
@@ -83,10 +79,3 @@ def with_place(document: Mapping[str, Any], place: Mapping[str, Any]) -> dict[st
     changed = deepcopy(dict(document))
     changed["spec"]["task"]["initialFrom"] |= place
     return changed
-
-
-def _step(other: Mapping[str, Any], *, best: bool) -> int | None:
-    status = read_leniently(_Job, other).status
-    if not best:
-        return status.checkpoint.last_step
-    return status.training.evaluation.best_step if status.training.evaluation is not None else None

@@ -361,11 +361,6 @@ def _first_values_are_somewhere(initial: InitialSpec) -> bool:
     return initial.url is not None or initial.job is not None
 
 
-@rule(InitialSpec, "best", "expected only with job", cel="!self.best || has(self.job)")
-def _the_best_of_a_job(initial: InitialSpec) -> bool:
-    return not initial.best or initial.job is not None
-
-
 # Of checkpoints
 
 _exactly_one(StorageSpec, "uri", "persistentVolumeClaim")

@@ -82,16 +82,10 @@ class InitialSpec:
     """Instead: a job of the namespace, whose newest checkpoint is taken when this one begins; with `bamboo run` the
     folder of this name that --output has written. Where url is said, too, it is only a note.
     """
-    best: bool = False
-    """Takes the job's best checkpoint (spec.checkpoint.keepBest), not the newest."""
     step: Annotated[int | None, Integer(0)] = None
     """The step of the checkpoint to take; required with checkpoints at a url."""
-    averaged: bool = False
-    """Takes the averages of weights (training.ema) of a checkpoint."""
     drop: Annotated[tuple[str, ...], _PATTERNS()] = ()
     """Names of tensors that are left there, and of the model's that begin anew."""
-    extend: Annotated[tuple[str, ...], _PATTERNS()] = ()
-    """Names of the model's tensors that may have more rows than there are: the others begin anew."""
     rename: Annotated[Mapping[str, str], Renames()] = field(default_factory=dict)
     """The model's names by those there. Both have one "*", which stands for the same characters, or none."""
 

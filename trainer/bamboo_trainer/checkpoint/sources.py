@@ -179,7 +179,7 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
     return all(same_bits(value, source.tensors(one.layer, [one])[one.tensor]) for one in others)
 
 
-def open_source(url: str, step: int | None, *, averaged: bool) -> tuple[StateSource, list[str]]:
+def open_source(url: str, step: int | None, *, averaged: bool = False) -> tuple[StateSource, list[str]]:
     """What a URL, a folder or a file holds: weights, or the checkpoint of that step, None for the newest; and which
     newer ones were passed over, and why. Raises StorageError, ExportError.
     """

@@ -21,11 +21,10 @@ from bamboo_trainer.transport.base import Transport
 class Ports:
     """What an engine is given. builder: makes stages. files: of checkpoints.
 
-    new_id: of an attempt to write a checkpoint. host_memory: how much there is. copies: of what is sent, in host memory; who makes them later has `Copied` handled when one
-    is there.
-    clock: seconds; work_clock: without those in which the engine's thread waited for a processor.
-    lookahead: see `StageOrder`. on_host: what is kept for others only waits in host
-    memory.
+    new_id: of an attempt to write a checkpoint. host_memory: how much there is. copies: of what is sent, in host
+    memory; who makes them later has `Copied` handled when one is there. clock: seconds; work_clock: without those in
+    which the engine's thread waited for a processor. lookahead: see `StageOrder`. on_host: what is kept for others only
+    waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. spots: which
     microbatches are computed again; None: none. deterministic: see `training.deterministic`. devices: of the worker, on
     which its stages are run in as many parts.

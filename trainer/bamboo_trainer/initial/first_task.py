@@ -164,10 +164,9 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
     with torch.no_grad():
         for name, take in takes:
             value = _value(take, found)
-            into = own[name] if take.rows is None else own[name][: take.rows]
-            if into.shape != value.shape:
+            if own[name].shape != value.shape:
                 raise TaskError(f"{FIELD}: {take.offers[0].name} has changed while it was read")
-            into.copy_(value)
+            own[name].copy_(value)
     return layer
 
 

@@ -61,14 +61,10 @@ class OfferedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """A tensor of the model and what it begins with. offers: equal ones, where the model has one tensor for them.
-
-    rows: so many are taken, and those behind them begin anew; None: all.
-    """
+    """A tensor of the model and what it begins with. offers: equal ones, where the model has one tensor for them."""
 
     wanted: WantedTensor
     offers: tuple[OfferedTensor, ...]
-    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +81,6 @@ class Matching:
         adapters = f", {count(merged, 'adapter')} merged into them" if merged else ""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}{adapters}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
-        lines += [
-            f"taken in part: the first {take.rows} of {count(take.wanted.shape[0], 'row')} of {take.wanted.names[0]}"
-            for take in self.takes
-            if take.rows is not None
-        ]
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines
 
 
@@ -99,7 +90,6 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
     """
     drops = [_Pattern(text) for text in spec.drop]
     renames = {_Pattern(old): new for old, new in spec.rename.items()}
-    extends = [_Pattern(text) for text in spec.extend]
     beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, OfferedTensor]()
     for offer in offered:
@@ -114,7 +104,6 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
     known = {name for one in wanted for name in one.names}
     _check_used("drop", drops, {*(offer.name for offer in offered), *known})
     _check_used("rename", renames, [offer.name for offer in by_name.values()])
-    _check_used("extend", extends, known)
     if not known & by_name.keys():
         raise TaskError(
             f"{FIELD}: nothing is taken: {shown} has {_named(list(by_name))}, and the model {_named(sorted(known))}; "
@@ -124,7 +113,8 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
     for one in wanted:
         offers = tuple(by_name[name] for name in one.names if name in by_name)
         if offers:
-            takes.append(Take(wanted=one, offers=offers, rows=_rows(one, offers, extends)))
+            _check_form(one, offers)
+            takes.append(Take(wanted=one, offers=offers))
         elif any(_fits(drops, name) or (beside and _is_adapters(name)) for name in one.names):
             anew.append(one.names[0])
         else:
@@ -193,29 +183,17 @@ def _renamed(name: str, renames: Mapping[_Pattern, str]) -> str:
     return new.replace("*", match[1]) if "*" in new else new
 
 
-def _rows(wanted: WantedTensor, offers: Sequence[OfferedTensor], extends: Sequence[_Pattern]) -> int | None:
-    """How many rows are taken; None: all. Raises TaskError if the offers do not fit."""
-    extended = any(_fits(extends, name) for name in wanted.names)
-    rows = set[int | None]()
+def _check_form(wanted: WantedTensor, offers: Sequence[OfferedTensor]) -> None:
+    """Raise TaskError if an offer has another shape, or another kind of numbers."""
     for offer in offers:
         both_floats = offer.dtype.is_floating_point and wanted.dtype.is_floating_point
         if offer.dtype != wanted.dtype and not both_floats:
             raise TaskError(f"{FIELD}: {offer.name} is of {offer.dtype} there, expected {wanted.dtype}")
-        if offer.shape == wanted.shape:
-            rows.add(None)
-            continue
-        longer = bool(wanted.shape) and offer.shape[1:] == wanted.shape[1:] and len(offer.shape) == len(wanted.shape)
-        if extended and longer and offer.shape[0] < wanted.shape[0]:
-            rows.add(offer.shape[0])
-            continue
-        instead = "" if not longer else f", extend: [{wanted.names[0]}] takes the rows that are there"
-        raise TaskError(
-            f"{FIELD}: {offer.name} is {list(offer.shape)} there and {wanted.names[0]} {list(wanted.shape)} in the "
-            f"model: drop: [{offer.name}] lets it begin anew{'' if extended else instead}"
-        )
-    if len(rows) > 1:
-        raise TaskError(f"{FIELD}: {_named([o.name for o in offers])} are of different shapes, and one in the model")
-    return rows.pop()
+        if offer.shape != wanted.shape:
+            raise TaskError(
+                f"{FIELD}: {offer.name} is {list(offer.shape)} there and {wanted.names[0]} {list(wanted.shape)} in the "
+                f"model: drop: [{offer.name}] lets it begin anew"
+            )
 
 
 def _check_missing(missing: Sequence[str], strange: Sequence[str], shown: str) -> None:

@@ -52,16 +52,15 @@ def open_weights(spec: InitialSpec) -> Opened:
     except ValueError as error:
         raise TaskError(f"{FIELD}.url: {error}" if FIELD not in str(error) else str(error)) from None
     if files is not None:
-        said = "step" if spec.step is not None else "averaged" if spec.averaged else ""
-        if said:
-            raise TaskError(f"{FIELD}.{said}: expected only with checkpoints, and {url.shown} has weights")
+        if spec.step is not None:
+            raise TaskError(f"{FIELD}.step: expected only with checkpoints, and {url.shown} has weights")
         return Opened(source=files, shown=url.shown)
     try:
         if spec.step is None:
-            source, _ = open_source(spec.url, None, averaged=spec.averaged)
+            source, _ = open_source(spec.url, None)
             newest = f"the newest one in {url.shown} is of step {source.step}"
             raise TaskError(f"{FIELD}.step: expected the step of a checkpoint; {newest}")
-        source, _ = open_source(spec.url, spec.step, averaged=spec.averaged)
+        source, _ = open_source(spec.url, spec.step)
     except (StorageError, ExportError) as error:
         raise TaskError(f"{FIELD}: {error}") from None
     return Opened(source=source, shown=f"the checkpoint of step {spec.step} in {url.shown}")
