@@ -58,7 +58,7 @@ ALL_BF16 = dict.fromkeys(("precision", "parameterPrecision", "boundaryPrecision"
     ("training", "digest"),
     [
         ({}, "a100a65e90c9a47c936cf330a728abfaf2d967d62bc9c48fd389e6ddb7412dbb"),
-        (ALL_BF16 | {"ema": {"decay": 0.9}}, "93a2be0961e0e2e40a34b644708276e625dd8a7233b91b9a31a230f4dfe5b4dd"),
+        (ALL_BF16 | {"emaDecay": 0.9}, "79ba10fd7ed7a69b36ff78d19e5ae51396ec6e546cbdaaf9572149bfe100805f"),
     ],
 )
 def test_checkpoints_that_are_there_keep_their_digest(training: dict[str, Any], digest: str) -> None:

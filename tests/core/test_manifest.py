@@ -162,7 +162,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             loggers=(
                 t.LoggerSpec(name="own", type=t.LoggerType.CUSTOM, entrypoint="a.b:log", config={"folder": "/x"}),
             ),
-            ema=0.99,
+            ema_decay=0.99,
             deterministic=True,
             compile=True,
             reproducible=True,

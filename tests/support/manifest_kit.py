@@ -35,7 +35,7 @@ spec:
              maxGradientNorm: 1, nonFinite: Skip, maxConsecutiveSkips: 4,
              evaluation: {everySteps: 20, batches: 5, metric: right, goal: Max, patience: 3, minDelta: 0.5},
              loggers: [{name: own, type: Custom, entrypoint: "a.b:log", config: {folder: "/x"}}],
-             ema: {decay: 0.99}, deterministic: true, compile: true, reproducible: true, gradientGroups: 16}
+             emaDecay: 0.99, deterministic: true, compile: true, reproducible: true, gradientGroups: 16}
   topology: {stages: 4, lookahead: 2, schedule: ZBH1, flowsPerLink: 8,
              split: [3, 4, 4, 2]}
   elastic: {maxWorkers: 16, minWorkers: 8, minStages: 1, objective: Throughput, stabilizationSeconds: 60}

@@ -159,7 +159,7 @@ def test_steps_that_are_skipped_in_fp16_stay_legal(ema: float | None) -> None:
     """A first scale that is far too large: gradients overflow, are left out, and nothing is said of the state."""
     config = {"rate": "0.05", "at": -1}
     more: dict[str, Any] = {"precision": "fp16", "lossScale": {"initialPower": 32}, "maxConsecutiveSkips": 40}
-    document = manifest((2, 1), config, **more, **({"ema": {"decay": ema}} if ema else {}))
+    document = manifest((2, 1), config, **more, emaDecay=ema)
     job = Job(document).run()
     assert job.finish is not None
     assert job.finish.reason == "Complete", job.finish

@@ -194,7 +194,7 @@ def manifest(
     task = {"entrypoint": "test_initial_first_task:build", "config": {"classes": 3}}
     return bamboojob(
         task=task | ({"initialFrom": initial} if initial else {}),
-        training=training(steps, 12, 2, maxGradientNorm=1.0, ema={"decay": 0.9}),
+        training=training(steps, 12, 2, maxGradientNorm=1.0, emaDecay=0.9),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": "LazyForward"},
         **more,

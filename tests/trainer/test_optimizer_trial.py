@@ -106,7 +106,7 @@ def test_sound_optimizers_are_not_found(name, grid, monkeypatch) -> None:
 
 
 def test_nor_are_they_with_averages(monkeypatch) -> None:
-    done = job(monkeypatch, SOUND["AdamW"], (1, 2), ema={"decay": 0.9}).run()
+    done = job(monkeypatch, SOUND["AdamW"], (1, 2), emaDecay=0.9).run()
     assert done.outcome is Outcome.COMPLETE, done.emitted
 
 

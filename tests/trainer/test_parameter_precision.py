@@ -42,9 +42,7 @@ def test_a_job_has_the_same_bits_on_any_grid_and_after_losses(fused: bool) -> No
     def manifest(stages: int, pipelines: int) -> dict[str, Any]:
         return bamboojob(
             task={"entrypoint": "test_parameter_precision:build", "config": {"fused": fused}},
-            training=training(
-                4, 8, 2, precision="bf16", parameterPrecision="bf16", maxGradientNorm=1.0, ema={"decay": 0.99}
-            ),
+            training=training(4, 8, 2, precision="bf16", parameterPrecision="bf16", maxGradientNorm=1.0, emaDecay=0.99),
             topology={"stages": stages, "pipelines": pipelines},
             redundancy={"mode": "EagerForward"},
         )

@@ -86,7 +86,7 @@ class RandomJob:
         if precision == "bf16 parameters":
             self.training["parameterPrecision"] = "bf16"
         if rng.random() < 0.3:
-            self.training["ema"] = {"decay": 0.9}
+            self.training["emaDecay"] = 0.9
         if rng.random() < 0.3:
             self.training["evaluation"] = {"everySteps": 2}
 

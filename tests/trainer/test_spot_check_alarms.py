@@ -48,7 +48,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "fp16": {"training": {"precision": "fp16"}},
     "bf16 gradients": {"training": {"gradientPrecision": "bf16"}},
     "ZBH1": {"topology": {"schedule": "ZBH1"}},
-    "averages": {"training": {"ema": {"decay": 0.9}}},
+    "averages": {"training": {"emaDecay": 0.9}},
     "a group for each microbatch": {"training": {"gradientGroups": 4}},
     "devices": {"worker": {"devices": 2}},
     "checkpointed": {"task": gpt_task(dModel=16, context=8, dropout=0.1, checkpoint=True)},

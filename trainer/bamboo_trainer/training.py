@@ -64,7 +64,7 @@ class TrainingConfig:
             max_gradient_norm=training.max_gradient_norm,
             microbatches=training.microbatches,
             micro_batch_size=training.micro_batch_size,
-            ema=training.ema,
+            ema=training.ema_decay,
             loss_scale=training.scaling,
             deterministic=training.deterministic,
             parameter_precision=training.parameter_precision.value,

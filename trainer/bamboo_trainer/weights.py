@@ -19,8 +19,8 @@ def load(url: str | Path, *, step: int | None = None, averaged: bool = False) ->
     "layers.NUMBER.NAME".
 
     url: what `bamboo run --output` has written (its folder weights), a file or folder of safetensors such as an export,
-    or where checkpoints are. step: of a checkpoint;
-    None: the newest sound one. averaged: what training.ema keeps, instead of the weights. Raises StorageError if
+    or where checkpoints are. step: of a checkpoint; None: the newest sound one. averaged: what training.emaDecay keeps,
+    instead of the weights. Raises StorageError if
     nothing is there, it is damaged, or there are no averages.
     """
     try:

@@ -184,7 +184,9 @@ def export(
             metavar="FOLDER", help="For huggingface and peft: where the model's folder is here.", show_default=False
         ),
     ] = None,
-    ema: Annotated[bool, typer.Option("--ema", help="The averages of the weights, which training.ema keeps.")] = False,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="The averages of the weights, which training.emaDecay keeps.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
 ) -> None:

@@ -218,7 +218,7 @@ def load(url: str | Path, *, step: int | None = None, averaged: bool = False) ->
     "layers.NUMBER.NAME".
 
     url: of a file of safetensors, or a folder of weights or of checkpoints. step: of a checkpoint; None: the newest.
-    averaged: what training.ema keeps. Raises BambooError if nothing is there or it is damaged, and without
+    averaged: what training.emaDecay keeps. Raises BambooError if nothing is there or it is damaged, and without
     bamboo-trainer, which reads them.
     """
     if missing := missing_packages():

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from bamboo_core.job.fields import MAX_INT64
-from bamboo_core.job.forms import Inside, Integer, Number, Tree
+from bamboo_core.job.forms import Integer, Number, Tree
 from bamboo_core.job.model import ListOf, Mark, Unless, Values, completes
 from bamboo_core.job.text_patterns import DNS_LABEL, ENTRYPOINT, METRIC
 
@@ -140,8 +140,8 @@ class LossScaleSpec:
 class TrainingSpec:
     """How long a job trains, with which batch sizes and number formats.
 
-    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: None if steps were said. ema:
-    the decay of the average; None: there is none. gradient_groups: None: as `groups` finds. loss_scale: None: the
+    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: None if steps were said.
+    ema_decay: None: there is no average. gradient_groups: None: as `groups` finds. loss_scale: None: the
     default one, in fp16 (`scaling`).
     """
 
@@ -175,15 +175,10 @@ class TrainingSpec:
     """Measures the model on other data from time to time."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
     """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
-    ema: Annotated[
-        float | None,
-        Inside(
-            "decay",
-            Number(1, below=True),
-            "What of the average stays at each step, such as 0.999; the rest is the weights after the step.",
-        ),
-    ] = None
-    """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it."""
+    ema_decay: Annotated[float | None, Number(1, below=True)] = None
+    """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it. The decay,
+    such as 0.999, is the share of the average that stays at each step; the rest is the weights after the step.
+    """
     reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
     """Weights come out the same, to the last bit, with any number of stages and pipelines. False sums gradients within
     each pipeline first: less memory with few pipelines, and other bits with another number.

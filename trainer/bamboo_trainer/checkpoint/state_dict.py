@@ -53,7 +53,9 @@ def read_entries(
     headers = [_header(store, manifest, part.layer) for part in manifest.layers]
     averages = {name for _, entries in headers for name in entries if name.endswith(f":{AVERAGE}")}
     if averaged and not averages:
-        raise ExportError(f"the checkpoint of step {manifest.step} has no averages of weights: no training.ema was set")
+        raise ExportError(
+            f"the checkpoint of step {manifest.step} has no averages of weights: no training.emaDecay was set"
+        )
 
     def chosen(tensor: str) -> str:
         average = averaged_name(tensor)

@@ -126,7 +126,7 @@ def _walk(
                 if index == last:
                     task_loss(task, parts, targets)
             boundary = {p.untyped_storage()._cdata for p in (*inputs, *parts)}
-            remembered = _optimizer_bytes(task, index, layer, ema=spec.training.ema is not None)
+            remembered = _optimizer_bytes(task, index, layer, ema=spec.training.ema_decay is not None)
         yield LayerSize(
             parameters=sum(p.numel() for p in layer.parameters()),
             tied=sum(p.numel() for name, p in layer.named_parameters() if f"{index}.{name}" in again),
