@@ -28,19 +28,15 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
     )
     assert changed("training", nonFinite="Fail", maxConsecutiveSkips=7, evaluation={"everySteps": 3}) == digest
     assert changed("training", deterministic=False) == changed("training", compile=False) == digest
-    scaled = {"initialPower": 16, "growthInterval": 2000}
-    assert changed("training", lossScale=scaled) == changed("training", lossScale=None)
     assert changed("training", gradientGroups=None) == digest  # as many as there are by default
     others = [
         changed("task", config={"rate": 0.5}),
         changed("task", entrypoint="other:build"),
         changed("training", seed=8),
-        changed("training", precision="fp32", lossScale=None),
-        changed("training", lossScale={"initialPower": 11, "growthInterval": 500}),
-        changed("training", lossScale=None),
-        changed("training", precision="bf16", lossScale=None),
-        changed("training", precision="bf16", parameterPrecision="bf16", lossScale=None),
-        changed("training", precision="bf16", boundaryPrecision="bf16", lossScale=None),
+        changed("training", precision="fp32"),
+        changed("training", precision="bf16"),
+        changed("training", precision="bf16", parameterPrecision="bf16"),
+        changed("training", precision="bf16", boundaryPrecision="bf16"),
         changed("training", gradientPrecision="bf16"),
         changed("training", maxGradientNorm=2),
         changed("training", globalBatchSize=512),

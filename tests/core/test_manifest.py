@@ -152,7 +152,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             micro_batch_size=8,
             seed=7,
             precision=t.Precision.FP16,
-            loss_scale=t.LossScaleSpec(initial_power=10, growth_interval=500),
             max_gradient_norm=1.0,
             non_finite=t.NonFinite.SKIP,
             max_consecutive_skips=4,
@@ -271,7 +270,6 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
         (f"{T}.steps", ABSENT, "spec.training.steps: required, expected an integer >= 1"),
         (f"{T}.seed", -1, "spec.training.seed: expected an integer >= 0, got -1"),
         (f"{T}.precision", "fp8", 'spec.training.precision: expected one of fp32, bf16, fp16, got "fp8"'),
-        (f"{T}.lossScale", {}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
         (f"{T}.maxGradientNorm", 0, "spec.training.maxGradientNorm: expected a number > 0 and <= 1e9, got 0"),
         (
             f"{T}.microBatchSize",

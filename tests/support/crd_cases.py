@@ -120,7 +120,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"training.boundaryPrecision": "bf16"},
         "spec.training.boundaryPrecision: expected bf16 only with spec.training.pr",
     ),
-    ({"training.precision": "bf16"}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     (CHOSEN | {"topology.stages": "auto"}, "spec.topology.stages: "),
@@ -162,10 +161,9 @@ RULES: list[tuple[dict[str, Any], str]] = [
 ]
 KEPT: list[dict[str, Any]] = [
     UNTIL,
-    {"training.precision": ABSENT, "training.lossScale": ABSENT},
-    {"training.lossScale": {}},
-    {"training.precision": "bf16", "training.parameterPrecision": "bf16", "training.lossScale": ABSENT},
-    {"training.precision": "bf16", "training.boundaryPrecision": "bf16", "training.lossScale": ABSENT},
+    {"training.precision": ABSENT},
+    {"training.precision": "bf16", "training.parameterPrecision": "bf16"},
+    {"training.precision": "bf16", "training.boundaryPrecision": "bf16"},
     {"training.gradientPrecision": "bf16"},
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [2, 2, 2, 10_000]},
@@ -306,8 +304,6 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         one.pop("entrypoint", None)
         if one["type"] == "Custom":
             one["entrypoint"] = "a.b:log"
-    if training.get("precision") != "fp16":
-        training.pop("lossScale", None)
     if training.get("precision") != "bf16":
         training.pop("parameterPrecision", None)
         training.pop("boundaryPrecision", None)

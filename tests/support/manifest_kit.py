@@ -31,7 +31,7 @@ spec:
          initialFrom: {url: "s3://bucket/other", step: 40, drop: ["head.*"],
                        rename: {"h.*": "blocks.*", a: b}}}
   training: {steps: 100, globalBatchSize: 256, microBatchSize: 8, seed: 7, precision: fp16, parameterPrecision: fp32,
-             boundaryPrecision: fp32, gradientPrecision: fp32, lossScale: {initialPower: 10, growthInterval: 500},
+             boundaryPrecision: fp32, gradientPrecision: fp32,
              maxGradientNorm: 1, nonFinite: Skip, maxConsecutiveSkips: 4,
              evaluation: {everySteps: 20, batches: 5, metric: right, goal: Max, patience: 3, minDelta: 0.5},
              loggers: [{name: own, type: Custom, entrypoint: "a.b:log", config: {folder: "/x"}}],

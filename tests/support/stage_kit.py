@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from bamboo_core.job.training_spec import LossScaleSpec
 from bamboo_core.planning.plan import Plan
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
@@ -27,8 +26,7 @@ SPLITS = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 4: [(0, 1), (1, 2), (2, 3), (3, 4)]}
 
 def at(precision: str, config: TrainingConfig = CONFIG, **changes: Any) -> TrainingConfig:
     """The configuration in another precision; in fp16 losses are scaled."""
-    scale = LossScaleSpec(initial_power=20, growth_interval=3) if precision == "fp16" else None
-    return replace(config, precision=precision, loss_scale=scale, **changes)
+    return replace(config, precision=precision, **changes)
 
 
 ROUNDED = at("bf16", parameter_precision="bf16")
@@ -127,7 +125,7 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
     squares = [stage.values.final.squared_norms(final) for stage, final in zip(stages, finals, strict=True)]
     norm = math.sqrt(math.fsum(n for one in squares for n in one.tolist()))
     for stage, gradient, work in zip(stages, finals, works, strict=True):
-        if config.loss_scale and not math.isfinite(norm):
+        if config.scales_losses and not math.isfinite(norm):
             stage.values.skip(finite=False)
             continue
         stage.values.apply(gradient, norm, *stage.values.final.folded(work.contributions))

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from bamboo_core.coordinator import worker_reports
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.stage import build_stage
+from bamboo_trainer.stage.state import loss_scale
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from manifest_kit import bamboojob, training
@@ -155,10 +157,12 @@ def test_a_parameter_that_begins_with_infinite_values_may_keep_them() -> None:
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])
-def test_steps_that_are_skipped_in_fp16_stay_legal(ema: float | None) -> None:
+def test_steps_that_are_skipped_in_fp16_stay_legal(ema: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first scale that is far too large: gradients overflow, are left out, and nothing is said of the state."""
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**32)
+    monkeypatch.setattr(worker_reports, "MOST_SKIPS", 40)
     config = {"rate": "0.05", "at": -1}
-    more: dict[str, Any] = {"precision": "fp16", "lossScale": {"initialPower": 32}, "maxConsecutiveSkips": 40}
+    more: dict[str, Any] = {"precision": "fp16"}
     document = manifest((2, 1), config, **more, emaDecay=ema)
     job = Job(document).run()
     assert job.finish is not None

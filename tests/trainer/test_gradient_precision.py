@@ -92,8 +92,7 @@ def test_a_process_that_is_killed_leaves_the_bits(
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_it_goes_with_any_precision(precision: str) -> None:
-    scaled = {"lossScale": {"initialPower": 8}} if precision == "fp16" else {}
-    check_same_bits(*run_each(partial(manifest, precision=precision, **scaled), (1, 1), (2, 2)))
+    check_same_bits(*run_each(partial(manifest, precision=precision), (1, 1), (2, 2)))
 
 
 def test_replicas_and_finished_sums_take_half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

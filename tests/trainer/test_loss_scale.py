@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import MOST_METRICS
-from bamboo_core.job.training_spec import LossScaleSpec
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo_trainer.stage.state import loss_scale
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.loss_scale import LARGEST, LossScale
 from bamboo_trainer.task import Parts, Task, Weighted, add_loss
@@ -28,7 +28,14 @@ from stage_kit import at, chain, one_step, small_task
 from training_job import Fault, Job, check_same_bits
 
 STEPS = 10
-INTERVAL = 3
+INITIAL, INTERVAL = 2.0**18, 3
+
+
+@pytest.fixture(autouse=True)
+def changing_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales that fall and grow within a few steps."""
+    monkeypatch.setattr(loss_scale, "INITIAL", INITIAL)
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", INTERVAL)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**16, LARGEST / 2])
@@ -39,7 +46,7 @@ def test_the_rule_is_that_of_gradscaler(scale: float) -> None:
     for _ in range(300):
         finite = drawn.random() < 0.85
         torch._amp_update_scale_(theirs, tracker, torch.tensor(0.0 if finite else 1.0), 2.0, 0.5, INTERVAL)
-        ours = ours.after(finite=finite, growth_interval=INTERVAL)
+        ours = ours.after(finite=finite)
         assert (ours.scale, ours.good) == (float(theirs), int(tracker))
 
 
@@ -69,10 +76,9 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def manifest(stages: int, pipelines: int, task: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    scale = {"growthInterval": INTERVAL, "initialPower": 18}
     return bamboojob(
         task={"entrypoint": "test_loss_scale:build", "config": dict(task or {})},
-        training=training(STEPS, 4, 2, precision="fp16", **{"lossScale": scale, **more}),
+        training=training(STEPS, 4, 2, precision="fp16", **more),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": "EagerBackward"},
     )
@@ -83,7 +89,7 @@ def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
     config = TrainingConfig.of(Job(manifest(1, 1)).spec.training)
     model = nn.Sequential(*(build_layer(task, config.seed, index) for index in range(4)))
     optimizer = task.optimizer(list(model.named_parameters()))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=INTERVAL)
+    scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL, growth_interval=INTERVAL)
     losses, scales = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -206,7 +212,7 @@ def test_the_scale_is_taken_over_by_any_split_and_by_replicas() -> None:
         one_step(stages, step, config)
     (number,) = {stage.values.optimizer.loss_scale for stage in stages}
     assert number is not None
-    assert number.scale < 2.0**20
+    assert number.scale < INITIAL
     others = chain(task, [(0, 1), (1, 4)], config)
     for stage in others:
         stage.values.restore_layers(states(stages))
@@ -277,12 +283,6 @@ def test_a_lost_root_does_not_change_the_scale() -> None:
     for name in ("ReportReady", "OptimizerStep"):
         job = Job(manifest(3, 1), (Fault(name, Cell(0, 0), step, after=True),)).run()
         assert (job.digests, job.state.progress.skips) == (undisturbed.digests, undisturbed.state.progress.skips)
-
-
-def test_a_scale_belongs_to_fp16() -> None:
-    for precision, scale in (("fp16", None), ("bf16", LossScaleSpec())):
-        with pytest.raises(ValueError, match="belongs to the precision fp16"):
-            replace(at("fp32"), precision=precision, loss_scale=scale)
 
 
 def measured(config: Mapping[str, Any]) -> Task:

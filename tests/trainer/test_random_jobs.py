@@ -81,8 +81,6 @@ class RandomJob:
         precision = rng.choice(["fp32", "fp32", "fp32", "bf16", "bf16 parameters", "fp16"])
         if precision != "fp32":
             self.training["precision"] = precision.split()[0]
-        if precision == "fp16":
-            self.training["lossScale"] = {"initialPower": rng.choice([10, 22]), "growthInterval": 2}
         if precision == "bf16 parameters":
             self.training["parameterPrecision"] = "bf16"
         if rng.random() < 0.3:

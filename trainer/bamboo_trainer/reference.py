@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.decisions import Committed
+from bamboo_trainer.stage.state import loss_scale
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
 from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided
@@ -94,10 +95,9 @@ def _committed(step: int, loss: float, norm: float, skipped: bool) -> Committed:
 
 def _scaler(config: TrainingConfig) -> torch.amp.GradScaler:
     """Torch's own, which does nothing if losses are not scaled."""
-    spec = config.loss_scale
-    if spec is None:
+    if not config.scales_losses:
         return torch.amp.GradScaler("cpu", enabled=False)
-    return torch.amp.GradScaler("cpu", init_scale=2.0**spec.initial_power, growth_interval=spec.growth_interval)
+    return torch.amp.GradScaler("cpu", init_scale=loss_scale.INITIAL, growth_interval=loss_scale.GROWTH_INTERVAL)
 
 
 class _OneStep:

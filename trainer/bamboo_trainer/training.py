@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.training_spec import EvaluationSpec, LossScaleSpec, TrainingSpec, Unit
+from bamboo_core.job.training_spec import EvaluationSpec, TrainingSpec, Unit
 from bamboo_trainer.data.order import sample_numbers
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -19,7 +19,7 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 class TrainingConfig:
     """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept.
 
-    loss_scale: of the losses that gradients are computed of; only with fp16. deterministic: look whether work that is
+    deterministic: look whether work that is
     done twice gives the same bits. early: the evaluations that may end the job; None: none do. compile: the layers.
     """
 
@@ -29,7 +29,6 @@ class TrainingConfig:
     microbatches: int
     micro_batch_size: int
     ema: float | None = None
-    loss_scale: LossScaleSpec | None = None
     deterministic: bool = True
     parameter_precision: str = "fp32"  # | "bf16"
     boundary_precision: str = "fp32"  # | "bf16"; of what a layer gives to the next one
@@ -48,8 +47,6 @@ class TrainingConfig:
             )
         if self.gradient_precision not in ("fp32", "bf16"):
             raise ValueError(f"final gradients may be fp32 or bf16, got {self.gradient_precision!r}")
-        if (self.loss_scale is not None) != (self.precision == "fp16"):
-            raise ValueError("a loss_scale belongs to the precision fp16, and to no other")
         if self.microbatches < 1 or self.micro_batch_size < 1:
             raise ValueError("microbatches and micro_batch_size must be at least 1")
         if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
@@ -65,7 +62,6 @@ class TrainingConfig:
             microbatches=training.microbatches,
             micro_batch_size=training.micro_batch_size,
             ema=training.ema_decay,
-            loss_scale=training.scaling,
             deterministic=training.deterministic,
             parameter_precision=training.parameter_precision.value,
             boundary_precision=training.boundary_precision.value,
@@ -73,6 +69,11 @@ class TrainingConfig:
             early=training.evaluation if training.evaluation and training.evaluation.patience else None,
             compile=training.compile,
         )
+
+    @property
+    def scales_losses(self) -> bool:
+        """Whether gradients are computed of scaled losses."""
+        return self.precision == "fp16"
 
     @property
     def parameter_dtype(self) -> torch.dtype:
@@ -109,7 +110,7 @@ def loss_unit(task: Task, config: TrainingConfig) -> float:
     About the weight of a whole step, as a power of two. A mean that is scaled is about 1, and so is then a sum: the
     scales that suit one suit the other.
     """
-    if config.loss_scale is None:
+    if not config.scales_losses:
         return 1.0
     return 2.0 ** math.ceil(math.log2(config.global_batch * (tokens_of(task) or 1)))
 

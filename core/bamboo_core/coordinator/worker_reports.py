@@ -19,6 +19,7 @@ from bamboo_core.planning.plan import ROOT, WorkerId
 from bamboo_core.text import count, metrics, one_line
 
 REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
+MOST_SKIPS = 10  # steps in a row that may be skipped
 
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:

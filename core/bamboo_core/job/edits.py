@@ -93,9 +93,6 @@ def numbers_digest(spec: JobSpec) -> str:
         usual = one.default is not None and value == one.default() and one.attribute not in _ALWAYS_IN_NUMBERS
         if Mark.NO_NUMBERS not in one.marks and not usual:
             training[one.attribute] = value
-    training.pop("loss_scale", None)
-    if scaling := spec.training.scaling:
-        training["loss_scale"] = asdict(scaling)
     initial = [_as_written(spec.task.initial_from)] if spec.task.initial_from else []
     numbers = [task_digest(spec), training, spec.training.groups, *initial]
     return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()

@@ -158,16 +158,6 @@ def _boundaries_are_rounded_with_layers(t: TrainingSpec) -> bool:
 
 @rule(
     TrainingSpec,
-    "lossScale",
-    "expected only with spec.training.precision fp16",
-    cel="!has(self.lossScale) || self.precision == 'fp16'",
-)
-def _losses_are_scaled_in_fp16(t: TrainingSpec) -> bool:
-    return t.loss_scale is None or t.precision is Precision.FP16
-
-
-@rule(
-    TrainingSpec,
     "gradientGroups",
     "expected only with spec.training.reproducible true",
     cel="!has(self.gradientGroups) || self.reproducible",

@@ -11,7 +11,7 @@ from bamboo_core.job.model import ListOf, Mark, Unless, Values, completes
 from bamboo_core.job.text_patterns import DNS_LABEL, ENTRYPOINT, METRIC
 
 UNKNOWN_STEPS = 2**31  # more than any job has
-MOST_SKIPS, MOST_SCALE_POWER = 1000, 32  # skips: in a row
+MOST_SKIPS = 1000  # in a row
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
 
@@ -127,22 +127,11 @@ class LoggerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossScaleSpec:
-    """How losses in fp16 are scaled."""
-
-    initial_power: Annotated[int, Integer(0, MOST_SCALE_POWER)] = 16
-    """The first scale is 2 to this power."""
-    growth_interval: Annotated[int, Integer()] = 2000
-    """Steps with finite gradients, one after the other, after which the scale doubles."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """How long a job trains, with which batch sizes and number formats.
 
     steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: None if steps were said.
-    ema_decay: None: there is no average. gradient_groups: None: as `groups` finds. loss_scale: None: the
-    default one, in fp16 (`scaling`).
+    ema_decay: None: there is no average. gradient_groups: None: as `groups` finds.
     """
 
     steps: Annotated[int, Integer(), Unless("until"), Mark.NO_NUMBERS]
@@ -154,7 +143,9 @@ class TrainingSpec:
     seed: Annotated[int, Integer(0, MAX_INT64)] = 0
     """Determines the order of samples and all random numbers."""
     precision: Precision = Precision.FP32
-    """In which number format layers compute. With fp16 losses are scaled (lossScale)."""
+    """The number format in which layers compute. With fp16 losses are scaled, by 2^16 at first; the scale halves after a
+    step with a gradient that is not finite, and doubles after 2000 steps without one.
+    """
     parameter_precision: ParameterPrecision = ParameterPrecision.FP32
     """The number format of parameters and the optimizer's state. bf16 takes half the memory, and rounds each update."""
     boundary_precision: ParameterPrecision = ParameterPrecision.FP32
@@ -194,10 +185,6 @@ class TrainingSpec:
     """Work that is done twice gives the same bits, and copies are compared. False lets kernels add in any order, and
     compares nothing.
     """
-    loss_scale: LossScaleSpec | None = None
-    """By what losses in fp16 are multiplied. It halves after a step in which a gradient is not finite, and doubles
-    after growthInterval steps in which all are.
-    """
     compile: Annotated[bool, Mark.NO_NUMBERS] = False
     """Each layer is compiled by torch.compile, which gives other bits, and needs a C++ compiler and Python's headers in
     the workers' image.
@@ -221,11 +208,6 @@ class TrainingSpec:
         if tokens_per_sample is None:
             raise ValueError("training.until counts tokens, but the task does not say its tokens_per_sample")
         return replace(self, steps=_steps(amount, tokens_per_sample * self.global_batch_size))
-
-    @property
-    def scaling(self) -> LossScaleSpec | None:
-        """How losses are scaled; None if they are not."""
-        return (self.loss_scale or LossScaleSpec()) if self.precision is Precision.FP16 else None
 
     @property
     def microbatches(self) -> int:

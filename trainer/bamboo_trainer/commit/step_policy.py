@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bamboo_core.job.training_spec import NonFinite, TrainingSpec
+from bamboo_core.job.training_spec import NonFinite, Precision, TrainingSpec
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig, loss_unit
 
@@ -26,7 +26,7 @@ class StepPolicy:
         """What a manifest says of it."""
         return cls(
             skips=training.non_finite is NonFinite.SKIP,
-            scales=training.scaling is not None,
+            scales=training.precision is Precision.FP16,
             loss_unit=loss_unit(task, TrainingConfig.of(training)),
         )
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 KIND: Final = "loss_scale"  # names are "loss_scale:3.scale": each layer has it, so that any split finds it
+INITIAL: Final = 2.0**16
+GROWTH_INTERVAL: Final = 2000  # steps with finite gradients, one after the other, before the scale grows
 GROWTH: Final = 2.0
 BACKOFF: Final = 0.5
 LARGEST: Final = 2.0**127  # GradScaler's is a float32
@@ -25,11 +27,15 @@ class LossScale:
     scale: float
     good: int = 0
 
-    def after(self, *, finite: bool, growth_interval: int) -> "LossScale":
+    @classmethod
+    def first(cls) -> Self:
+        return cls(INITIAL)
+
+    def after(self, *, finite: bool) -> "LossScale":
         """The next step. finite: were all gradients of this one?"""
         if not finite:
             return LossScale(max(self.scale * BACKOFF, SMALLEST))
-        if self.good + 1 < growth_interval:
+        if self.good + 1 < GROWTH_INTERVAL:
             return LossScale(self.scale, self.good + 1)
         return LossScale(min(self.scale * GROWTH, LARGEST))
 

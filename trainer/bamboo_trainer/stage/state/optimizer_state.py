@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bamboo_core.control.evaluations import Course
-from bamboo_core.job.training_spec import EvaluationSpec, LossScaleSpec
+from bamboo_core.job.training_spec import EvaluationSpec
 from bamboo_trainer.decisions import Committed
 from bamboo_trainer.frames.payloads import Decided
 from bamboo_trainer.memory.placement import to_host
@@ -34,7 +34,7 @@ class OptimizerState:
 
     ema: the decay of the averages of the parameters that are kept beside it, in fp32, under the key AVERAGE; None: none
     are.
-    scaling: of the losses, in fp16, which each of the layers has as "loss_scale:3.scale". early: the evaluations that
+    scales_losses: in fp16; each of the layers has the scale as "loss_scale:3.scale". early: the evaluations that
     may end the job, whose course each layer has as "early_stop:3.score".
     decided: what the task's decisions say of the step that begins at this version, which each layer has as
     "decided:3.learning_rate"; None if it has none. frozen: the parameters that stay as they are in it.
@@ -47,7 +47,7 @@ class OptimizerState:
         parameters: FlatParameters,
         scheduled: ScheduledOptimizer,
         ema: float | None = None,
-        scaling: LossScaleSpec | None = None,
+        scales_losses: bool = False,
         layers: Sequence[int] = (),
         early: EvaluationSpec | None = None,
         task: Task | None = None,
@@ -63,8 +63,8 @@ class OptimizerState:
         self.obey(first_decided(task, 0) if task else None)
         self._remembered = Remembered(parameters, scheduled)
         self.fixed = self._remembered.fixed
-        self._scaling, self._layers = scaling, tuple(layers)
-        self.loss_scale = None if scaling is None else LossScale(2.0**scaling.initial_power)
+        self._layers = tuple(layers)
+        self.loss_scale = LossScale.first() if scales_losses else None
         self._early, self.course = early, Course()
         self._decay = ema
         if ema is not None:
@@ -128,8 +128,8 @@ class OptimizerState:
 
     def scaled(self, *, finite: bool) -> None:
         """A step's gradients were computed with the scale. finite: all of them."""
-        if self.loss_scale and self._scaling:
-            self.loss_scale = self.loss_scale.after(finite=finite, growth_interval=self._scaling.growth_interval)
+        if self.loss_scale:
+            self.loss_scale = self.loss_scale.after(finite=finite)
 
     def ends_with(self, state: int, metrics: Mapping[str, float]) -> Course | None:
         """If the job is to end with a state that was evaluated so: the course of all evaluations."""
