@@ -26,7 +26,7 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
     assert (
         changed("topology", lookahead=1) == changed("elastic", maxWorkers=8) == changed("training", steps=200) == digest
     )
-    assert changed("training", nonFinite="Fail", maxConsecutiveSkips=7, evaluation={"everySteps": 3}) == digest
+    assert changed("training", nonFinite="Fail", evaluation={"everySteps": 3}) == digest
     assert changed("training", deterministic=False) == changed("training", compile=False) == digest
     assert changed("training", gradientGroups=None) == digest  # as many as there are by default
     others = [

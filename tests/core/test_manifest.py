@@ -154,7 +154,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             precision=t.Precision.FP16,
             max_gradient_norm=1.0,
             non_finite=t.NonFinite.SKIP,
-            max_consecutive_skips=4,
             evaluation=t.EvaluationSpec(
                 every_steps=20, batches=5, metric="right", goal=t.Goal.MAX, patience=3, min_delta=0.5
             ),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import MOST_METRICS
+from bamboo_core.coordinator.worker_reports import MOST_SKIPS
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.state import loss_scale
@@ -75,10 +76,12 @@ def build(config: Mapping[str, Any]) -> Task:
     )
 
 
-def manifest(stages: int, pipelines: int, task: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+def manifest(
+    stages: int, pipelines: int, task: Mapping[str, Any] | None = None, steps: int = STEPS, **more: Any
+) -> dict[str, Any]:
     return bamboojob(
         task={"entrypoint": "test_loss_scale:build", "config": dict(task or {})},
-        training=training(STEPS, 4, 2, precision="fp16", **more),
+        training=training(steps, 4, 2, precision="fp16", **more),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": "EagerBackward"},
     )
@@ -263,17 +266,17 @@ def test_a_loss_that_is_not_finite_ends_the_job_as_in_any_precision() -> None:
 
 
 def test_gradients_that_overflow_at_every_scale_end_the_job_with_a_clear_reason() -> None:
-    document = manifest(2, 1, maxConsecutiveSkips=4)
+    document = manifest(2, 1, steps=MOST_SKIPS + 2)
     document["spec"]["task"] = {"entrypoint": "test_loss_scale:infinite", "config": {"forward": False}}
     job = Job(document).run()
     assert job.finish is not None
     assert job.finish.reason == "TooManySkippedSteps"
     assert job.finish.message == (
-        "the gradient of step 5 is not a finite number with losses scaled by 16384; more than 4 steps in a row had to "
+        "the gradient of step 11 is not a finite number with losses scaled by 256; more than 10 steps in a row had to "
         "be skipped"
     )
     told = [emit for emit in job.emitted if emit.reason == "StepSkipped"]
-    assert len(told) == 5
+    assert len(told) == MOST_SKIPS + 1
     assert not any(emit.warning for emit in told), "an overflow is what the scale is for"
 
 

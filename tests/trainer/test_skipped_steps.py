@@ -53,10 +53,10 @@ def build(config: Mapping[str, Any]) -> Task:
     )
 
 
-def manifest(stages: int, pipelines: int, kind: str, **more: Any) -> dict[str, Any]:
+def manifest(stages: int, pipelines: int, kind: str, steps: int = STEPS, **more: Any) -> dict[str, Any]:
     return bamboojob(
         task={"entrypoint": "test_skipped_steps:build", "config": {"kind": kind}},
-        training=training(STEPS, 4, 2, maxGradientNorm=1.0, **{"nonFinite": "Skip", **more}),
+        training=training(steps, 4, 2, maxGradientNorm=1.0, **{"nonFinite": "Skip", **more}),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": "LazyForward"},
     )
@@ -140,13 +140,13 @@ def hopeless(config: Mapping[str, Any]) -> Task:
 
 
 def test_too_many_in_a_row_end_the_job() -> None:
-    document = manifest(2, 1, "loss", maxConsecutiveSkips=3)
+    document = manifest(2, 1, "loss", steps=MOST_SKIPS + 2)
     document["spec"]["task"] = {"entrypoint": "test_skipped_steps:hopeless"}
     job = Job(document).run()
     assert job.finish is not None
     assert job.finish.reason == "TooManySkippedSteps"
-    assert job.finish.message.endswith("more than 3 steps in a row had to be skipped")
-    assert sum(emit.reason == "StepSkipped" for emit in job.emitted) == 4
+    assert job.finish.message.endswith(f"more than {MOST_SKIPS} steps in a row had to be skipped")
+    assert sum(emit.reason == "StepSkipped" for emit in job.emitted) == MOST_SKIPS + 1
 
 
 def test_a_skipped_step_leaves_the_state_and_moves_the_version() -> None:

@@ -146,7 +146,7 @@ def test_nor_does_a_kill_at_an_instruction_of_any_kind(stages: int, pipelines: i
 @pytest.mark.parametrize(("policy", "outcome"), [("Fail", Outcome.FAILED), ("Skip", Outcome.COMPLETE)])
 def test_a_step_without_any_weight_has_no_finite_loss(policy: str, outcome: Outcome) -> None:
     document = manifest(2, 2, none=True)
-    document["spec"]["training"] |= {"nonFinite": policy, "maxConsecutiveSkips": STEPS}
+    document["spec"]["training"] |= {"nonFinite": policy}
     job = Job(document).run()
     assert job.outcome is outcome
     if outcome is Outcome.FAILED:

@@ -173,14 +173,14 @@ def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
     skipping = state.progress.skipping(step)
     turn.put(skipping)
     in_a_row = skipping.skips_before(step)
-    limit, scale = state.spec.training.max_consecutive_skips, message.metrics.get(protocol.LOSS_SCALE)
+    scale = message.metrics.get(protocol.LOSS_SCALE)
     overflow = message.loss is not None and scale is not None
     shown = f"{scale:.0f}" if scale and scale >= 1 else f"{scale}"
     why = f"the {'loss' if message.loss is None else 'gradient'} of step {step + 1} is not a finite number"
     why += f" with losses scaled by {shown}" if overflow else ""
     turn.do(Emit("StepSkipped", f"{why}, so it leaves the model as it was ({in_a_row} in a row)", warning=not overflow))
-    if in_a_row > limit:
-        text = f"{why}; more than {count(limit, 'step')} in a row had to be skipped"
+    if in_a_row > MOST_SKIPS:
+        text = f"{why}; more than {count(MOST_SKIPS, 'step')} in a row had to be skipped"
         turn.finish(Outcome.FAILED, "TooManySkippedSteps", text)
 
 

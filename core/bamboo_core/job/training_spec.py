@@ -11,7 +11,6 @@ from bamboo_core.job.model import ListOf, Mark, Unless, Values, completes
 from bamboo_core.job.text_patterns import DNS_LABEL, ENTRYPOINT, METRIC
 
 UNKNOWN_STEPS = 2**31  # more than any job has
-MOST_SKIPS = 1000  # in a row
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
 
@@ -158,10 +157,9 @@ class TrainingSpec:
     """Gradients with a larger norm, over the whole model, are scaled down to it. By default none are."""
     non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL
     """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends, but for a gradient
-    in fp16, whose step is skipped. Skip: all workers drop its gradients and go on.
+    in fp16, whose step is skipped. Skip: all workers drop its gradients and go on. More than 10
+    skipped steps in a row end the job.
     """
-    max_consecutive_skips: Annotated[int, Integer(1, MOST_SKIPS), Mark.NO_NUMBERS] = 10
-    """More skipped steps in a row end the job, also with precision fp16."""
     evaluation: Annotated[EvaluationSpec | None, Mark.NO_NUMBERS] = None
     """Measures the model on other data from time to time."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
