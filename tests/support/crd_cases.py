@@ -82,7 +82,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"task.initialFrom": {"step": 3}}, "spec.task.initialFrom: expected url or job"),
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
-    (UNTIL | {"training.until": {"epochs": 2, "steps": 3}}, "spec.training.until: expected exactly one of steps"),
+    (UNTIL | {"training.until": {"epochs": 2, "tokens": 3}}, "spec.training.until: expected exactly one of steps"),
     (
         {"training.loggers": [{"name": "a", "type": "Custom"}]},
         "spec.training.loggers.0.entrypoint: expected with type Custom",

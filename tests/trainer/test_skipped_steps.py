@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bamboo_core.coordinator.worker_reports import MOST_SKIPS
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.frames.payloads import Ready

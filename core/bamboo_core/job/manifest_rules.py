@@ -29,7 +29,6 @@ from bamboo_core.job.training_spec import (
     ParameterPrecision,
     Precision,
     TrainingSpec,
-    Unit,
     Until,
 )
 
@@ -122,7 +121,7 @@ def _exactly_one(kind: type, *names: str, or_missing: bool = False) -> None:
 # Of the training
 
 _exactly_one(TrainingSpec, "steps", "until", or_missing=True)
-_exactly_one(Until, *Unit)
+_exactly_one(Until, "tokens", "epochs")
 
 
 @rule(

@@ -44,8 +44,6 @@ class NonFinite(StrEnum):
 class Unit(StrEnum):
     """In what the length of a training is counted."""
 
-    STEPS = "steps"
-    SAMPLES = "samples"
     TOKENS = "tokens"
     EPOCHS = "epochs"
 
@@ -54,10 +52,6 @@ class Unit(StrEnum):
 class Until:
     """How long a job trains, in one of the units."""
 
-    steps: Annotated[int | None, Integer()] = None
-    """As spec.training.steps."""
-    samples: Annotated[int | None, Integer(1, MAX_INT64)] = None
-    """Samples, counted each time that they come."""
     tokens: Annotated[int | None, Integer(1, MAX_INT64)] = None
     """Tokens. The task has to say how many a sample has (tokens_per_sample)."""
     epochs: Annotated[int | None, Integer(1, MAX_INT64)] = None
@@ -65,13 +59,13 @@ class Until:
 
     @property
     def unit(self) -> Unit:
-        """The one that is said; steps, if none is, as of a manifest that has problems."""
-        return next((unit for unit in Unit if getattr(self, unit) is not None), Unit.STEPS)
+        """The unit that is given; epochs, if none is, as in a manifest that has problems."""
+        return Unit.EPOCHS if self.tokens is None else Unit.TOKENS
 
     @property
     def amount(self) -> int:
         """How many of the unit; 1 if that is not said."""
-        amount: int | None = getattr(self, self.unit)
+        amount = self.epochs if self.tokens is None else self.tokens
         return 1 if amount is None else amount
 
     def __str__(self) -> str:
@@ -142,8 +136,8 @@ class TrainingSpec:
     seed: Annotated[int, Integer(0, MAX_INT64)] = 0
     """Determines the order of samples and all random numbers."""
     precision: Precision = Precision.FP32
-    """The number format in which layers compute. With fp16 losses are scaled, by 2^16 at first; the scale halves after a
-    step with a gradient that is not finite, and doubles after 2000 steps without one.
+    """The number format in which layers compute. With fp16 losses are scaled, by 2^16 at first; the scale halves after
+    a step with a gradient that is not finite, and doubles after 2000 steps without one.
     """
     parameter_precision: ParameterPrecision = ParameterPrecision.FP32
     """The number format of parameters and the optimizer's state. bf16 takes half the memory, and rounds each update."""
@@ -230,15 +224,8 @@ def _steps(amount: int, per_step: int) -> int:
     return min(-(-amount // per_step), UNKNOWN_STEPS - 1)
 
 
-def training_steps(until: Until, global_batch_size: int) -> int:
-    """As far as that can be told without the data; else UNKNOWN_STEPS."""
-    if until.unit is Unit.STEPS:
-        return until.amount
-    return _steps(until.amount, global_batch_size) if until.unit is Unit.SAMPLES else UNKNOWN_STEPS
-
-
 @completes(TrainingSpec)
 def _complete_steps(values: Values, around: Mapping[str, Any]) -> None:
-    """Steps follow from another unit, as far as that can be told. What does not fit is told already."""
+    """The data say how many steps another unit is."""
     if values["until"] is not None:
-        values["steps"] = training_steps(values["until"], values["global_batch_size"] or 1)
+        values["steps"] = UNKNOWN_STEPS
