@@ -102,7 +102,7 @@ def ideal(load: Load, shape: Shape, calm: float) -> float:
         boundary=(load.boundary,) * STAGES,
         owners=(tuple(range(STAGES)),),
         microbatches=(MICROBATCHES,),
-        order=StageOrder(lookahead=1),
+        order=StageOrder(),
         network=ProfileNetwork(flow=rate, machine=rate, latency=shape.delay),
         busy=(0.0,) * STAGES,
     )

@@ -94,8 +94,8 @@ def _field_schema(kind: type, one: ApiField) -> Schema:
     match one.form:
         case Object(inner, optional):
             schema = object_schema(inner)
-            has_default = not optional and not one.required and _has_defaults(schema)
-            default = {"default": {}} if has_default else {}
+            stored = Mark.FOLLOWS in one.marks or _has_defaults(schema)
+            default = {"default": {}} if stored and not optional and not one.required else {}
         case ObjectList(inner, most):
             named = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
             items = {**object_schema(inner), "description": class_description(inner)}

@@ -97,7 +97,7 @@ class Costs:
         return [way for way in ways if self._rates.fits(way)] or ways[:1]
 
     def _order(self, schedule: PipelineSchedule) -> StageOrder:
-        return StageOrder(schedule, self.spec.topology.lookahead)
+        return StageOrder(schedule)
 
     def paced(self, stages: int) -> float:
         """The seconds between two microbatches of the slowest stage: computing, or the way of what it sends."""

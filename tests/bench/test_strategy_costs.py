@@ -107,7 +107,7 @@ def test_each_microbatch_is_for_the_pipeline_that_is_done_with_it_first(
     """One after the other; with many of them nothing is the same but the result."""
     costs = costs_of(profile(6, state=10, flow=100.0), batch=150, schedule=schedule)
     rates = GridRates(costs.profile.figures, costs.spec, costs.profile.machine.memory)
-    order = StageOrder(PipelineSchedule(schedule), costs.spec.topology.lookahead)
+    order = StageOrder(PipelineSchedule(schedule))
     shares = [1] * len(lengths)
 
     def ends(d: int, more: int = 0) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from job_simulation_kit import NETWORK, manifest
 def job(stages: int, mode: str, schedule: str = "1F1B") -> JobSpec:
     document = manifest(stages, 1, 8)
     document["spec"]["redundancy"] = {"mode": mode}
-    document["spec"]["topology"] |= {"schedule": schedule, "lookahead": 0}
+    document["spec"]["topology"] |= {"schedule": schedule}
     return parse_manifest(document)
 
 

@@ -167,7 +167,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             stages=4,
             pipelines=1,
             chooses_pipelines=True,
-            lookahead=2,
             schedule=s.PipelineSchedule.ZB_H1,
             flows_per_link=8,
             split=(3, 4, 4, 2),

@@ -16,7 +16,7 @@ from bamboo_core.planning.steps.pipelines import Group, StepLoss, execute
 FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 
 
-def group(stages: int, microbatches: int, lookahead: int = 0, **changes: Any) -> Group:
+def group(stages: int, microbatches: int, **changes: Any) -> Group:
     """Forward 1 s, backward 2 s, and nothing to send, unless the changes say so."""
     made = Group(
         forward=(1.0,) * stages,
@@ -24,35 +24,34 @@ def group(stages: int, microbatches: int, lookahead: int = 0, **changes: Any) ->
         boundary=(0,) * stages,
         owners=(tuple(range(stages)),),
         microbatches=(microbatches,),
-        order=StageOrder(lookahead=lookahead),
+        order=StageOrder(),
         network=FAST,
         busy=(0.0,) * stages,
     )
     return replace(made, **changes)
 
 
-@pytest.mark.parametrize(("stages", "microbatches", "lookahead"), [(1, 5, 0), (4, 8, 0), (4, 8, 1), (3, 2, 1)])
-def test_a_balanced_pipeline_only_fills_and_drains(stages: int, microbatches: int, lookahead: int) -> None:
-    times = execute(group(stages, microbatches, lookahead))
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (4, 8), (3, 2)])
+def test_a_balanced_pipeline_only_fills_and_drains(stages: int, microbatches: int) -> None:
+    times = execute(group(stages, microbatches))
     assert times.end == 3 * (microbatches + stages - 1)
     assert times.work == (3.0 * microbatches,) * stages
 
 
-@pytest.mark.parametrize(("lookahead", "expected"), [(0, 11 * 3 + 16 * 0.5), (1, 11 * 3 + 6 * 0.5)])
-def test_lookahead_hides_the_way_to_the_neighbour(lookahead: int, expected: float) -> None:
-    """4 stages, 8 microbatches, half a second on the way: only fill and drain wait for it, with lookahead 1."""
+def test_one_microbatch_ahead_hides_the_way_to_the_neighbour() -> None:
+    """4 stages, 8 microbatches, half a second on the way: only fill and drain wait for it."""
     slow = Network(flow=1e15, machine=1e15, latency=0.5)
-    assert execute(group(4, 8, lookahead, network=slow)).end == pytest.approx(expected)
+    assert execute(group(4, 8, network=slow)).end == pytest.approx(11 * 3 + 6 * 0.5)
 
 
 def test_the_longest_stage_sets_the_pace() -> None:
     """Stage 1 takes 6 s a microbatch, and waits for nothing but the first forward before it; one backward follows."""
-    times = execute(group(3, 10, 1, forward=(1.0, 2.0, 1.0), backward=(2.0, 4.0, 2.0)))
+    times = execute(group(3, 10, forward=(1.0, 2.0, 1.0), backward=(2.0, 4.0, 2.0)))
     assert times.end == 1 + 10 * 6 + 2
 
 
 def test_a_worker_of_two_stages_does_the_work_of_both() -> None:
-    times = execute(group(3, 20, 1, owners=((0, 1, 1),), busy=(0.0, 0.0)))
+    times = execute(group(3, 20, owners=((0, 1, 1),), busy=(0.0, 0.0)))
     assert times.work == (60.0, 120.0)
     assert 120 <= times.end <= 120 + 9
 
@@ -60,7 +59,7 @@ def test_a_worker_of_two_stages_does_the_work_of_both() -> None:
 def test_a_small_connection_sends_one_tensor_after_the_other() -> None:
     """Two stages; a boundary takes 10 s, so that microbatches follow each other every 10 s instead of every 3 s."""
     thin = Network(flow=10.0, machine=1e15, latency=0.0)
-    times = execute(group(2, 10, 1, boundary=(100, 0), network=thin))
+    times = execute(group(2, 10, boundary=(100, 0), network=thin))
     assert times.end == pytest.approx(10 * 10 + 1 + 3 + 10 + 2)
 
 
@@ -84,11 +83,10 @@ def test_what_two_lost_neighbours_sent_each_other_is_made_again() -> None:
 ZBH1 = PipelineSchedule.ZB_H1
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (4, 8), (2, 2), (8, 16)])
-def test_split_backwards_leave_a_third_of_the_bubble(stages: int, microbatches: int, lookahead: int) -> None:
+def test_split_backwards_leave_a_third_of_the_bubble(stages: int, microbatches: int) -> None:
     """Of (P-1)(F+B+W), where the three take equally long, (P-1)(F+B-W) is left."""
-    times = execute(group(stages, microbatches, order=StageOrder(ZBH1, lookahead)))
+    times = execute(group(stages, microbatches, order=StageOrder(ZBH1)))
     assert times.end == 3 * microbatches + stages - 1
     assert times.work == (3.0 * microbatches,) * stages
 
@@ -96,7 +94,7 @@ def test_split_backwards_leave_a_third_of_the_bubble(stages: int, microbatches: 
 def test_an_heir_repeats_weight_gradients_last() -> None:
     """The job is sooner done than if its own backwards were whole, and the same work is done."""
     lost = StepLoss(lost=((2, 10.0),), planned=11.0, heirs=(((0, 2), 1),))
-    whole, split = execute(group(4, 8), lost), execute(group(4, 8, order=StageOrder(ZBH1, 0)), lost)
+    whole, split = execute(group(4, 8), lost), execute(group(4, 8, order=StageOrder(ZBH1)), lost)
     assert split.work[1] == whole.work[1]
     assert split.end < whole.end
 
@@ -116,7 +114,7 @@ def test_a_spare_worker_that_has_the_state_makes_a_loss_cheaper_than_a_neighbour
 
 def test_what_a_mirror_has_done_is_not_repeated_where_backwards_are_split() -> None:
     lost = StepLoss(lost=((2, 15.0),), planned=15.5, heirs=(((0, 2), 1),))
-    one = group(4, 8, order=StageOrder(ZBH1, 0), mirrors=((3, 0, 1, 2),), layers=(1, 1, 1, 1))
+    one = group(4, 8, order=StageOrder(ZBH1), mirrors=((3, 0, 1, 2),), layers=(1, 1, 1, 1))
     helped, alone = execute(one, lost), execute(replace(one, mirrors=(), layers=()), lost)
     assert helped.end < alone.end
 
@@ -135,7 +133,7 @@ def test_a_pipeline_by_itself_takes_as_long_to_the_last_digit_as_one_that_is_wat
         forward=tuple(draw(seconds) for _ in range(stages)),
         backward=tuple(draw(seconds) for _ in range(stages)),
         boundary=tuple(draw(st.sampled_from([0, 100, 1000, 5000])) for _ in range(stages)),
-        order=StageOrder(draw(st.sampled_from(PipelineSchedule)), draw(st.integers(0, 3)), draw(st.booleans())),
+        order=StageOrder(draw(st.sampled_from(PipelineSchedule)), draw(st.booleans())),
         network=Network(
             flow=flow, machine=flow * draw(st.sampled_from([1, 1.5, 8])), latency=draw(st.sampled_from([0.0, 0.1, 0.5]))
         ),

@@ -107,7 +107,7 @@ class Workers:
         self.clock: Any = LoopClock(loop)
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
-        self.store, self.lookahead, self.work = SimStore(self.clock, oracle, rng), 1, work
+        self.store, self.work = SimStore(self.clock, oracle, rng), work
         self.copy_seconds, self.devices = 0.0, 1
         self.history: dict[str, bytes] | None = None  # no callback is told from one
         self.checks = Checks(oracle)

@@ -97,7 +97,6 @@ class Scenario:
     slowness: float
     capacity: int
     faults: tuple[Fault, ...]
-    lookahead: int
     replicas: int = 1
     checkpoints: int = 0  # a checkpoint every so many steps; 0: none
     trouble: float = 0.0  # of the store
@@ -117,7 +116,7 @@ class Scenario:
         spec: dict[str, Any] = {
             "task": {"entrypoint": "stand.in:build"},
             "training": a.training(),
-            "topology": {**self._fixed, "lookahead": self.lookahead, "schedule": self.schedule},
+            "topology": {**self._fixed, "schedule": self.schedule},
             "redundancy": {"mode": self.mode, "replicas": self.replicas},
             "standby": {"workers": self.standby, "stages": self.standby_stages},
         }
@@ -155,7 +154,7 @@ class Scenario:
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
             f"groups {a.bounds}, {a.steps} steps, skipped {sorted(a.skipped)}, evaluated {a.evaluated}, "
-            f" {self.schedule}, lookahead {self.lookahead}, standby {self.standby} with {self.standby_stages}, "
+            f" {self.schedule}, standby {self.standby} with {self.standby_stages}, "
             f"ties {a.ties}, {self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, trouble {self.trouble}, "
@@ -194,7 +193,6 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
         slowness=10 ** rng.uniform(-1, 0.7),
         capacity=wanted if rng.random() < 0.6 else rng.randint(a.stages * a.pipelines, wanted + 2),
         faults=_faults(rng, a, Kind.RESTARTS in has, checkpoints, resplit),
-        lookahead=rng.choice((0, 1, 1, 2)),
         checkpoints=chance.choice((1, 1, 2, 3, 5)) if checkpoints else 0,
         trouble=chance.choice((0.0, 0.0, 0.1, 0.3)),
         store_seconds=10 ** chance.uniform(-3, -0.5),

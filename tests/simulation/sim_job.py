@@ -62,7 +62,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self.spec = scenario, scenario.spec()
         self._say = say
-        self.clock, self.lookahead, self.work = Clock(), self.spec.topology.lookahead, scenario.work
+        self.clock, self.work = Clock(), scenario.work
         self.copy_seconds, self.devices = scenario.copy_seconds, scenario.per_worker
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)

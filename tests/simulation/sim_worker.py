@@ -83,7 +83,6 @@ class Surroundings(Protocol):
     weights: SimWeights
     history: dict[str, bytes] | None  # the files of one, if a callback is told from it
 
-    lookahead: int
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
     copy_seconds: float  # 0: workers have no device
     devices: int  # of each worker, which runs its stage in as many parts
@@ -361,7 +360,6 @@ class Node:
                 observer=self,
                 clock=lambda: around.clock.now + self.spent,
                 work_clock=lambda: around.clock.now + self.spent,
-                lookahead=around.lookahead,
                 policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 evaluations=around.oracle.arithmetic.evaluations,
                 spots=SpotSchedule(early=range(1, 200)),

@@ -465,7 +465,6 @@ class Job:
                 observer=Watch(self, name),
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,
-                lookahead=self.spec.topology.lookahead,
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
                 policy=StepPolicy.of(training, self.task),
                 evaluations=evaluation_schedule(self.task, training),

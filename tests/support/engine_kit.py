@@ -63,7 +63,6 @@ class OneEngine:
                 observer=self,
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,
-                lookahead=0,
                 devices=devices,
             )
         )

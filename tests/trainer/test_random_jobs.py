@@ -110,7 +110,7 @@ class RandomJob:
         return bamboojob(
             task=self.task,
             training=self.training,
-            topology={**fixed, "lookahead": rng.choice([1, 2]), "schedule": self.schedule},
+            topology={**fixed, "schedule": self.schedule},
             redundancy={"mode": mode, "replicas": replicas, "placement": rng.choice(["Device", "Host"])},
             standby={"workers": rng.choice([0, 0, 1])},
             elastic={"maxWorkers": stages * pipelines, "stabilizationSeconds": 0},

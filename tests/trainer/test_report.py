@@ -25,7 +25,6 @@ def test_a_worker_without_a_plan_answers_too() -> None:
             observer=Silent(),
             clock=lambda: 0.0,
             work_clock=lambda: 0.0,
-            lookahead=1,
         )
     )
     engine.report()

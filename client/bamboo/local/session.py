@@ -91,7 +91,7 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) ->
         stages, split = stages - 1, None
     changed = deepcopy(dict(manifest))
     part = changed["spec"]
-    part["topology"] = {"stages": stages, "pipelines": pipelines, "lookahead": topology.lookahead}
+    part["topology"] = {"stages": stages, "pipelines": pipelines}
     if split is not None:
         part["topology"]["split"] = list(split)
     part["redundancy"] = {"mode": RedundancyMode.NONE.value}

@@ -114,7 +114,7 @@ class PipelineSchedule(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
     """What is fixed of the grid of workers; what is not, the coordinator chooses if there is `elastic`. See
-    docs/design/engine.md for lookahead and schedule.
+    docs/design/engine.md for schedule.
 
     stages, pipelines: 1, the fewest that there may be, with chooses_stages or chooses_pipelines. split: None: as the
     layers' costs say. schedule: None: see `schedules`.
@@ -127,10 +127,6 @@ class TopologySpec:
     pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS, Mark.WHILE_SUSPENDED] = 1
     """The number of pipelines, which share the batch. Without elastic 1 by default. Can change only while the job is
     suspended.
-    """
-    lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
-    """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
-    memory for more activations. Cannot change.
     """
     schedule: PipelineSchedule | None = None
     """The order of forwards and backwards, with the same bits. ZBH1: weight gradients are computed later, which leaves

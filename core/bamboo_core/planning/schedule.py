@@ -111,6 +111,7 @@ class ReportReady:
     """Tell the root that this cell has finished the step; waits until its replicas hold the step's first version."""
 
 
+AHEAD: Final = 2  # forwards by which the warm-ups of neighbouring stages differ
 Computed = Forward | Backward | BackwardWeight | BackwardRest
 Instruction = (
     Evaluate
@@ -127,14 +128,13 @@ Instruction = (
 )
 
 
-def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Forward | Backward]:
+def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Forward | Backward]:
     """Warm-up forwards, then backward and forward in turn, then the remaining backwards.
 
-    lookahead: by how many forwards more than in plain 1F1B each stage is ahead of the next one; 0 is plain, 1 eager.
-    The first stage keeps the activations of `stages + lookahead * (stages - 1)` microbatches, the last one of one.
+    The first stage keeps the activations of `2 * stages - 1` microbatches, the last one of one.
     """
     after = stages - 1 - stage
-    warmup = min(len(microbatches), 1 + after * (1 + lookahead))
+    warmup = min(len(microbatches), 1 + after * AHEAD)
     program: list[Forward | Backward] = [Forward(m) for m in microbatches[:warmup]]
     for done, m in enumerate(microbatches[warmup:]):
         program += [Backward(microbatches[done]), Forward(m)]
@@ -142,19 +142,19 @@ def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead:
     return program
 
 
-def zb_h1(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Computed]:
-    """The order of 1F1B, but stage s computes its weight gradients by s * (1 + lookahead) microbatches later.
+def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
+    """The order of 1F1B, but stage s computes its weight gradients by 2 * s microbatches later.
 
-    With fewer than (stages - 1) * (1 + lookahead) microbatches by s only, else too many would be left for the end.
+    With fewer than 2 * (stages - 1) microbatches by s only, else too many would be left for the end.
 
     So every stage has at most as many microbatches in flight, with their weight gradients, as the first one has in
-    1F1B: `stages + lookahead * (stages - 1)`. The first stage has nobody before it, and postpones nothing.
+    1F1B: `2 * stages - 1`. The first stage has nobody before it, and postpones nothing.
     """
-    ahead = 1 + lookahead if len(microbatches) >= (stages - 1) * (1 + lookahead) else 1
+    ahead = AHEAD if len(microbatches) >= (stages - 1) * AHEAD else 1
     delay = stage * ahead
     program: list[Computed] = []
     done = 0
-    for instruction in one_f_one_b(stage, stages, microbatches, lookahead):
+    for instruction in one_f_one_b(stage, stages, microbatches):
         if stage == 0 or isinstance(instruction, Forward):
             program.append(instruction)
             continue
@@ -184,7 +184,7 @@ def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
     return [*found, *waiting]
 
 
-_ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, Sequence[int], int], Sequence[Computed]]]] = {
+_ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, Sequence[int]], Sequence[Computed]]]] = {
     PipelineSchedule.ONE_F_ONE_B: one_f_one_b,
     PipelineSchedule.ZB_H1: zb_h1,
 }
@@ -206,27 +206,26 @@ class StageOrder:
     """The order in which each stage runs the forwards and backwards of a step."""
 
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
-    lookahead: int = 1
     late_weights: bool = False  # see `with_late_weights`
 
     @classmethod
     def of(cls, topology: TopologySpec) -> Self:
         """The order with which a job of that topology begins."""
-        return cls(topology.first_schedule, topology.lookahead)
+        return cls(topology.first_schedule)
 
     def taken_over(self) -> Self:
         """The order of a step of a cell that another worker goes on with."""
         return replace(self, late_weights=True)
 
     def program(self, stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
-        found: list[Computed] = [*_ORDERS[self.schedule](stage, stages, microbatches, self.lookahead)]
+        found: list[Computed] = [*_ORDERS[self.schedule](stage, stages, microbatches)]
         return with_late_weights(found) if self._postpones(stages) else found
 
     def in_flight(self, stage: int, stages: int, microbatches: int) -> int:
         """How many microbatches a stage keeps activations of at most."""
         postpones = postpones_weights(self.schedule)
         more = self._postpones(stages) and (not postpones or stage == 0)
-        return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * (1 + self.lookahead) + more)
+        return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * AHEAD + more)
 
     def _postpones(self, stages: int) -> bool:
         """Whether weight gradients come late. With one stage they do not, as nobody waits for anything."""

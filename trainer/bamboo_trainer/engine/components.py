@@ -82,7 +82,6 @@ class Components:
             timer,
             self._devices,
             ports.copies,
-            lookahead=ports.lookahead,
             on_host=ports.on_host,
         )
         self.spots = SpotChecks(

@@ -23,7 +23,7 @@ class Ports:
 
     new_id: of an attempt to write a checkpoint. host_memory: how much there is. copies: of what is sent, in host
     memory; who makes them later has `Copied` handled when one is there. clock: seconds; work_clock: without those in
-    which the engine's thread waited for a processor. lookahead: see `StageOrder`. on_host: what is kept for others only
+    which the engine's thread waited for a processor. on_host: what is kept for others only
     waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. spots: which
     microbatches are computed again; None: none. deterministic: see `training.deterministic`. devices: of the worker, on
@@ -40,7 +40,6 @@ class Ports:
     observer: Observer
     clock: Callable[[], float]
     work_clock: Callable[[], float]
-    lookahead: int
     on_host: bool = False
     policy: StepPolicy = APPLIES_ALL
     evaluations: EvaluationSchedule | None = None

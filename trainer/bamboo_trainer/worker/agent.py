@@ -306,7 +306,6 @@ class WorkerAgent:
             observer=self.inside,
             clock=time.monotonic,
             work_clock=WorkClock(),
-            lookahead=spec.topology.lookahead,
             on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
             policy=StepPolicy.of(spec.training, task),
             host_memory=host_memory,

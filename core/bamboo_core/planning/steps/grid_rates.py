@@ -223,7 +223,7 @@ class GridRates:
         """A key that is equal for grids whose workers need the same memory: more microbatches than are in flight need
         no more.
         """
-        order = StageOrder(grid.schedule, self.spec.topology.lookahead)
+        order = StageOrder(grid.schedule)
         devices = grid.stages * self.spec.worker.devices
         most = max(one.in_flight(0, devices, MANY) for one in (order, order.taken_over()))
         count = most_microbatches(self.spec.training, grid.pipelines)

@@ -252,7 +252,7 @@ class _Execution:
             for s, worker in enumerate(row):
                 self._own((d, s), worker)
                 if group.mirrors and group.mirrors[d][s] >= 0 and group.mirrors[d][s] != worker:
-                    whole = one_f_one_b(s, self._stages, range(group.microbatches[d]), group.order.lookahead)
+                    whole = one_f_one_b(s, self._stages, range(group.microbatches[d]))
                     mirror = _Cell((d, s), [*whole], shadow=True)
                     self._mirrors[d, s] = group.mirrors[d][s], mirror
                     self._workers[group.mirrors[d][s]].cells.append(mirror)

@@ -283,7 +283,7 @@ class StepModel:
                 boundary=stages.boundary,
                 owners=owners,
                 microbatches=tuple(len(layout.split[d]) for d in rows),
-                order=StageOrder(layout.schedule, self._spec.topology.lookahead),
+                order=StageOrder(layout.schedule),
                 network=self.figures.network,
                 flows=self._spec.topology.flows_per_link,
                 busy=tuple(busy),

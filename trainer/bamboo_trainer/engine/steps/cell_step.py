@@ -146,12 +146,11 @@ class CellStep:
         stages: int,
         layout: Layout | None,
         tied_to: Sequence[int],
-        lookahead: int,
         evaluating: Evaluating,
     ) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it.
 
-        tied_to: the other stages that share parameters with this one. lookahead: see `StageOrder`.
+        tied_to: the other stages that share parameters with this one.
         """
         self.step, self.layout, self.done = stage.values.version, layout, 0
         self.final = self.figures = self.ahead = None
@@ -161,7 +160,7 @@ class CellStep:
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
             shared, tied = self._ranges(layout), bool(stage.values.final.tied)
-            order = StageOrder(layout.schedule, lookahead, late_weights=resumed)
+            order = StageOrder(layout.schedule, late_weights=resumed)
             training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
             step = [ReportReady()] if evaluating.only else training
             self.program, self.evaluations = [*before, *step], len(before)

@@ -53,7 +53,7 @@ class Executor:
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
         self._observer, self._clock, self._timer, self._devices = ports.observer, ports.clock, timer, devices
         self._coordinator = ports.coordinator
-        self._wanted, self._lookahead = ports.steps, ports.lookahead
+        self._wanted = ports.steps
         self._evaluations = ports.evaluations
         self._instructions = Instructions(
             plan, outbox, states, replicator, spots, devices, ports.copies, steps=ports.steps, clock=ports.clock
@@ -167,7 +167,7 @@ class Executor:
         tied_to, layout = self._states.tied_to(cell_step.cell), self._committer.layout(stage.values.version)
         cell_step.portions = self._plan.current.at(cell_step.cell).portions
         evaluating = self._evaluating(stage.values.version)
-        cell_step.start(stage, self._plan.stages, layout, tied_to, self._lookahead, evaluating)
+        cell_step.start(stage, self._plan.stages, layout, tied_to, evaluating)
 
     def _evaluating(self, step: int) -> Evaluating:
         """Return the evaluation that the step begins with: none if the step is committed, and nobody needs it."""

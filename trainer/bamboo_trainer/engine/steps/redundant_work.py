@@ -48,12 +48,11 @@ class RedundantWork:
         devices: DeviceTimes,
         copies: HostCopies,
         *,
-        lookahead: int,
         on_host: bool,
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._clock, self._timer = observer, clock, timer
-        self._copies, self._lookahead, self._on_host = copies, lookahead, on_host
+        self._copies, self._on_host = copies, on_host
         self._devices = devices
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
@@ -269,7 +268,7 @@ class RedundantWork:
     def _next_mirrored(self, cell: Cell, step: int, layout: Layout, shadow: Shadow | None) -> Forward | Backward | None:
         """None: all is done, or what it takes is not here. shadow: what is done of it."""
         (d, s), stages = cell, self._plan.stages
-        for instruction in one_f_one_b(s, stages, layout.split[d], self._lookahead):
+        for instruction in one_f_one_b(s, stages, layout.split[d]):
             m = instruction.microbatch
             if isinstance(instruction, Forward) and not (shadow and m in shadow.outputs):
                 return instruction if self._inputs_known(cell, step, m) else None
