@@ -29,6 +29,7 @@ from _network import CUT, Network, network
 from _switch import CONTROL, Shape
 from bamboo_core.control.channel_events import Received
 from bamboo_core.control.protocol import StepCommitted
+from bamboo_core.names import FLOWS_PER_LINK
 from bamboo_core.planning.profile import Network as ProfileNetwork
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.steps.pipelines import Group, execute
@@ -37,7 +38,6 @@ STAGES, MICROBATCHES, SAMPLES = 2, 8, 4
 FORWARD, BACKWARD = 0.010, 0.020
 WARMUP = 4  # steps that do not count
 GIGABIT = 1e9
-FLOWS_PER_LINK = 4
 Row = dict[str, Any]
 
 

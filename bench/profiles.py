@@ -114,20 +114,29 @@ def paced(profile: ModelProfile) -> ModelProfile:
     return scaled(profile, low)
 
 
+class OneConnection(Network, frozen=True, kw_only=True):
+    """A network whose links have one connection, as in the published measurements."""
+
+    def link(self, size: float) -> float:
+        return self.flow
+
+
 def on_demand_step(profile: ModelProfile) -> float:
-    """Seconds of a step on the published on-demand grid, as `bamboo simulate JOB.yaml` has it; one sum a pipeline, one
-    connection a link.
+    """Seconds of a step on the published on-demand grid, as `bamboo simulate JOB.yaml` has it, but for one connection a
+    link; one sum a pipeline.
     """
     published = profile.published
     assert published is not None
-    grid = {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines, "flowsPerLink": 1}
+    grid = {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines}
     training = {"steps": 1, "globalBatchSize": published.batch, "microBatchSize": profile.samples}
     spec = _manifest("x:y", {}, {**training, "reproducible": False}, topology=grid, redundancy={"mode": "None"})
     stages, pipelines = layer_ranges(profile.costs, spec.topology), spec.topology.pipelines
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(stages) * pipelines)]
     schedule = spec.topology.first_schedule
     plan = initial_plan(peers, stages, pipelines, spec.training, spec.redundancy, schedule=schedule)
-    return StepModel(profile.figures, spec).seconds(plan, plan.target)
+    network = OneConnection(**msgspec.structs.asdict(profile.network))
+    figures = msgspec.structs.replace(profile.figures, network=network)
+    return StepModel(figures, spec).seconds(plan, plan.target)
 
 
 def scaled(profile: ModelProfile, factor: float) -> ModelProfile:

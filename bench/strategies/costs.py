@@ -295,7 +295,7 @@ class Costs:
         return size / self._link(size)
 
     def _link(self, size: float) -> float:
-        return self.profile.network.link(size, self.spec.topology.flows_per_link)
+        return self.profile.network.link(size)
 
 
 def _plain(spec: JobSpec, layers: int) -> JobSpec:

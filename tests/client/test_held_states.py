@@ -14,7 +14,7 @@ STATE = 10 * MEGABYTE  # of a layer
 
 
 def held(rate: int = 5) -> HeldStates:
-    made = HeldStates(profile(2, state=STATE), rate, 4)
+    made = HeldStates(profile(2, state=STATE), rate)
     made.begin(PLAN)
     return made
 
@@ -56,7 +56,7 @@ def test_what_the_plan_takes_away_is_forgotten() -> None:
 
 
 def test_a_beginning_costs_only_what_a_worker_does_not_have() -> None:
-    states = HeldStates(profile(2, state=STATE, flow=2.0 * MEGABYTE), 5, 4)
+    states = HeldStates(profile(2, state=STATE, flow=2.0 * MEGABYTE), 5)
     assert states.beginning(PLAN) == (dict.fromkeys(PLAN.worker_ids(), 0.0), [])
     restored = msgspec.structs.replace(PLAN, restore=CheckpointId(step=3, id="a"))
     times, transfers = states.beginning(restored)

@@ -168,7 +168,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             pipelines=1,
             chooses_pipelines=True,
             schedule=s.PipelineSchedule.ZB_H1,
-            flows_per_link=8,
             split=(3, 4, 4, 2),
         ),
         elastic=s.ElasticSpec(max_workers=16, min_workers=8, stabilization_seconds=60),

@@ -138,6 +138,5 @@ def test_a_pipeline_by_itself_takes_as_long_to_the_last_digit_as_one_that_is_wat
             flow=flow, machine=flow * draw(st.sampled_from([1, 1.5, 8])), latency=draw(st.sampled_from([0.0, 0.1, 0.5]))
         ),
         busy=tuple(draw(seconds) for _ in range(stages)),
-        flows=draw(st.sampled_from([1, 4])),
     )
     assert execute(one) == execute(one, StepLoss(lost=(), planned=0.0, heirs=()))

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import Assignment, Cell, Plan
 from bamboo_core.planning.profile import ModelProfile, Network
 from bamboo_core.planning.steps.step_times import LostWorkers, StepModel
-from job_simulation_kit import manifest, plan_of, profile, spec
+from job_simulation_kit import plan_of, profile, spec
 
 Rows = tuple[tuple[str, ...], ...]
 
@@ -31,15 +30,13 @@ def test_large_frames_take_all_connections_of_a_link_and_no_more_than_the_machin
     """16 MiB of gradients a stage; what two pipelines sum up, and then the sums, are frames of 8 MiB each way."""
     mib = 1 << 20
 
-    def reduction(flows: int, machine: float, gradients: int = 8 * mib) -> float:
-        job = parse_manifest(manifest(2, 2, 8, "None", topology={"stages": 2, "pipelines": 2, "flowsPerLink": flows}))
+    def reduction(machine: float, gradients: int = 8 * mib) -> float:
         network = Network(flow=2.0 * mib, machine=machine * mib, latency=0.0)
-        return seconds(job, profile(4, network, gradients=gradients)) - 6 * 5
+        return seconds(spec(2, 2, 8, "None"), profile(4, network, gradients=gradients)) - 6 * 5
 
-    assert reduction(1, 100.0) == pytest.approx(8)
-    assert reduction(4, 100.0) == pytest.approx(2)
-    assert reduction(4, 5.0) == pytest.approx(16 / 5), "what a machine's connections carry together"
-    small = reduction(4, 100.0, gradients=mib // 2)
+    assert reduction(100.0) == pytest.approx(2)
+    assert reduction(5.0) == pytest.approx(16 / 5), "what a machine's connections carry together"
+    small = reduction(100.0, gradients=mib // 2)
     assert small == pytest.approx(0.5), "frames of half a MiB travel on one connection"
 
 

@@ -36,7 +36,7 @@ spec:
              evaluation: {everySteps: 20, batches: 5, metric: right, goal: Max, patience: 3, minDelta: 0.5},
              loggers: [{name: own, type: Custom, entrypoint: "a.b:log", config: {folder: "/x"}}],
              emaDecay: 0.99, deterministic: true, compile: true, reproducible: true, gradientGroups: 16}
-  topology: {stages: 4, schedule: ZBH1, flowsPerLink: 8,
+  topology: {stages: 4, schedule: ZBH1,
              split: [3, 4, 4, 2]}
   elastic: {maxWorkers: 16, minWorkers: 8, minStages: 1, objective: Throughput, stabilizationSeconds: 60}
   redundancy: {mode: None, placement: Host}

@@ -61,11 +61,11 @@ def run(policy: Policy, *changes: tuple[float, str, str], duration: float) -> St
 
 
 def costs_of(model: ModelProfile, batch: int, schedule: str | None = "1F1B") -> Costs:
-    """The costs of a job with microbatches of one sample, whose links have one connection."""
+    """The costs of a job with microbatches of one sample."""
     spec = {
         "task": {"entrypoint": "a:build"},
         "training": {"steps": 10, "globalBatchSize": batch, "microBatchSize": 1},
-        "topology": {"stages": 1, "flowsPerLink": 1, "schedule": schedule},
+        "topology": {"stages": 1, "schedule": schedule},
     }
     document = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "x"}, "spec": spec}
     return Costs(model, parse_manifest(document))

@@ -133,10 +133,6 @@ class TopologySpec:
     about a third of the bubbles; every stage then keeps as many activations as the first one. By default 1F1B, and with
     elastic the coordinator chooses. A change takes effect with the next step.
     """
-    flows_per_link: Annotated[int, Integer(1, 16), Mark.WHILE_SUSPENDED] = 4
-    """Over how many TCP connections, for each of the three lanes, a worker spreads frames of 1 MiB or more to another.
-    Can change only while the job is suspended.
-    """
     split: Annotated[
         tuple[int, ...] | None,
         Integers("layers of each stage", "Layers of a stage.", most=MOST_STAGES, highest=MOST_LAYERS),

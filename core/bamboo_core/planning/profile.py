@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from bamboo_core.names import LARGE_BODY
+from bamboo_core.names import FLOWS_PER_LINK, LARGE_BODY
 
 T = TypeVar("T")
 FORMAT: Final = "bamboo-profile"
@@ -61,9 +61,9 @@ class Network(_Part, frozen=True, kw_only=True):
     machine: Rate  # of all that a machine sends, and of all that it receives
     latency: Seconds = 0.0  # until the first byte of a message has arrived
 
-    def link(self, size: float, flows: int) -> float:
-        """Bytes a second of a frame of that size between two workers whose links have so many connections."""
-        return min(self.machine, flows * self.flow) if size >= LARGE_BODY else self.flow
+    def link(self, size: float) -> float:
+        """Bytes a second of a frame of that size between two workers."""
+        return min(self.machine, FLOWS_PER_LINK * self.flow) if size >= LARGE_BODY else self.flow
 
 
 class Storage(_Part, frozen=True, kw_only=True):

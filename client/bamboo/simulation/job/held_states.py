@@ -23,14 +23,14 @@ class StateOnItsWay(NamedTuple):
 class HeldStates:
     """Stages that workers hold at the newest version, states on their way, and layers of a checkpoint in memory."""
 
-    def __init__(self, profile: ModelProfile, transfer_mbps: int, flows: int) -> None:
-        """transfer_mbps, flows: of a state that is sent, and connections of a link, as the job's manifest has them."""
-        self._profile, self._limit, self._flows = profile, transfer_mbps * MEGABYTE, flows
+    def __init__(self, profile: ModelProfile, transfer_mbps: int) -> None:
+        """transfer_mbps: of a state that is sent."""
+        self._profile, self._limit = profile, transfer_mbps * MEGABYTE
         self._held: dict[WorkerId, set[int]] = {}
         self._coming: dict[tuple[WorkerId, int], float] = {}  # when the state is there
 
     def _link(self, size: int) -> float:
-        return self._profile.network.link(size, self._flows)
+        return self._profile.network.link(size)
 
     def begin(self, plan: Plan) -> None:
         """Everybody has what the plan says."""

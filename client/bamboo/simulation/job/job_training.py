@@ -72,7 +72,7 @@ class SimulatedTraining:
 
     def _no_states(self) -> HeldStates:
         spec = self._spec
-        return HeldStates(self._profile, spec.redundancy.transfer_mbps, spec.topology.flows_per_link)
+        return HeldStates(self._profile, spec.redundancy.transfer_mbps)
 
     # plans
 

@@ -46,7 +46,6 @@ class Group:
     # the worker that does a cell's work in advance as well (mode EagerBackward), [pipeline][stage], -1 for none
     mirrors: tuple[tuple[int, ...], ...] = ()
     layers: tuple[int, ...] = ()  # how many each stage has; the shortest piece of a mirror's work is the forward of one
-    flows: int = 1  # connections of a link, for large frames
     # of workers that have their connections together, as the devices of a node, the first one's number, by worker; ():
     # each has its own
     machines: tuple[int, ...] = ()
@@ -99,7 +98,7 @@ def _undisturbed(group: Group) -> GroupTimes:
     """
     stages, network = len(group.forward), group.network
     programs = [_timed(group, stage) for stage in range(stages)]
-    on_link = [size / network.link(size, group.flows) for size in group.boundary]
+    on_link = [size / network.link(size) for size in group.boundary]
     in_machine = [size / network.machine for size in group.boundary]
     links = {(s, s + way): 0.0 for s in range(stages) for way in (1, -1)}  # until when each is taken
     sends, receives = [0.0] * stages, [0.0] * stages
@@ -374,7 +373,7 @@ class _Execution:
         network, size = self._group.network, self._group.boundary[s - 1 if first else s]
         source, sink = self._workers[here], self._workers[there]
         begin = max(now, self._links.get((here, there), 0.0), source.sends)
-        self._links[here, there] = sent = begin + size / network.link(size, self._group.flows)
+        self._links[here, there] = sent = begin + size / network.link(size)
         source.sends = begin + size / network.machine
         sink.receives = max(begin, sink.receives) + size / network.machine
         at = max(sent, sink.receives) + network.latency

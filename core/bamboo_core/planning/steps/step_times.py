@@ -198,7 +198,6 @@ class StepModel:
             microbatches=(microbatches,),
             order=order,
             network=self.figures.network,
-            flows=self._spec.topology.flows_per_link,
             busy=stages.update,
             machines=workers,
         )
@@ -285,7 +284,6 @@ class StepModel:
                 microbatches=tuple(len(layout.split[d]) for d in rows),
                 order=StageOrder(layout.schedule),
                 network=self.figures.network,
-                flows=self._spec.topology.flows_per_link,
                 busy=tuple(busy),
                 mirrors=mirrors,
                 layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
@@ -337,7 +335,7 @@ class StepModel:
 
     def _link(self, size: float) -> float:
         """Bytes a second of a frame of that size, between two workers."""
-        return self.figures.network.link(size, self._spec.topology.flows_per_link)
+        return self.figures.network.link(size)
 
     def _sync(self, size: float, receivers: int) -> float:
         network = self.figures.network
