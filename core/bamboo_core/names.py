@@ -13,6 +13,7 @@ PROTOCOL_VERSION = 4
 DATA_PLANE_VERSION = 5  # of what workers say to each other
 LARGE_BODY = 1 << 20  # bytes of a frame's tensors, from which they are spread over a link's connections
 FLOWS_PER_LINK = 4  # connections of a link
+STATE_RATE = 500_000_000  # the most bytes a second at which a worker sends a whole state
 NUMERICS_VERSION = 2  # raised with every change to Bamboo after which the same job ends with other bits
 
 EXIT_OK = 0

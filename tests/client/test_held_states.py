@@ -3,18 +3,19 @@
 import msgspec
 import pytest
 
-from bamboo.simulation.job.held_states import MEGABYTE, HeldStates
+from bamboo.simulation.job.held_states import HeldStates
+from bamboo_core.names import STATE_RATE
 from bamboo_core.planning.plan import Cell, CheckpointId
 from replica_kit import planned
 from strategy_kit import profile
 
 PLAN = planned(2, 1, 1, "a")
 FIRST, SECOND = (PLAN.at(Cell(0, s)).owner for s in range(2))
-STATE = 10 * MEGABYTE  # of a layer
+STATE = 2 * STATE_RATE  # bytes of a layer
 
 
-def held(rate: int = 5) -> HeldStates:
-    made = HeldStates(profile(2, state=STATE), rate)
+def held() -> HeldStates:
+    made = HeldStates(profile(2, state=STATE))
     made.begin(PLAN)
     return made
 
@@ -27,7 +28,7 @@ def test_at_first_everybody_has_what_the_plan_says() -> None:
 
 
 def test_states_travel_one_after_the_other_from_their_owner() -> None:
-    states = held(rate=5)
+    states = held()
     more = ("n0", "n1")
     row = tuple(msgspec.structs.replace(a, replicas=(*a.replicas, *more)) for a in PLAN.pipelines[0])
     workers = (*PLAN.workers, *(msgspec.structs.replace(PLAN.workers[0], worker=name) for name in more))
@@ -56,7 +57,7 @@ def test_what_the_plan_takes_away_is_forgotten() -> None:
 
 
 def test_a_beginning_costs_only_what_a_worker_does_not_have() -> None:
-    states = HeldStates(profile(2, state=STATE, flow=2.0 * MEGABYTE), 5)
+    states = HeldStates(profile(2, state=STATE, flow=STATE / 5))
     assert states.beginning(PLAN) == (dict.fromkeys(PLAN.worker_ids(), 0.0), [])
     restored = msgspec.structs.replace(PLAN, restore=CheckpointId(step=3, id="a"))
     times, transfers = states.beginning(restored)

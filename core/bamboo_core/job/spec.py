@@ -180,7 +180,7 @@ class ElasticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancySpec:
-    """How the job is protected against losses. transfer_mbps: in MB/s."""
+    """How the job is protected against losses."""
 
     mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.EAGER_FORWARD
     """What there is twice. None: nothing. LazyForward: each stage's state. EagerForward: also the forwards of the stage
@@ -196,8 +196,6 @@ class RedundancySpec:
     """Where replicas are kept. Host moves their optimizer state and the activations of redundant forwards to host
     memory. Can change only while the job is suspended.
     """
-    transfer_mbps: Annotated[int, Named("transferMBps"), Integer(1, 1_000_000)] = 500
-    """The most MB/s at which a worker sends a whole state. Can change only while the job is suspended."""
 
     @property
     def kept(self) -> int:  # replicas that there should be of each stage's state

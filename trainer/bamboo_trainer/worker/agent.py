@@ -45,7 +45,7 @@ from bamboo_core.control.protocol import (
 from bamboo_core.control.weights import CommitWeights, Save
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.job.spec import ReplicaPlacement
-from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, FLOWS_PER_LINK, GRACE_SECONDS
+from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, FLOWS_PER_LINK, GRACE_SECONDS, STATE_RATE
 from bamboo_core.planning.plan import ROOT
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
@@ -265,8 +265,7 @@ class WorkerAgent:
         if welcome.history:
             self.history = self._keep_history(job, welcome.history)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
-        rate = job.spec.redundancy.transfer_mbps * 1e6
-        self.transport.trust(welcome.secret, rate, FLOWS_PER_LINK, together(by_device).buffer)
+        self.transport.trust(welcome.secret, STATE_RATE, FLOWS_PER_LINK, together(by_device).buffer)
         owner = owner_of(welcome.secret)
         self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send, job.data)
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer
+from bamboo_core.names import STATE_RATE
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.planning.profile import ModelProfile
-
-MEGABYTE = 1_000_000
 
 
 class StateOnItsWay(NamedTuple):
@@ -23,9 +22,8 @@ class StateOnItsWay(NamedTuple):
 class HeldStates:
     """Stages that workers hold at the newest version, states on their way, and layers of a checkpoint in memory."""
 
-    def __init__(self, profile: ModelProfile, transfer_mbps: int) -> None:
-        """transfer_mbps: of a state that is sent."""
-        self._profile, self._limit = profile, transfer_mbps * MEGABYTE
+    def __init__(self, profile: ModelProfile) -> None:
+        self._profile = profile
         self._held: dict[WorkerId, set[int]] = {}
         self._coming: dict[tuple[WorkerId, int], float] = {}  # when the state is there
 
@@ -63,7 +61,7 @@ class HeldStates:
                 if number in self._held[worker] or (worker, number) in self._coming:
                     continue
                 size = self.state_bytes(plan.stages[number])
-                busy[assignment.owner] += size / min(self._link(size), self._limit)
+                busy[assignment.owner] += size / min(self._link(size), STATE_RATE)
                 at = now + busy[assignment.owner] + self._profile.network.latency
                 self._coming[worker, number] = at
                 transfer = Transfer(TrafficKind.STATES, assignment.owner, worker, size)

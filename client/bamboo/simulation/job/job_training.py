@@ -71,8 +71,7 @@ class SimulatedTraining:
         self._counted = (-1, -1), ZoneTraffic()  # of the epoch and generation before it, a step's traffic
 
     def _no_states(self) -> HeldStates:
-        spec = self._spec
-        return HeldStates(self._profile, spec.redundancy.transfer_mbps)
+        return HeldStates(self._profile)
 
     # plans
 
