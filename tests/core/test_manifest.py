@@ -203,7 +203,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             template={"spec": {"a": 1}},
         ),
         queue=s.QueueSpec(name="q", priority_class="high", growth_priority_class="low"),
-        degraded_priority_class_name="urgent",
         backoff_limit=2,
         active_deadline_seconds=86400,
         progress_deadline_seconds=900,

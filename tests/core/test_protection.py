@@ -10,7 +10,7 @@ from bamboo.local.views.metrics_view import fill
 from bamboo.remote.job_view import phrases
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.coordinator.job_status import status as status_of
-from bamboo_core.coordinator.protection import is_degraded, protection
+from bamboo_core.coordinator.protection import protection
 from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import BambooJobStatus
@@ -144,21 +144,3 @@ def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tup
     if told:
         message = "3 workers on node n1, and spread.workersPerNode is 2"
         assert protection(replace(found, unprotected=(), grid=said().grid), world.spec).message == message
-
-
-@pytest.mark.parametrize(
-    ("grid", "mode", "degraded"),
-    [
-        ((), "EagerForward", False),
-        (((("a", True), ("b", True)),), "EagerForward", False),
-        (((("a", True), ("b", False)),), "EagerForward", True),
-        (((("a", False), ("b", False)),), "None", False),
-        (((("a", True), ("a", True)),), "None", True),
-        (((("a", True), ("b", True)), (("c", True), ("b", True))), "EagerForward", True),
-    ],
-)
-def test_a_job_is_degraded_while_a_worker_runs_two_stages_or_a_stage_is_held_once(grid, mode, degraded):
-    assert (
-        is_degraded(said(grid=grid, workers=()) if grid else replace(said(), grid=()), job(redundancy={"mode": mode}))
-        is degraded
-    )

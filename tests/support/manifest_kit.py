@@ -54,7 +54,6 @@ spec:
   worker: {image: "r.io/t:1", resources: {limits: {nvidia.com/gpu: 2, memory: 16Gi}},
            template: {spec: {a: 1}}, devices: 2}
   queue: {name: q, priorityClass: high, growthPriorityClass: low}
-  degradedPriorityClassName: urgent
   backoffLimit: 2
   activeDeadlineSeconds: 86400
   progressDeadlineSeconds: 900

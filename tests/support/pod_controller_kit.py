@@ -57,7 +57,6 @@ class Place:
         self.events: dict[str, list[dict[str, Any]]] = {}  # of pods, by their uids
         self.events_read: list[str] = []  # the uids of those whose events were asked for
         self.no_events = False  # has the operator no right to list them?
-        self.priorities = {"usual"}  # the PriorityClasses that there are
         self.kueue = False  # are pods created through Kueue's webhook?
         self.holders = QuotaHolders()
 
@@ -70,8 +69,6 @@ class Place:
         self.api.refuse_taken("pods", pod["metadata"]["name"])
         if self.refusal is not None:
             raise self.refusal
-        if pod["spec"].get("priorityClassName", "usual") not in self.priorities:
-            raise ApiError(403, "Forbidden", "no PriorityClass with that name was found")
         if len(self.pods) >= self.room:
             raise ApiError(403, "Forbidden", "exceeded quota: pods")
         self.made += 1
@@ -184,9 +181,6 @@ class Place:
         """The number of pods that may be evicted now."""
         assert self.budget is not None
         return disruptions_allowed(self.budget, self.pods.values())
-
-    def priorities_of(self) -> dict[str, str | None]:
-        return {name: pod["spec"].get("priorityClassName") for name, pod in sorted(self.pods.items())}
 
     def pools(self) -> dict[str, str | None]:
         return {name: worker_pool(pod) for name, pod in sorted(self.pods.items())}

@@ -65,13 +65,6 @@ def spares_any_worker(status: Status) -> bool:
     return bool(status.replicas)
 
 
-def is_degraded(status: Status, spec: JobSpec) -> bool:
-    """Does a worker run two stages, or is there a stage without the second copy that it is meant to have?"""
-    cells = [cell for row in status.grid for cell in row]
-    doubled = len({owner for owner, _ in cells}) < len(cells)
-    return doubled or (spec.redundancy.mode is not RedundancyMode.NONE and not all(held for _, held in cells))
-
-
 def counts_nodes(spec: JobSpec) -> bool:
     """Are nodes lost with several workers?"""
     return spec.spread.workers_per_node > 1

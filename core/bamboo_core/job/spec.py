@@ -338,10 +338,6 @@ class JobSpec:
     """How long after its end the job is deleted; by default never."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job ends: those that still run, all, or none."""
-    degraded_priority_class_name: Annotated[str | None, TextOf(DNS_NAME)] = None
-    """The PriorityClass of pods that are made while a worker runs two stages or a stage has no second copy: they get a
-    node before lesser work. Others have that of worker.template.
-    """
     disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
     """OneAtATime creates a PodDisruptionBudget: evictions take one worker, and the next when every stage is held by two
     workers again.

@@ -95,12 +95,6 @@ def worker_pod(
     return pod
 
 
-def with_priority(pod: Json, name: str) -> Json:
-    """The pod with that PriorityClass in place of its own. Its revision stays, for it is as good as one without."""
-    spec = {key: value for key, value in pod["spec"].items() if key not in ("priority", "preemptionPolicy")}
-    return {**pod, "spec": {**spec, "priorityClassName": name}}
-
-
 def worker_revision(job: JobSpec, meta: JobMeta, pool: NodePool | None, settings: WorkerPodSettings) -> str:
     """A digest of all that is the same in the pods of that pool's workers, whatever it follows from."""
     rendered = json.dumps(_rendered(job, meta, (0, 0), pool, settings), sort_keys=True)

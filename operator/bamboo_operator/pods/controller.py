@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from bamboo_core.coordinator.events import Emit, WorkerState
-from bamboo_core.coordinator.protection import is_degraded
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError
@@ -19,7 +18,7 @@ from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.spread import zone_group
-from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, with_priority, worker_number, worker_pool
+from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
 from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
@@ -111,7 +110,6 @@ class PodController:
         self.settled, self._looked_at = False, -math.inf  # time.monotonic()
         self._pools_full = False  # pods are wanted, and no pool may have more
         self._refusal: PodRefused | None = None  # of the newest pod that was to be created
-        self._priority_refused = ""  # the PriorityClass with which a pod was refused
         self._reported: set[str] = set()  # reasons of startup problems
 
     async def reconcile(self) -> None:
@@ -376,7 +374,7 @@ class PodController:
             made = template.pod(number, pool, group)
             if (request := self._queue_request()) is not None:
                 made = with_priority_class(made, request.priority)
-            pod = await self._create_pod(made)
+            pod = await self._api.create_pod(made)
         except ApiError as error:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)
@@ -385,23 +383,6 @@ class PodController:
         self.created, self._refusal = number + 1, None
         if owner_uid(pod) == self._job.uid:
             self._cluster.pod_created(pod)
-
-    async def _create_pod(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """While the job is degraded with the priority that it names for that, unless that is refused."""
-        priority = self._spec.degraded_priority_class_name
-        if priority is not None and is_degraded(self._requests.status(), self._spec):
-            try:
-                return await self._api.create_pod(with_priority(pod, priority))
-            except ApiError as error:
-                if PodRefused.of(error) is None:
-                    raise
-                made = await self._api.create_pod(pod)  # what refuses both, such as a quota, says so by itself
-                if self._priority_refused != priority:
-                    told = f"a pod with spec.degradedPriorityClassName {priority} is refused: {error}; made without it"
-                    self._record(Emit("PriorityRefused", told, True))
-                self._priority_refused = priority
-                return made
-        return await self._api.create_pod(pod)
 
     # deleting
 
