@@ -208,7 +208,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         progress_deadline_seconds=900,
         ttl_seconds_after_finished=0,
         clean_pod_policy=placement.CleanPodPolicy.ALL,
-        disruption_budget=placement.DisruptionBudget.NONE,
     )
 
 

@@ -37,7 +37,6 @@ def workers(**states: WorkerState) -> Any:
         ({"grid": (ROW,), "workers": workers(w1=WorkerState.LEAVING)}, FOUR, 3, 3),  # one at a time
         ({"grid": (ROW,)}, FOUR, 3, 2),  # fewer than wanted, for want of nodes, but protected again
         ({"grid": (), "phase": "Pending"}, FOUR, 4, None),
-        ({"grid": (ROW,)}, FOUR | {"disruptionBudget": "None"}, 4, None),
         ({"grid": (HALF,)}, FOUR | {"redundancy": {"mode": "None"}}, 4, None),
         ({"grid": (ROW, HALF)}, {"topology": {"stages": 4, "pipelines": 2}, "redundancy": {"mode": "None"}}, 8, 8),
         ({"grid": ((("w0", False),),)}, {"topology": {"stages": 1, "pipelines": 1}}, 1, None),  # it never could be
@@ -139,20 +138,13 @@ async def test_a_worker_that_has_not_joined_is_not_counted_and_lets_no_other_go(
     assert place.allowed() == 1
 
 
-async def test_a_user_does_without_and_the_end_takes_it_away(begin: Callable[..., Job]) -> None:
+async def test_the_end_takes_the_budget_away(begin: Callable[..., Job]) -> None:
     place = Place()
     started = await running(begin, place, **FOUR)
     await started.reconciles()
-    started.edit(job(**FOUR, disruptionBudget="None"))
-    await started.ticks(0.0)
-    await started.reconciles()
-    assert place.budgets == [4, None]
-    started.edit(job(**FOUR))
-    await started.ticks(0.0)
-    await started.reconciles()
-    assert place.budgets == [4, None, 4]
+    assert place.budgets == [4]
     await started.controller.end()
-    assert place.budgets == [4, None, 4, None]
+    assert place.budgets == [4, None]
 
 
 async def test_an_operator_that_takes_over_finds_out_what_there_is(begin: Callable[..., Job]) -> None:

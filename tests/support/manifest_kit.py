@@ -59,7 +59,6 @@ spec:
   progressDeadlineSeconds: 900
   ttlSecondsAfterFinished: 0
   cleanPodPolicy: All
-  disruptionBudget: None
 status: {step: 3}
 """
 

@@ -49,13 +49,6 @@ class SpreadPolicy(StrEnum):
         return self in (SpreadPolicy.ZONE_PER_PIPELINE, SpreadPolicy.SINGLE_ZONE)
 
 
-class DisruptionBudget(StrEnum):
-    """How many workers voluntary evictions, such as a drain's, may take at a time."""
-
-    ONE_AT_A_TIME = "OneAtATime"
-    NONE = "None"
-
-
 class CleanPodPolicy(StrEnum):
     """Which pods are deleted when the job ends."""
 

@@ -17,7 +17,6 @@ from bamboo_core.job.forms import Inside, Integer, Integers, Renames, TextList, 
 from bamboo_core.job.model import ListOf, Mark, Named, Values, completes
 from bamboo_core.job.placement_spec import (
     CleanPodPolicy,
-    DisruptionBudget,
     NodePool,
     SpreadPolicy,
     SpreadSpec,
@@ -338,10 +337,6 @@ class JobSpec:
     """How long after its end the job is deleted; by default never."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job ends: those that still run, all, or none."""
-    disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
-    """OneAtATime creates a PodDisruptionBudget: evictions take one worker, and the next when every stage is held by two
-    workers again.
-    """
 
 
 @completes(TopologySpec)

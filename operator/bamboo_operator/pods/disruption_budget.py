@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from bamboo_core.coordinator.events import Emit, Status, WorkerState
 from bamboo_core.coordinator.protection import spares_any_worker
-from bamboo_core.job.placement_spec import DisruptionBudget
 from bamboo_core.job.spec import JobSpec, RedundancyMode, wanted_workers
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
@@ -32,9 +31,8 @@ def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
     Not limited is a job that has nothing to lose yet, that is one worker and so can never be held twice, or that has
     neither redundancy nor a second pipeline: there a budget would only hold up drains.
     """
-    wanted = spec.disruption_budget is not DisruptionBudget.NONE and wanted_workers(spec) > 1
     held_twice = spec.redundancy.mode is not RedundancyMode.NONE or len(status.grid) > 1
-    if not (wanted and held_twice and status.grid):
+    if wanted_workers(spec) == 1 or not (held_twice and status.grid):
         return None
     leaving = any(state is WorkerState.LEAVING for _, state in status.workers)
     spare = 1 if spares_any_worker(status) and not leaving else 0
