@@ -132,7 +132,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         name="whole",
         namespace="team-a",
         suspend=True,
-        managed_by="kueue.x-k8s.io/multikueue",
         task=s.TaskSpec(
             entrypoint="a.b:build",
             config={"rate": 0.001, "sizes": [1, 2.5, None, {"deep": True}]},
@@ -228,7 +227,6 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
         ("metadata.nam", "x", "metadata.nam: unknown field, did you mean name?"),
         ("spec", 3, "spec: expected an object, got 3"),
         ("spec.suspend", "yes", 'spec.suspend: expected true or false, got "yes"'),
-        ("spec.managedBy", "me", 'spec.managedBy: expected a name of the form "domain/path", got "me"'),
         ("spec.task.entrypoint", "m", 'spec.task.entrypoint: expected "module:function", got "m"'),
         ("spec.task.entrypoint", None, 'spec.task.entrypoint: required, expected "module:function"'),
         ("spec.task", ABSENT, 'spec.task.entrypoint: required, expected "module:function"'),

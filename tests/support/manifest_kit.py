@@ -26,7 +26,6 @@ kind: BambooJob
 metadata: {name: whole, namespace: team-a, labels: {a: b}, creationTimestamp: 2024-01-01T00:00:00Z}
 spec:
   suspend: true
-  managedBy: kueue.x-k8s.io/multikueue
   task: {entrypoint: "a.b:build", config: {rate: 1e-3, sizes: [1, 2.5, null, {deep: true}]},
          initialFrom: {url: "s3://bucket/other", step: 40, drop: ["head.*"],
                        rename: {"h.*": "blocks.*", a: b}}}

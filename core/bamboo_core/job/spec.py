@@ -26,7 +26,6 @@ from bamboo_core.job.text_patterns import (
     DATE_TIME,
     DNS_NAME,
     ENTRYPOINT,
-    MANAGER,
     MONEY,
     TENSORS,
     URI,
@@ -38,7 +37,6 @@ from bamboo_core.storage.url import shown_url
 MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
 MOST_WORKERS, MOST_STAGES, MOST_PIPELINES, MOST_STANDBYS = 10_000, 1024, 1024, 1024
 USUAL_STABILIZATION = 120  # seconds
-DEFAULT_MANAGER = "bamboo.dev/operator"
 
 
 class RedundancyMode(StrEnum):
@@ -299,8 +297,6 @@ class JobSpec:
     """True stops the job and releases its nodes. Later it goes on from a checkpoint that it writes first, or at step 0
     if it keeps none.
     """
-    managed_by: Annotated[str, MANAGER, Mark.FIXED] = DEFAULT_MANAGER
-    """The controller that manages the job, as domain/path; Bamboo's operator ignores others. Cannot change."""
     task: Annotated[TaskSpec, Mark.FIXED]
     """What is trained. Cannot change."""
     training: Annotated[TrainingSpec, Mark.FIXED]

@@ -37,7 +37,6 @@ DNS_NAME = _form("a DNS-1123 name (lower-case letters, digits, '-' and '.')", r"
 METRIC = _form("the name of a metric", r"[A-Za-z_][A-Za-z0-9_]{0,63}", 64)
 _NAME = "[A-Za-z_][A-Za-z0-9_]*"  # of something in Python
 ENTRYPOINT = _form('"module:function"', rf"{_NAME}(\.{_NAME})*:{_NAME}")
-MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.A-Za-z0-9_]+", 63)
 _LABEL = r"[A-Za-z0-9]([-.A-Za-z0-9_]*[A-Za-z0-9])?"
 LABEL_KEY = _form("a label key", rf"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?{_LABEL}")
 RESOURCE = _form(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo_core.job.spec import DEFAULT_MANAGER
 from bamboo_core.kube.request_parts import job_path, node_path, pod_path
 from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.jobs.late_workers import DeletedJobs
@@ -62,8 +61,7 @@ class JobController:
             known = None
         elif gone:
             self.deleted_jobs.job_deleted(key, metadata["uid"])
-        manager = (body.get("spec") or {}).get("managedBy") or DEFAULT_MANAGER
-        if gone or manager != DEFAULT_MANAGER:
+        if gone:
             return
         if known:
             known[0].edited(body)
