@@ -206,7 +206,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         active_deadline_seconds=86400,
         progress_deadline_seconds=900,
         ttl_seconds_after_finished=0,
-        clean_pod_policy=placement.CleanPodPolicy.ALL,
     )
 
 
@@ -356,11 +355,6 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
             "spec.queue.name: required, expected a DNS-1123 name (lower-case letters, digits, '-' and '.')",
         ),
         ("spec.progressDeadlineSeconds", 0, "spec.progressDeadlineSeconds: expected an integer >= 1, got 0"),
-        (
-            "spec.cleanPodPolicy",
-            "Some",
-            'spec.cleanPodPolicy: expected one of Running, All, None, got "Some"',
-        ),
     ],
     ids=lambda value: value[:60] if isinstance(value, str) else "",
 )

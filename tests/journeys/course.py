@@ -77,7 +77,6 @@ def job(stages: int, pipelines: int, folder: Path) -> dict[str, Any]:
         training=training(100_000, 8, 2),
         topology={"stages": stages, "pipelines": pipelines},
         checkpoint={"storage": {"uri": f"file://{folder}"}, "everySteps": 10},
-        cleanPodPolicy="All",
     )
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube import attempts
@@ -47,31 +46,29 @@ def made(api: Any) -> tuple[PodRemoval, ClusterCache, list[str]]:
     return PodRemoval(JobIdentity(KEY, META.uid), cluster, api, ApiAttempts(KEY)), cluster, names
 
 
-@pytest.mark.parametrize(
-    ("policy", "count"), [(CleanPodPolicy.NONE, 0), (CleanPodPolicy.RUNNING, 1), (CleanPodPolicy.ALL, 2)]
-)
-async def test_the_policy_says_which_pods_go(policy: CleanPodPolicy, count: int) -> None:
-    api = Deletions()
-    pods, _, names = made(api)
-    await pods.remove(policy)
-    assert api.names == names[:count]
-    assert pods.deleted == set(names[:count])
+async def test_pods_that_have_ended_go_only_when_all_are_to_go() -> None:
+    for count in (1, 2):
+        api = Deletions()
+        pods, _, names = made(api)
+        await (pods.remove_running() if count == 1 else pods.remove_all())
+        assert api.names == names[:count]
+        assert pods.deleted == set(names[:count])
 
 
 async def test_a_deletion_that_fails_is_tried_again_until_it_is_done() -> None:
     api = Deletions(ApiError(500, "Reason", "busy"), ApiError(429, "Reason", "slow down"), True)
     pods, _, names = made(api)
-    await pods.remove(CleanPodPolicy.RUNNING)
+    await pods.remove_running()
     assert api.names == names[:1] * 3
 
 
 async def test_a_pod_that_is_gone_is_forgotten_and_one_that_was_replaced_is_left() -> None:
     pods, cluster, names = made(Deletions(False))
-    await pods.remove(CleanPodPolicy.RUNNING)
+    await pods.remove_running()
     assert set(cluster.pods(KEY, META.uid)) == {names[1]}
     api = Deletions(ApiError(409, "Reason", "another uid"))
     pods, _, names = made(api)
-    await pods.remove(CleanPodPolicy.RUNNING)
+    await pods.remove_running()
     assert api.names == names[:1]
 
 

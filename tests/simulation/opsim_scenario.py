@@ -111,7 +111,6 @@ class ClusterScenario:
     arithmetic: Arithmetic
     most: int  # pipelines
     standby: int
-    policy: str  # for pods when the job is over
     mode: str
     pools: tuple[dict[str, Any], ...]
     careful: bool  # workers are taken only while every layer has two holders, so that the job can always go on
@@ -139,7 +138,6 @@ class ClusterScenario:
             "elastic": {"maxWorkers": a.stages * self.most, "stabilizationSeconds": 5},
             "redundancy": {"mode": self.mode},
             "standby": {"workers": self.standby},
-            "cleanPodPolicy": self.policy,
             "backoffLimit": 50,
         }
         if self.queued:
@@ -156,7 +154,7 @@ class ClusterScenario:
         a = self.arithmetic
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} to {self.most} pipelines, {a.microbatches} "
-            f"microbatches, {a.steps} steps, standby {self.standby}, pods {self.policy}, {self.mode}, "
+            f"microbatches, {a.steps} steps, standby {self.standby}, {self.mode}, "
             f"pools {len(self.pools)}, careful {self.careful}, slowdown {self.slowdown:.0f}, grid {self.grid}, "
             f"chooses {self.chooses}, queued {self.queued}"
         )
@@ -184,7 +182,6 @@ def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> Clust
         ),
         most=rng.randint(pipelines, 2),
         standby=rng.choice((0, 0, 1)),
-        policy=rng.choice(("Running", "None")),
         mode=rng.choice(("LazyForward", "EagerForward")),
         pools=rng.choice(((), POOLS, ({"name": "spot", "maxWorkers": 2 * stages + 2},))),
         careful=rng.random() < 0.7,

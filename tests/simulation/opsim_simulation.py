@@ -362,7 +362,7 @@ class OperatorSimulation:
 
 
 def never_starts(pod: Object) -> bool:
-    """It stays as it is; whether it is removed when the job is over is for cleanPodPolicy to say."""
+    """It stays as it is until the job is over."""
     return str(pod["spec"]["containers"][0]["image"]).startswith(MISSING)
 
 

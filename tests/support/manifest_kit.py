@@ -57,7 +57,6 @@ spec:
   activeDeadlineSeconds: 86400
   progressDeadlineSeconds: 900
   ttlSecondsAfterFinished: 0
-  cleanPodPolicy: All
 status: {step: 3}
 """
 

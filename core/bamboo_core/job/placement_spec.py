@@ -49,14 +49,6 @@ class SpreadPolicy(StrEnum):
         return self in (SpreadPolicy.ZONE_PER_PIPELINE, SpreadPolicy.SINGLE_ZONE)
 
 
-class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when the job ends."""
-
-    RUNNING = "Running"
-    ALL = "All"
-    NONE = "None"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
     """A kind of nodes."""

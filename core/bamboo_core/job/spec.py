@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final
 from bamboo_core.job.forms import Inside, Integer, Integers, Renames, TextList, TextOf, Tree
 from bamboo_core.job.model import ListOf, Mark, Named, Values, completes
 from bamboo_core.job.placement_spec import (
-    CleanPodPolicy,
     NodePool,
     SpreadPolicy,
     SpreadSpec,
@@ -331,8 +330,6 @@ class JobSpec:
     """How long it may go without a committed step before it fails."""
     ttl_seconds_after_finished: Annotated[int | None, Integer(0)] = None
     """How long after its end the job is deleted; by default never."""
-    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
-    """Which pods are deleted when the job ends: those that still run, all, or none."""
 
 
 @completes(TopologySpec)

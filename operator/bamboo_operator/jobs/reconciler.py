@@ -16,7 +16,6 @@ from bamboo_core.control.protocol import Stop
 from bamboo_core.coordinator.events import Status
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
-from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth.worker_gateway import workers_path
@@ -128,7 +127,7 @@ class JobReconciler:
                 self._edited.set()
             await self._train(spec)
             if not self._status.over:  # it was suspended; by now it may be resumed
-                await self._removal.remove(CleanPodPolicy.ALL)
+                await self._removal.remove_all()
         await self._clean_up()
 
     def _trains(self) -> bool:
@@ -149,13 +148,13 @@ class JobReconciler:
         if spec is None and self._spec.begun:
             self._status.update(unattended=True)
             await self._write_until_done(None)
-            await self._wait_for_edit(RECHECK_SECONDS, CleanPodPolicy.NONE)
+            await self._wait_for_edit(RECHECK_SECONDS, workers_stay=True)
             return
         stop = Stop(reason="Suspended", message="the job is suspended")
         async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
-            await self._removal.remove(CleanPodPolicy.ALL)
+            await self._removal.remove_all()
             await self._write_until_done(None)
-            await self._wait_for_edit(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL)
+            await self._wait_for_edit(None if spec else RECHECK_SECONDS)
 
     async def _train(self, spec: JobSpec) -> None:
         """Until the job is over, or is suspended."""
@@ -236,19 +235,19 @@ class JobReconciler:
         except API_ERRORS as error:
             self._attempts.log_failure("post events", error)
 
-    async def _wait_for_edit(self, seconds: float | None, policy: CleanPodPolicy) -> None:
-        """At most that long. Pods that are seen only now are deleted as the others were."""
+    async def _wait_for_edit(self, seconds: float | None, *, workers_stay: bool = False) -> None:
+        """Wait at most that long. Pods that are seen only now are deleted, unless the workers stay."""
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
                 self._attempts.heartbeat()
                 self._trigger.clear()
-                if self._removal.living():
-                    await self._removal.remove(policy)
+                if not workers_stay and self._removal.living():
+                    await self._removal.remove_running()
                 self._count_cost()
                 if self._status.cost_is_due:
                     await self._write_until_done(None)
-                left = policy is not CleanPodPolicy.NONE and bool(self._removal.living())
+                left = not workers_stay and bool(self._removal.living())
                 await self._trigger.wait(idle_pause(time.monotonic(), end, pods_left=left))
 
     @contextlib.contextmanager
@@ -263,13 +262,12 @@ class JobReconciler:
     # the end
 
     async def _clean_up(self) -> None:
-        spec, shared = self._spec.parsed() or self._status.facts.spec, self._shared
-        policy = spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING
+        shared = self._shared
         stop = Stop(reason="JobOver", message="the job is over")
         async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
-            await self._removal.remove(policy)
+            await self._removal.remove_running()
             while (left := self._remaining_ttl()) is None or left > 0:
-                await self._wait_for_edit(left, policy)
+                await self._wait_for_edit(left)
                 self._edited.clear()
         await self._attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
 

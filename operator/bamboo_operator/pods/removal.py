@@ -2,11 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import ApiClient
@@ -58,11 +57,15 @@ class PodRemoval:
             await asyncio.sleep(0.1)
         meanwhile()
 
-    async def remove(self, policy: CleanPodPolicy) -> None:
-        if policy is CleanPodPolicy.NONE:
-            return
-        pods = list(self._cluster.pods(*self._job).values())
-        for pod in pods if policy is CleanPodPolicy.ALL else self.living():
+    async def remove_running(self) -> None:
+        """Delete the pods of workers that have not ended. Those of others stay, with their logs."""
+        await self._remove(self.living())
+
+    async def remove_all(self) -> None:
+        await self._remove(list(self._cluster.pods(*self._job).values()))
+
+    async def _remove(self, pods: Iterable[Mapping[str, Any]]) -> None:
+        for pod in pods:
             name = pod["metadata"]["name"]
             await self._attempts.until_done(f"delete pod {name}", partial(self._delete, pod["metadata"]))
 
