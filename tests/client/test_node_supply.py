@@ -71,6 +71,5 @@ def test_nodes_belong_to_the_pool_whose_template_names_their_zone_and_cost_what_
     ]
     there = [("n0", "a"), ("n1", "a"), ("n2", "b"), ("n3", "b")]
     changes = [NodeChange(at=0.0, change=Change.ADD, node=name, zone=zone) for name, zone in there]
-    spread = {"policy": "None"}
-    found = run(job(nodePools=pools, spread=spread), make_trace(changes, duration=HOUR)).figures
+    found = run(job(nodePools=pools), make_trace(changes, duration=HOUR)).figures
     assert found.usd == pytest.approx(1 + 2 * 10, rel=1e-3)

@@ -43,7 +43,7 @@ def test_each_field_of_a_plan_is_one_of_the_manifest(fields: Any, expected: Any)
 def test_plans_have_an_order_with_and_without_nodes_on_demand() -> None:
     """A search ended with a TypeError if the job had a pool of each capacity."""
     one = as_the_job_is("m", parse_manifest(manifest(2, 1, 6)))
-    some = replace(one, on_demand=1, spread=SpreadPolicy.NONE)
+    some = replace(one, on_demand=1, spread=SpreadPolicy.SINGLE_ZONE)
     assert sorted([some, one]) == [one, some]
     assert sorted([replace(some, every_steps=5), some]) == [some, replace(some, every_steps=5)]
 

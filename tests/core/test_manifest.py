@@ -190,7 +190,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             ),
         ),
         spread=placement.SpreadSpec(
-            topology_key="example.com/rack", policy=placement.SpreadPolicy.NONE, workers_per_node=2
+            topology_key="example.com/rack", policy=placement.SpreadPolicy.SINGLE_ZONE, workers_per_node=2
         ),
         checkpoint=s.CheckpointSpec(
             storage=s.StorageSpec(claim_name="x"), every_steps=50, keep_latest=2, resume=s.Resume.NEVER

@@ -44,7 +44,7 @@ def restricted(pod):
 
 SPECS = [
     {},
-    {"queue": {"name": "q"}, "spread": {"policy": "None"}},
+    {"queue": {"name": "q"}},
     {"spread": {"policy": "SingleZone"}},
     {"spread": {"policy": "ZonePerPipeline"}, "topology": {"stages": 2, "pipelines": 3}},
     {"spread": {"topologyKey": "rack"}, "nodePools": [{"name": "p", "preset": "GKE"}]},
@@ -303,10 +303,9 @@ def test_without_a_claim_the_weights_are_kept_in_checkpoints_only():
 
 
 def test_a_queue_and_a_spread():
-    pod = render({"queue": {"name": "q", "priorityClass": "high"}, "spread": {"policy": "None"}})
+    pod = render({"queue": {"name": "q", "priorityClass": "high"}})
     asked = {key: value for key, value in pod["metadata"]["labels"].items() if "kueue" in key}
     assert asked == {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "high"}
-    assert not {"topologySpreadConstraints", "affinity"} & pod["spec"].keys()
     constraint = render({"spread": {"topologyKey": "rack"}})["spec"]["topologySpreadConstraints"][0]
     assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("rack", "ScheduleAnyway")
 

@@ -21,7 +21,6 @@ PLACES = {
     SpreadPolicy.INTERLEAVE: "neighbours in different zones",
     SpreadPolicy.ZONE_PER_PIPELINE: "each pipeline in one zone",
     SpreadPolicy.SINGLE_ZONE: "all in one zone",
-    SpreadPolicy.NONE: "in whatever zones",
 }
 
 

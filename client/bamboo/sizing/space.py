@@ -123,9 +123,7 @@ def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
 
 
 def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
-    """The policies to choose from. With one pipeline a zone for each is one zone; None is only for schedulers that know
-    better.
-    """
+    """Return the policies to choose from. With one pipeline a zone for each is one zone."""
     if len(world.market.zones) < 2:
         return (one.spread,)
     known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)

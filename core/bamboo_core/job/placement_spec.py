@@ -35,13 +35,11 @@ class SpreadPolicy(StrEnum):
     """Where workers are, and who follows whom. Interleave: pods over all zones, neighbours in the ring in different
     ones. ZonePerPipeline: each pipeline in one zone, different ones if possible. SingleZone: the whole job in one zone.
     With ZonePerPipeline and a grid that the coordinator chooses, pods are spread as with Interleave: `spec.pod_spread`.
-    None: pods wherever the scheduler likes, and among these neighbours as with Interleave.
     """
 
     INTERLEAVE = "Interleave"
     ZONE_PER_PIPELINE = "ZonePerPipeline"
     SINGLE_ZONE = "SingleZone"
-    NONE = "None"
 
     @property
     def packs(self) -> bool:
@@ -116,8 +114,8 @@ class SpreadSpec:
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
     """Interleave spreads the pods over zones and nodes, with neighbouring stages in different zones: nearly all traffic
     crosses zones, which most clouds bill. ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a
-    zone costs no step. SingleZone keeps the job in one zone, with whose loss it goes back to its checkpoint. None
-    leaves it to the scheduler. With ZonePerPipeline, unless there is an elastic.objective, and SingleZone a pod waits
+    zone costs no step. SingleZone keeps the job in one zone, with whose loss it goes back to its checkpoint.
+    With ZonePerPipeline, unless there is an elastic.objective, and SingleZone a pod waits
     if its zone has no more nodes.
     """
     workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1

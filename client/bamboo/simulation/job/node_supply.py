@@ -5,7 +5,7 @@ No clock of its own: the run says when what happens.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, partial
@@ -91,7 +91,7 @@ class NodeSupply:
         free = self._free(pool)
         for group in self._groups():
             zones = self._allowed(group, Counter(node.zone for node in free))
-            unused = (node for zone in zones for node in free if zone in (None, node.zone))
+            unused = (node for zone in zones for node in free if node.zone == zone)
             found = begun.get(group) or next(unused, None)
             if found is not None:
                 return self._use(replace(found, group=group, spot=pool.name))
@@ -129,12 +129,8 @@ class NodeSupply:
         groups = sorted(range(len(self._most_of_group)), key=lambda group: sizes[group])
         return [group for group in groups if sizes[group] < self._most_of_group[group]] or groups[:1]
 
-    def _allowed(self, group: int, free: Counter[str]) -> Collection[str | None]:
-        """The zones in which the group's next node may be, the best first; None stands for any. free: nodes, by
-        zone.
-        """
-        if self._spread is SpreadPolicy.NONE:
-            return (None,)
+    def _allowed(self, group: int, free: Counter[str]) -> list[str]:
+        """Return the zones in which the group's next node may be, the best first. free: nodes, by zone."""
         used = Counter(node.zone for node in self._used.values())
         if self._spread is SpreadPolicy.INTERLEAVE:
             return sorted(free, key=lambda zone: used[zone])
@@ -154,7 +150,7 @@ class NodeSupply:
                 if begun := next((node for node in mine if node.group == group and self._has_room(node)), None):
                     return self._use(begun)
                 self._made += 1
-                zone = next(iter(self._allowed(group, Counter(self._zones)))) or self._zones[0]
+                zone = self._allowed(group, Counter(self._zones))[0]
                 return self._use(SimulatedNode(name=f"{pool.name}-{self._made}", zone=zone, pool=pool, group=group))
         return None
 
