@@ -22,11 +22,6 @@ def _counted(name: str, time: str) -> str:
     return f"increase((max by (namespace, job) (bamboo_job_{name}_total{{{J}}}))[{time}:])"
 
 
-def _saved(time: str) -> str:
-    """By job."""
-    return f"{_counted('on_demand_cost', time)} - {_counted('cost', time)}"
-
-
 def _sums() -> list[object]:
     useful = increase(f"bamboo_job_useful_worker_seconds_total{{{J}}}", "$__range")
     paid = increase(f"bamboo_job_paid_worker_seconds_total{{{J}}}", "$__range")
@@ -34,18 +29,6 @@ def _sums() -> list[object]:
     samples = increase(f"bamboo_job_samples_total{{{J}}}", "$__range")
     return [
         number("Cost", "Of the jobs chosen, in the time shown.", "none", cost),
-        number(
-            "Saved",
-            "Against the same workers at the price of each job's on-demand pool, in the time shown; of jobs with one.",
-            "none",
-            f"sum({_saved('$__range')})",
-        ),
-        number(
-            "Saved, of the on-demand price",
-            "The same as a share of what they would have cost on demand.",
-            "percentunit",
-            f"sum({_saved('$__range')}) / sum({_counted('on_demand_cost', '$__range')})",
-        ),
         number(
             "Cost at the end",
             "Of the jobs chosen that train now, from their first step to their last, if they go on as they do now.",
@@ -84,26 +67,6 @@ def _cost() -> list[object]:
         ),
         graph("Cost so far by job", "Since each job began.", "none", Query(f"bamboo_job_cost_so_far{{{J}}}", NAME)),
         graph(
-            "Saved so far by job",
-            "Against the same workers at the price of the job's on-demand pool, since the job began.",
-            "none",
-            Query(f"bamboo_job_saved_so_far{{{J}}}", NAME),
-        ),
-        graph(
-            "Cost an hour, and on demand",
-            "What is paid, and what the same workers would cost on demand; of jobs that have an on-demand pool.",
-            "none",
-            Query(
-                f"3600 * {BY_JOB} (rate(bamboo_job_cost_total{{{J}}}[$__rate_interval]))"
-                f" and {BY_JOB} (bamboo_job_on_demand_cost_total{{{J}}})",
-                f"{NAME}, paid",
-            ),
-            Query(
-                f"3600 * {BY_JOB} (rate(bamboo_job_on_demand_cost_total{{{J}}}[$__rate_interval]))",
-                f"{NAME}, on demand",
-            ),
-        ),
-        graph(
             "Cost of a million samples",
             "In the last hour, and over the whole job so far.",
             "none",
@@ -112,13 +75,6 @@ def _cost() -> list[object]:
                 f"{NAME}, last hour",
             ),
             Query(f"bamboo_job_cost_per_million_samples{{{J}}}", f"{NAME}, so far"),
-        ),
-        graph(
-            "Cost of repeated steps",
-            "Of steps that had to be repeated because a job went back to a checkpoint: in an hour, and so far.",
-            "none",
-            Query(_counted("repeated_cost", "1h"), f"{NAME}, last hour"),
-            Query(f"bamboo_job_repeated_cost_so_far{{{J}}}", f"{NAME}, so far"),
         ),
         graph(
             "Time that repeated steps take",

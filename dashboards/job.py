@@ -86,12 +86,6 @@ def _now() -> list[object]:
             f"max(bamboo_job_checkpoint_age_seconds{{{J}}})",
         ),
         number("Cost so far", "By the prices of the node pools.", "none", f"max(bamboo_job_cost_so_far{{{J}}})"),
-        number(
-            "Saved so far",
-            "Against the same workers at the price of the job's on-demand pool; below 0 if they cost more.",
-            "none",
-            f"max(bamboo_job_saved_so_far{{{J}}})",
-        ),
     ]
 
 

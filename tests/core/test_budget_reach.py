@@ -12,7 +12,6 @@ from bamboo.cli.commands import app
 from bamboo_core.job.budget_reach import (
     date_told,
     hours_left,
-    money_told,
     of_manifest,
     past,
     seconds_late,
@@ -53,10 +52,7 @@ def test_a_date_that_has_passed_says_how_much_is_missing() -> None:
 
 def test_money_says_for_how_long_it_lasts() -> None:
     assert hours_left(Decimal(10), Decimal(4), Decimal(2)) == 3.0
-    assert money_told(Decimal(10), Decimal(4), Decimal(2)) == "4.00 of 10 spent; the rest lasts 3.0 h at 2 an hour"
     assert hours_left(Decimal(10), Decimal(4), None) is None
-    assert money_told(Decimal(10), Decimal(4), None) == "4.00 of 10 spent"
-    assert money_told(Decimal(10), Decimal(11), Decimal(2)) == "11.00 of 10 spent"
 
 
 def dated(date: str) -> dict[str, object]:

@@ -102,7 +102,6 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
         totals.append(float(status.facts.total_cost))
         clock.now += 3600.0
     assert totals == [0.0, 2.0, 8.0, 18.0]
-    assert float(status.facts.comparison.on_demand) == 60.0
 
 
 def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_more() -> None:

@@ -34,7 +34,7 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     page, meter = MetricsPage(Exporter.OPERATOR), JobMeter(OperatorCounts())
     meter.useful, meter.paid, meter.committed, meter.samples = 30.0, 40.0, 1000.0, 48
     meter.signals["NodeDeleted"] += 1
-    written = {"cost": {"total": "0.1", "repeated": "0.02"}}
+    written = {"cost": {"total": "0.1"}}
     assert job_page(page, look(written=written), meter) == "Running"
     assert {state for state, value in values(page, job_catalog.JOB_STATE).items() if value} == {("Running",)}
     assert values(page, job_catalog.JOB_CONDITION)["FallbackActive",] == 1
@@ -43,8 +43,6 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     assert values(page, job_catalog.JOB_COST_PER_HOUR) == {(): 1.0}
     assert values(page, job_catalog.JOB_COST) == {(): 0.1}, "what its status says, where another operator would go on"
     assert values(page, job_catalog.JOB_COST_SO_FAR) == {(): 0.25}
-    assert values(page, job_catalog.JOB_REPEATED_COST) == {(): 0.02}
-    assert values(page, job_catalog.JOB_REPEATED_COST_SO_FAR) == {(): 0.05}
     samples = 3 * 8
     assert values(page, job_catalog.JOB_SAMPLES) == {(): 48}
     assert values(page, job_catalog.JOB_COST_PER_SAMPLES) == {(): pytest.approx(0.25 / samples * 1e6)}

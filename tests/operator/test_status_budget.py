@@ -1,4 +1,4 @@
-"""How far a job's budget gets, for a person."""
+"""A job that has cost its budget."""
 
 from decimal import Decimal
 
@@ -6,27 +6,13 @@ import pytest
 
 from bamboo_core.job.api_object import written
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.status.budget import budget_left, suspends
+from bamboo_operator.status.budget import suspends
 from bamboo_operator.status.writer import StatusWriter
 from operator_kit import job, said
 from status_kit import conditions, facts, seen
 
 POOLS = [{"name": "spot", "pricePerHour": "2"}]
-SPENT = "1.50 of 10 spent; the rest lasts 2.1 h at 4 an hour"
 BUDGETED = job(nodePools=POOLS, budget={"money": "10"})
-
-
-@pytest.mark.parametrize(
-    ("total", "per_hour", "told"),
-    [("1.5", "4", SPENT), ("1.5", None, "1.50 of 10 spent"), ("10.2", "4", "10.20 of 10 spent")],
-)
-def test_it_is_said_for_how_long_the_rest_lasts(total, per_hour, told):
-    known = facts(spec=BUDGETED, cost=Decimal(total))
-    assert budget_left(known, None if per_hour is None else Decimal(per_hour)) == told
-
-
-def test_nothing_is_said_without_a_budget_for_the_job():
-    assert budget_left(facts(spec=job(), cost=Decimal(1)), Decimal(1)) is None
 
 
 def test_a_job_that_has_cost_its_budget_is_suspended_and_says_why():
@@ -40,7 +26,6 @@ def test_a_job_that_has_cost_its_budget_is_suspended_and_says_why():
     assert "the job goes on from its newest checkpoint" in kept["message"]
     less = seen(said(), spec=BUDGETED, cost=Decimal("9.99"), pods={"spot": 2})
     assert less["state"] == "Running"
-    assert less["cost"]["budget"].startswith("9.99 of 10 spent; the rest lasts 0.0 h at 4 an hour")
 
 
 @pytest.mark.parametrize(

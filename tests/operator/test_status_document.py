@@ -114,7 +114,7 @@ def test_workers_pipelines_and_cost_are_counted():
     assert found["workers"] == {"desired": 7, "ready": 5, "standby": 1, "spot": 0, "onDemand": 0}
     pooled = seen(RUNNING, spec=POOLED, pods={"spot": 2, "fallback": 1})
     assert (pooled["workers"]["spot"], pooled["workers"]["onDemand"]) == (2, 1)
-    assert pooled["cost"] == {"perHour": "4.88", "total": "0.0000", "repeated": "0.0000"}
+    assert pooled["cost"] == {"perHour": "4.88", "total": "0.0000"}
     over = seen(RUNNING, spec=POOLED, pods={"spot": 2}, finish=DONE, cost=Decimal(1))
     assert (over["workers"]["spot"], over["cost"]["perHour"], over["cost"]["total"]) == (0, "0", "1.0000")
 

@@ -92,13 +92,7 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
         total=12.5,
         per_hour=3.0,
         at_end=14.25,
-        on_demand_at_end=49.5,
         pools=pools,
-        on_demand_pool="fallback",
-        on_demand_per_hour=10.5,
-        spent=3.0,
-        on_demand=10.5,
-        compared_since=now - 3600,
     )
     about = d.PageJob(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="EagerForward", began=now - 60, since=now)
     state = ended(Outcome.COMPLETE, "all steps are done") if over else None

@@ -158,7 +158,6 @@ def test_checkpoints_are_in_the_document_of_a_job_that_keeps_some() -> None:
         "restores": 1,
         "repeated": 3,
         "repeatedSeconds": 6.0,
-        "repeatedCost": None,
     }
     assert received(built(job(), said()))["checkpoint"] is None
 

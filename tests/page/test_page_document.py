@@ -11,12 +11,11 @@ from bamboo_core.job.status import read_status
 from bamboo_core.page import document as d
 from bamboo_core.page.builder import NOT_SEEN, OWNERS_ONLY, RESTARTED
 from bamboo_core.page.history import JobHistory
-from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE
+from bamboo_operator.http.page_document import NO_PRICE
 from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
-from bamboo_operator.status.savings import CostComparison
-from operator_kit import NOW, at, checkpoints, job, pool, said, viewed
+from operator_kit import NOW, at, checkpoints, job, said, viewed
 from page_kit import Time, written
 
 WHEN = NOW.timestamp()
@@ -38,12 +37,12 @@ def test_checkpoints_of_a_job_whose_coordinator_is_new_or_gone_are_as_the_status
         checkpoint={"lastStep": 8, "lastTime": at(-90)},
         restores=2,
         repeatedSteps=7,
-        cost={"total": "1", "repeated": "0.25"},
+        cost={"total": "1"},
     )
     gone = looked(look(spec=spec, written=status), WHEN).checkpoint
     assert gone is not None
     assert (gone.place, gone.step, gone.at, gone.every_steps) == ("s3://bucket/x", 8, WHEN - 90, 4)
-    assert (gone.restores, gone.repeated, gone.repeated_cost) == (2, 7, 0.25)
+    assert (gone.restores, gone.repeated) == (2, 7)
     unknown = checkpoints(step=None, place="s3://bucket/x", every_steps=4)
     new = looked(look(spec=spec, status=said(checkpoint=unknown), record=JobHistory(Time(WHEN)), written=status), WHEN)
     assert new.checkpoint is not None
@@ -147,10 +146,10 @@ def test_a_plan_that_cannot_be_read_is_no_grid(plan: Any) -> None:
     ("pools", "sentence"),
     [
         ([{"name": "a"}], NO_PRICE),
-        (POOLS[:1], NO_ON_DEMAND),
+        (POOLS[:1], ""),
         (
             [*POOLS[:1], {"name": "b", "capacity": "OnDemand"}],
-            f"Not included is what has no price: pool b. {NO_ON_DEMAND}",
+            "Not included is what has no price: pool b.",
         ),
         ([*POOLS, {"name": "b"}], "Not included is what has no price: pool b."),
         (POOLS, ""),
@@ -159,5 +158,4 @@ def test_a_plan_that_cannot_be_read_is_no_grid(plan: Any) -> None:
 def test_what_the_cost_lacks_is_said(pools: list[Any], sentence: str) -> None:
     found = looked(seen(spec=job(nodePools=pools)), WHEN).cost
     assert found is not None
-    assert (found.sentence, found.on_demand) == (sentence, None)
-    assert CostComparison().later((pool(name="a"),), {"a": 3}, 60.0, NOW) == CostComparison()
+    assert found.sentence == sentence

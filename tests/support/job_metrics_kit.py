@@ -61,7 +61,6 @@ def look(
         pods={"spot": 2, "sure": 1},
         paid={"spot": 2},
         cost=Decimal("0.25"),
-        repeated_cost=Decimal("0.05"),
     )
     return OperatedJob(view=viewed(facts.spec or spec, read_status(written), status), facts=facts)
 

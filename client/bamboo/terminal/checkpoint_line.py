@@ -17,11 +17,11 @@ class CheckpointFacts:
     writing: str = ""  # in words
     restores: int = 0
     repeated: int = 0  # steps, after so many times (restores) that the job went back
-    price: str = ""  # theirs, in words
+    price: str = ""  # the time that these took, in words
 
 
 def checkpoint_line(facts: CheckpointFacts) -> str:
-    """Such as `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (0.31 of the cost)`."""
+    """Such as `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (0:40)`."""
     newest = "none yet" if facts.step is None else f"step {facts.step}"
     if facts.step is not None and facts.age is not None:
         newest += f", {duration(max(0.0, facts.age))} old"

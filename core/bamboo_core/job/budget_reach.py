@@ -22,16 +22,6 @@ def hours_left(money: Decimal, spent: Decimal, per_hour: Decimal | None) -> floa
     return max(0.0, float((money - spent) / per_hour)) if per_hour else None
 
 
-def money_told(money: Decimal, spent: Decimal, per_hour: Decimal | None) -> str:
-    """Return a sentence without its end on how much is spent, and for how long the rest lasts. per_hour: what the
-    workers cost now; 0 or None if none run.
-    """
-    text, hours = f"{spent:.2f} of {money} spent", hours_left(money, spent, per_hour)
-    if hours is None or spent >= money:
-        return text
-    return f"{text}; the rest lasts {hours:.1f} h at {per_hour} an hour"
-
-
 def spent(money: Decimal, *, keeps: bool) -> str:
     """Why a job ends that has cost as much as it may, and what helps. keeps: it has a checkpoint store."""
     on = "goes on from its newest checkpoint" if keeps else "begins anew, since it keeps no checkpoints"

@@ -175,16 +175,6 @@ class JobCost(ApiPart, frozen=True):
     """The cost per hour of the current workers, a decimal number."""
     total: Amount | None = None
     """The cost so far, a decimal number."""
-    budget: Sentence | None = None
-    """How much of spec.budget.money is spent, and how far the rest is expected to get."""
-    repeated: Amount | None = None
-    """What of it repeated steps cost, a decimal number."""
-    on_demand_total: Amount | None = None
-    """What the same workers would have cost since comparedSince at the price of the first pool of capacity OnDemand."""
-    saved: Annotated[str, _schema(maxLength=32, pattern=r"^-?[0-9]+(\.[0-9]+)?$")] | None = None
-    """What remains of onDemandTotal after the real cost since comparedSince."""
-    compared_since: Time | None = None
-    """Since when onDemandTotal and saved are counted."""
     counted_until: Time | None = None
     """Until when the cost is counted; pods that go while no operator is active are not in it."""
 

@@ -303,30 +303,6 @@ JOB_COST_SO_FAR = _job(
     "What the job has cost so far, across operator restarts, as in status.cost.total.",
     run=False,
 )
-JOB_ON_DEMAND_COST = _job(
-    "on_demand_cost_total",
-    MetricKind.COUNTER,
-    "What the same pods would have cost at the price of the job's pool with capacity OnDemand; only if it has one.",
-    run=False,
-)
-JOB_SAVED = _job(
-    "saved_so_far",
-    MetricKind.GAUGE,
-    "What the job has saved against that so far, across operator restarts, as in status.cost.saved.",
-    run=False,
-)
-JOB_REPEATED_COST = _job(
-    "repeated_cost_total",
-    MetricKind.COUNTER,
-    "What repeated steps cost, by their usual duration.",
-    run=False,
-)
-JOB_REPEATED_COST_SO_FAR = _job(
-    "repeated_cost_so_far",
-    MetricKind.GAUGE,
-    "What repeated steps have cost so far, across operator restarts, as in status.cost.repeated.",
-    run=False,
-)
 JOB_COST_PER_SAMPLES = _job(
     "cost_per_million_samples", MetricKind.GAUGE, "Cost so far over samples so far, times a million.", run=False
 )

@@ -153,16 +153,8 @@ class PageCost(Struct, frozen=True, kw_only=True, rename="camel"):
 
     total: float | None = None  # paid so far
     per_hour: float | None = None
-    # at_end, on_demand_at_end: the whole job, if it goes on as now, and with nodes of that pool
-    at_end: float | None = None
-    on_demand_at_end: float | None = None
+    at_end: float | None = None  # the whole job, if it goes on as now
     pools: tuple[PoolCost, ...] = ()
-    on_demand_pool: str | None = None
-    on_demand_per_hour: float | None = None
-    # since then spent was paid, and on_demand would have been if every worker had come from on_demand_pool
-    compared_since: float | None = None
-    spent: float | None = None
-    on_demand: float | None = None
     sentence: str = ""  # what is missing, if anything
 
 
@@ -190,7 +182,6 @@ class PageCheckpoint(Struct, frozen=True, kw_only=True, rename="camel"):
     restores: int = 0  # how often the job went back to one
     repeated: int = 0  # the steps that it had to do again
     repeated_seconds: float | None = None  # that these usually take
-    repeated_cost: float | None = None  # that they cost, in the unit of the pools' prices
 
 
 class PageCondition(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -138,11 +138,6 @@ def _cost(page: MetricsPage, known: OperatedJob, status_now: BambooJobStatus) ->
         page.add(job_catalog.JOB_COST_PER_HOUR, float(cost.per_hour), *job)
     page.add(job_catalog.JOB_COST, float(written.total or 0), *job)
     page.add(job_catalog.JOB_COST_SO_FAR, total, *job)
-    page.add(job_catalog.JOB_REPEATED_COST, float(written.repeated or 0), *job)
-    page.add(job_catalog.JOB_REPEATED_COST_SO_FAR, float(cost.repeated or 0), *job)
-    if facts.comparison.since is not None:
-        page.add(job_catalog.JOB_ON_DEMAND_COST, float(written.on_demand_total or 0), *job)
-        page.add(job_catalog.JOB_SAVED, float(facts.comparison.saved), *job)
     live = view.live
     if live is not None and live.step and live.phase != "Recovering":
         samples = live.step * view.spec.training.global_batch_size - live.lost_samples

@@ -1,6 +1,6 @@
 """The way from what the operator knows of a BambooJob to the document of its page. Pure; the time comes in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 
 from msgspec.structs import replace
@@ -11,21 +11,15 @@ from bamboo_core.page.builder import document, state_in_status, unix
 from bamboo_core.page.forecast import at_the_end
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.operated_job import OperatedJob
-from bamboo_operator.status.savings import CostComparison, on_demand_per_hour, on_demand_pool
 
 NO_PRICE = "No price is given: set pricePerHour in the job's nodePools."
-NO_ON_DEMAND = "No pool with capacity OnDemand has a price, so there is nothing to compare with."
 
 
 def page_document(known: OperatedJob, now: float) -> d.Document:
     """The page of that job."""
     view = known.view
     found = document(view, known.record, place="cluster", began=unix(view.status.start_time), now=now)
-    checkpoint, price = found.checkpoint, view.status.cost.repeated
-    if checkpoint is not None and price is not None:
-        so_far = known.facts.earlier.repeated_cost + known.facts.repeated_cost
-        checkpoint = replace(checkpoint, repeated_cost=float(max(so_far, Decimal(price))))
-    return replace(found, checkpoint=checkpoint, cost=cost(known, found.progress.eta_seconds))
+    return replace(found, cost=cost(known, found.progress.eta_seconds))
 
 
 def cost(known: OperatedJob, seconds_left: float | None) -> d.PageCost | None:
@@ -45,7 +39,7 @@ def cost(known: OperatedJob, seconds_left: float | None) -> d.PageCost | None:
     if per_hour is None and not total:
         return d.PageCost(sentence=NO_PRICE)
     left = None if idle or per_hour is None else seconds_left
-    found = d.PageCost(
+    return d.PageCost(
         total=float(total),
         per_hour=None if per_hour is None else float(per_hour),
         at_end=at_the_end(float(total), float(per_hour or 0), left),
@@ -58,39 +52,13 @@ def cost(known: OperatedJob, seconds_left: float | None) -> d.PageCost | None:
             )
             for pool in pools
         ),
+        sentence=_what_is_missing(pools),
     )
-    found = _compared(found, facts.comparison, pools, paid, left)
-    return replace(found, sentence=_what_is_missing(pools, compared=found.on_demand_pool is not None))
 
 
-def _what_is_missing(pools: Sequence[NodePool], *, compared: bool) -> str:
+def _what_is_missing(pools: Sequence[NodePool]) -> str:
     """A sentence on the prices that are missing; empty if none is."""
     unpriced = [pool.name for pool in pools if pool.price_per_hour is None]
     if len(unpriced) == len(pools):
         return NO_PRICE
-    told = [f"Not included is what has no price: pool {', '.join(unpriced)}."] if unpriced else []
-    return " ".join(told if compared else [*told, NO_ON_DEMAND])
-
-
-def _compared(
-    found: d.PageCost,
-    counted: CostComparison,
-    pools: Sequence[NodePool],
-    paid: Mapping[str, int],
-    seconds_left: float | None,
-) -> d.PageCost:
-    """The cost with what was counted for the comparison, also if there is nothing to compare with any more."""
-    reference, instead = on_demand_pool(pools), on_demand_per_hour(pools, paid)
-    if counted.since is not None:
-        found = replace(
-            found,
-            compared_since=counted.since.timestamp(),
-            spent=float(counted.spent),
-            on_demand=float(counted.on_demand),
-        )
-    if reference is None or instead is None:
-        return found
-    if counted.since is not None:
-        at_end = at_the_end((found.total or 0.0) + float(counted.saved), float(instead), seconds_left)
-        found = replace(found, on_demand_at_end=at_end)
-    return replace(found, on_demand_pool=reference.name, on_demand_per_hour=float(instead))
+    return f"Not included is what has no price: pool {', '.join(unpriced)}." if unpriced else ""

@@ -39,11 +39,10 @@ class CostCounter:
         self._pools: tuple[NodePool, ...] = ()  # with their prices, since then
         self._paid: Mapping[str, int] = {}  # workers by pool, since then
 
-    def count(self, repeated: float = 0.0, *, joined: Collection[WorkerId]) -> None:
+    def count(self, *, joined: Collection[WorkerId]) -> None:
         """Until now; from the last time on there were as many workers as then. Nothing before a spec is known.
 
-        repeated: the usual duration, in seconds, of steps that these workers now have to repeat. joined: all that have
-        a node for certain.
+        joined: all workers that have a node for certain.
         """
         if (spec := self._status.facts.spec) is None:
             return
@@ -52,7 +51,7 @@ class CostCounter:
             self._pools = spec.node_pools
             self._count_unwatched(until)
         else:
-            self._add(self._paid, now - self._counted, repeated)
+            self._add(self._paid, now - self._counted)
         self._pools = spec.node_pools
         before, self._paid, self._counted = self._paid, dict(self._pods.paid_for(joined)), now
         self._status.update(paid=self._paid)
@@ -78,18 +77,10 @@ class CostCounter:
         for pod in self._pods.all().values() if since is not None else ():
             self._add({worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
 
-    def _add(self, paid: Mapping[str, int], seconds: float, repeated: float = 0.0) -> None:
-        """Add what so many workers in each pool cost in that time to the status' facts, and their time to the metrics.
-
-        repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
-        """
-        facts, per_hour = self._status.facts, price_per_hour(self._pools, paid)
+    def _add(self, paid: Mapping[str, int], seconds: float) -> None:
+        """Add what so many workers in each pool cost in that time to the status' facts; add their time to metrics."""
         self._meter.paid += sum(paid.values()) * seconds
-        self._status.update(
-            cost=facts.cost + cost_of(per_hour, seconds),
-            repeated_cost=facts.repeated_cost + cost_of(per_hour, repeated),
-            comparison=facts.comparison.later(self._pools, paid, seconds, utc_now()),
-        )
+        self._status.update(cost=self._status.facts.cost + cost_of(price_per_hour(self._pools, paid), seconds))
 
 
 def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:

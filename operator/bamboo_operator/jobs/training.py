@@ -62,7 +62,6 @@ class Training:
         self._follows_edits = True
         self._save_after = 0.0  # time.monotonic()
         self._written_progress: object = None
-        self._repeated = 0.0  # seconds of repeated steps whose cost is counted
         self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
 
     async def run(self) -> None:
@@ -104,9 +103,7 @@ class Training:
 
     def _count(self) -> None:
         """Bring the facts up to date, and the cost: when workers have come or gone, at once."""
-        repeated = self._runner.state.checkpoints.counts.repeated_seconds
-        more, self._repeated = repeated - self._repeated, repeated
-        self._cost.count(repeated=more, joined=self._runner.joined)
+        self._cost.count(joined=self._runner.joined)
         self._tell_prices()
         self._status.update(
             pods=dict(self._controller.pods.by_pool()),

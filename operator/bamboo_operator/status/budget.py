@@ -6,7 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from bamboo_core.job.budget_reach import HOUR, done_by, hours_left, money_told, seconds_late, shown_date, spent
+from bamboo_core.job.budget_reach import HOUR, done_by, hours_left, seconds_late, shown_date, spent
 from bamboo_core.job.spec import JobSpec
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
@@ -38,20 +38,12 @@ def money_lasts(facts: StatusFacts) -> float:
     return math.inf if hours is None else hours * HOUR
 
 
-def budget_left(facts: StatusFacts, per_hour: Decimal | None) -> str | None:
-    """Return how much is spent, and for how long the rest lasts at the present price; None without a budget of money.
-    per_hour: what the job's workers cost, 0 or None if none run.
-    """
-    money = facts.spec.budget.money if facts.spec and facts.spec.budget else None
-    return None if money is None else money_told(money, facts.total_cost, per_hour)
-
-
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """What a budget does not suffice for."""
 
     reason: str  # CamelCase
-    # a sentence, the same as long as that is so, since how far the job gets changes all the time and is told beside it
+    # a sentence, the same as long as that is so: how far the job gets changes all the time
     message: str
 
 

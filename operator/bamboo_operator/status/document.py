@@ -19,7 +19,6 @@ from bamboo_core.job.status import (
     WorkerCounts,
 )
 from bamboo_core.view.run_status import run_status
-from bamboo_operator.status.budget import budget_left
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
     ConditionResult,
@@ -201,14 +200,11 @@ def _progress(now: TrainingProgress, before: TrainingProgress) -> TrainingProgre
 def _cost(given: RuleInput) -> JobCost:
     facts = given.facts
     per_hour = given.per_hour()
-    total, repeated = facts.total_cost, facts.earlier.repeated_cost + facts.repeated_cost
+    total = facts.total_cost
     if per_hour is None and not total:
         return JobCost()
-    cost = JobCost(
+    return JobCost(
         per_hour=None if per_hour is None else f"{per_hour or Decimal(0):f}",
         total=f"{total.quantize(_CENTS):f}",
-        budget=budget_left(facts, None if given.idle else per_hour),
-        repeated=f"{repeated.quantize(_CENTS):f}",
         counted_until=facts.counted_until,
     )
-    return facts.comparison.added_to(cost)

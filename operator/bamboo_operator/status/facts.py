@@ -12,7 +12,6 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
-from bamboo_operator.status.savings import CostComparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +24,6 @@ class EarlierCounts:
     restarts: int = 0
     repeated_steps: int = 0
     cost: Decimal = Decimal(0)
-    repeated_cost: Decimal = Decimal(0)
 
     @classmethod
     def of(cls, previous: BambooJobStatus) -> "EarlierCounts":
@@ -39,7 +37,6 @@ class EarlierCounts:
             restarts=previous.restarts,
             repeated_steps=previous.repeated_steps,
             cost=Decimal(previous.cost.total or 0),
-            repeated_cost=Decimal(previous.cost.repeated or 0),
         )
 
 
@@ -59,9 +56,7 @@ class StatusFacts:
     paid: Mapping[str, int] | None = None  # those of them that have a node, None for all
     startup_problems: tuple[StartupProblem, ...] = ()  # why some do not start
     cost: Decimal = Decimal(0)  # since this operator has known the job
-    repeated_cost: Decimal = Decimal(0)  # of that, for repeated steps
     counted_until: datetime | None = None  # until when, None if it never was
-    comparison: CostComparison = field(default_factory=CostComparison)  # of costs, over all operators
     finish: Finish | None = None
     plan: str | None = None  # as it is to be kept
     rollout: RolloutRecord | None = None  # None if it is not known yet

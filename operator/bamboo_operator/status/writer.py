@@ -18,7 +18,6 @@ from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
 from bamboo_operator.status.plan_record import lost_workers_in, trains
-from bamboo_operator.status.savings import CostComparison
 
 
 class StatusWriter:
@@ -36,7 +35,6 @@ class StatusWriter:
             generation=0,
             spec=None,
             earlier=EarlierCounts.of(self.written),
-            comparison=CostComparison.of(self.written.cost),
             counted_until=self.written.cost.counted_until,
         )
 
@@ -49,9 +47,8 @@ class StatusWriter:
 
         Costs are counted all the time, with and without one.
         """
-        before = self.facts.earlier
         self.update(
-            earlier=replace(EarlierCounts.of(self.written), cost=before.cost, repeated_cost=before.repeated_cost),
+            earlier=replace(EarlierCounts.of(self.written), cost=self.facts.earlier.cost),
             finish=None,
             plan=None,
             startup_problems=(),

@@ -73,17 +73,16 @@ def counts(job: JobView) -> str:
 
 
 def checkpoint(job: JobView, now: datetime) -> str:
-    """The newest one, and what going back has cost; empty if the job keeps none."""
+    """The newest checkpoint, and what was repeated; empty if the job keeps none."""
     if job.spec.checkpoint is None:
         return ""
-    at, price = job.status.checkpoint.last_time, job.status.cost.repeated
+    at = job.status.checkpoint.last_time
     facts = CheckpointFacts(
         step=job.status.checkpoint.last_step,
         age=(now - at).total_seconds() if at else None,
         place=job.checkpoint_place,
         restores=job.status.restores,
         repeated=job.status.repeated_steps,
-        price=f"{price} of the cost" if price else "",
     )
     return checkpoint_line(facts)
 
@@ -97,10 +96,8 @@ def cost(job: JobView) -> str:
         left = None if job.status.holds("Suspended") else job.status.training.eta_seconds  # it is that of before
         whole = at_the_end(float(spent.total or 0), float(spent.per_hour), left)
         told += [] if whole is None else [f"about {whole:.{4 if whole < 1 else 2}f} at the end"]
-    if spent.saved is not None:
-        told.append(
-            f"{spent.saved.removeprefix('-')} {'more' if spent.saved.startswith('-') else 'less'} than on demand"
-        )
+    if job.spec.budget is not None and job.spec.budget.money is not None:
+        told.append(f"of a budget of {job.spec.budget.money}")
     if told and job.unpriced:
         told.append(f"without pool {', '.join(job.unpriced)}, of which no price is given")
     return ", ".join(told)

@@ -136,8 +136,6 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         lines.append(Text(told, style="yellow" if status.rollout and status.rollout.state == "Stalled" else ""))
     if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
-    if status.cost.budget is not None:
-        lines.append(Text(f"budget {status.cost.budget}"))
     if status.last_takeover is not None:
         lines.append(Text(f"last takeover: {phrases.takeover(job, status.last_takeover)}"))
     if end := job.status.ended:

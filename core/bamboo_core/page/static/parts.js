@@ -140,9 +140,8 @@ function checkpoint({ checkpoint: kept, now, state }) {
   byId("checkpoint-facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
-function repeated({ repeated: steps, repeatedSeconds: seconds, repeatedCost: price }) {
-  const more = [seconds ? duration(seconds) : "", price === null ? "" : `cost ${money(price)}`].filter(Boolean).join(", ");
-  return more ? `${number(steps, 0)} (${more})` : number(steps, 0);
+function repeated({ repeated: steps, repeatedSeconds: seconds }) {
+  return seconds ? `${number(steps, 0)} (${duration(seconds)})` : number(steps, 0);
 }
 
 function memory(found) {
@@ -180,16 +179,7 @@ function cost({ cost: paid }) {
   const facts = [];
   if (paid.total !== null) facts.push(["Paid so far", money(paid.total)]);
   if (paid.perHour !== null) facts.push(["Now, an hour", money(paid.perHour)]);
-  if (paid.atEnd !== null) {
-    const instead = paid.onDemandAtEnd === null ? "" : ` against ${money(paid.onDemandAtEnd)} on demand`;
-    facts.push(["With the last step, if it goes on like this", `about ${money(paid.atEnd)}${instead}`]);
-  }
-  if (paid.onDemandPerHour !== null) facts.push([`The same workers at the price of pool ${paid.onDemandPool}, an hour`, money(paid.onDemandPerHour)]);
-  if (paid.onDemand !== null && paid.onDemand > 0) {
-    const saved = Math.round(100 * (1 - paid.spent / paid.onDemand));
-    const since = el("span", {}, "Paid since ", moment(paid.comparedSince), ", against on demand");
-    facts.push([since, `${money(paid.spent)} against ${money(paid.onDemand)}${saved > 0 ? `, ${saved} % less` : ""}`]);
-  }
+  if (paid.atEnd !== null) facts.push(["With the last step, if it goes on like this", `about ${money(paid.atEnd)}`]);
   byId("cost-facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   show(byId("cost-table"), paid.pools.length > 0);
   byId("cost-body").replaceChildren(...paid.pools.map(({ name, capacity, workers, price }) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, capacity), el("td", {}, String(workers)), el("td", {}, price ?? "not given"))));

@@ -1,8 +1,7 @@
-"""What a job has saved against on-demand prices, and what of it the job's status keeps."""
+"""A job's cost is the same on its page, in metrics and on the command line."""
 
 import re
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from bamboo.remote.job_view import phrases
 from bamboo_core.job.api_object import written
-from bamboo_core.job.status import BambooJobStatus, JobCost, read_status
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.metrics import job_catalog
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
 from bamboo_core.page.history import JobHistory
@@ -22,54 +21,11 @@ from bamboo_operator.pods.pools import cost_of, price_per_hour
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
-from bamboo_operator.status.savings import CostComparison
 from job_metrics_kit import values
 from operator_kit import NOW, job, said, viewed
 
 SPOT = {"name": "spot", "pricePerHour": "1.00"}
 SURE = {"name": "sure", "capacity": "OnDemand", "pricePerHour": "3.50", "afterSeconds": 300}
-LATER = datetime(2026, 3, 2, tzinfo=UTC)
-
-
-def compared(pools: list[dict[str, Any]], paid: dict[str, int], hours: int = 2) -> CostComparison:
-    found, spec = CostComparison(), job(nodePools=pools)
-    for _ in range(hours):
-        found = found.later(spec.node_pools, paid, 3600.0, NOW if found.since is None else LATER)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("pools", "paid", "spent", "on_demand"),
-    [
-        ([SPOT, SURE], {"spot": 3}, "6", "21"),
-        ([SPOT, SURE], {"spot": 3, "sure": 1}, "13", "28"),
-        ([SPOT, SURE, {"name": "free"}], {"spot": 1, "free": 9}, "2", "7"),
-        ([SPOT | {"pricePerHour": "4.00"}, SURE], {"spot": 1}, "8", "7"),
-        ([SPOT], {"spot": 3}, "0", "0"),
-        ([SPOT, {k: v for k, v in SURE.items() if k != "pricePerHour"}], {"spot": 3}, "0", "0"),
-    ],
-)
-def test_the_same_workers_at_the_on_demand_pools_price(
-    pools: list[dict[str, Any]], paid: dict[str, int], spent: str, on_demand: str
-) -> None:
-    found = compared(pools, paid)
-    assert (found.spent, found.on_demand) == (Decimal(spent), Decimal(on_demand))
-    assert (found.since is None) == (on_demand == "0")
-    assert CostComparison.of(found.added_to(JobCost())) == found, "as the next operator finds it"
-
-
-@pytest.mark.parametrize(
-    "cost",
-    [
-        {},
-        {"total": "3"},
-        {"saved": "x", "onDemandTotal": "1", "comparedSince": "2026-03-01T12:00:00Z"},
-        {"saved": "1", "onDemandTotal": "1", "comparedSince": "yesterday"},
-        {"saved": None, "onDemandTotal": 3},
-    ],
-)
-def test_a_status_without_it_or_of_another_version_begins_anew(cost: dict[str, Any]) -> None:
-    assert CostComparison.of(read_status({"cost": cost}).cost) == CostComparison()
 
 
 @dataclass(frozen=True)
@@ -78,24 +34,22 @@ class Amounts:
 
     total: float | None
     per_hour: float | None
-    saved: float | None
     at_end: float | None
 
 
 def on_the_page(known: OperatedJob) -> Amounts:
     found = page_document(known, NOW.timestamp()).cost
     if found is None:
-        return Amounts(None, None, None, None)
-    saved = None if found.on_demand is None or found.spent is None else found.on_demand - found.spent
-    return Amounts(found.total, found.per_hour, saved, found.at_end)
+        return Amounts(None, None, None)
+    return Amounts(found.total, found.per_hour, found.at_end)
 
 
 def in_metrics(known: OperatedJob) -> Amounts:
     page = MetricsPage(Exporter.OPERATOR)
     job_page(page, known, JobMeter(OperatorCounts()))
-    catalog = job_catalog.JOB_COST_SO_FAR, job_catalog.JOB_COST_PER_HOUR, job_catalog.JOB_SAVED
-    total, per_hour, saved = (values(page, metric).get(()) for metric in catalog)
-    return Amounts(total, per_hour, saved, None)
+    catalog = job_catalog.JOB_COST_SO_FAR, job_catalog.JOB_COST_PER_HOUR
+    total, per_hour = (values(page, metric).get(()) for metric in catalog)
+    return Amounts(total, per_hour, None)
 
 
 def on_the_command_line(line: str) -> Amounts:
@@ -103,9 +57,7 @@ def on_the_command_line(line: str) -> Amounts:
         found = re.search(pattern, line)
         return None if found is None else float(found[1])
 
-    more = number(r"([\d.]+) more than on demand")
-    saved = number(r"([\d.]+) less than on demand") if more is None else -more
-    return Amounts(number(r"([\d.]+) so far"), number(r"([\d.]+) an hour"), saved, number(r"about ([\d.]+) at the end"))
+    return Amounts(number(r"([\d.]+) so far"), number(r"([\d.]+) an hour"), number(r"about ([\d.]+) at the end"))
 
 
 FREE = {"name": "free"}
@@ -116,12 +68,12 @@ BARE = [{"name": "spot"}, {"name": "sure", "capacity": "OnDemand"}]
 @pytest.mark.parametrize(
     ("pools", "paid", "expected"),
     [
-        ([SPOT, SURE], {"spot": 3}, Amounts(8.0, 3.0, 15.0, 14.0)),
-        ([SPOT, SURE], {"spot": 2, "sure": 1}, Amounts(13.0, 5.5, 10.0, 24.0)),
-        ([SPOT | {"pricePerHour": "4.00"}, SURE], {"spot": 1}, Amounts(10.0, 4.0, -1.0, 18.0)),
-        ([SPOT, SURE, FREE], {"spot": 1, "free": 2}, Amounts(4.0, 1.0, 5.0, 6.0)),
-        ([SPOT], {"spot": 3}, Amounts(8.0, 3.0, None, 14.0)),
-        (BARE, {"spot": 3}, Amounts(2.0, None, None, None)),
+        ([SPOT, SURE], {"spot": 3}, Amounts(8.0, 3.0, 14.0)),
+        ([SPOT, SURE], {"spot": 2, "sure": 1}, Amounts(13.0, 5.5, 24.0)),
+        ([SPOT | {"pricePerHour": "4.00"}, SURE], {"spot": 1}, Amounts(10.0, 4.0, 18.0)),
+        ([SPOT, SURE, FREE], {"spot": 1, "free": 2}, Amounts(4.0, 1.0, 6.0)),
+        ([SPOT], {"spot": 3}, Amounts(8.0, 3.0, 14.0)),
+        (BARE, {"spot": 3}, Amounts(2.0, None, None)),
     ],
 )
 def test_all_views_tell_the_same(
@@ -135,7 +87,6 @@ def test_all_views_tell_the_same(
         spec=spec,
         pods=paid,
         paid=paid,
-        comparison=compared(pools, paid),
         earlier=EarlierCounts(cost=Decimal(2)),
         cost=cost_of(price_per_hour(spec.node_pools, paid), 7200),
     )
