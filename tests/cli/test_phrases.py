@@ -39,8 +39,8 @@ IDLE = [condition("Accepted", True), condition("WorkersReady", False, "Suspended
 
 def test_a_job_whose_budget_is_spent_says_what_helps() -> None:
     """It is suspended, though its manifest does not say so."""
-    rollout = {"revision": "abc", "state": "Progressing", "updated": 1, "total": 4}
-    found = view_of(job(conditions=IDLE, rollout=rollout, state="Suspended"))
+    rolling = condition("WorkersUpdated", False, "RollingOut", "1 of 4 workers are of revision abc")
+    found = view_of(job(conditions=[*IDLE, rolling], state="Suspended"))
     assert phrases.why_waiting(found) == "the budget of 5 is spent; with a larger one the job goes on"
     assert phrases.outcome(found) == "Suspended: the budget of 5 is spent; with a larger one the job goes on"
     assert (phrases.suspending(found), phrases.rollout(found), phrases.stale(found, NOW)) == (None, "", None)

@@ -12,9 +12,10 @@ from bamboo_core.metrics.exposition import Exporter, MetricsPage
 from bamboo_core.metrics.job_metrics import useful_seconds
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.status.condition_rules import ConditionResult, displayed_state
 from job_metrics_kit import exposed, kept, look, values
-from operator_kit import job, said
+from operator_kit import NOW, job, said
 from world import World
 
 JOB = ("default", "tiny")
@@ -46,10 +47,11 @@ def test_what_became_of_checkpoints_is_told() -> None:
     assert not [family.name for family in without.families() if "checkpoint" in family.name]
 
 
-def test_how_far_a_rollout_is_told_as_in_the_status() -> None:
+def test_how_far_a_rollout_is() -> None:
     page = MetricsPage(Exporter.OPERATOR)
-    written = {"rollout": {"revision": "a", "state": "Stalled", "updated": 1, "total": 2}}
-    job_page(page, look(written=written), JobMeter(OperatorCounts()))
+    record = RolloutRecord(revision="a", since=NOW, moved=0.0, active=True, updated=1, total=2, stalled="no node")
+    known = look()
+    job_page(page, replace(known, facts=replace(known.facts, rollout=record)), JobMeter(OperatorCounts()))
     assert values(page, job_catalog.JOB_UPDATED_WORKERS) == {(): 1}
     told = values(page, job_catalog.JOB_ROLLOUT_STATE)
     assert told == {("Complete",): 0, ("Progressing",): 0, ("Stalled",): 1}

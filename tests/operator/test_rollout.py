@@ -1,14 +1,13 @@
 """When which worker is replaced by one of the newest template: the decisions alone."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_core.job.status import RolloutStatus
 from bamboo_operator.pods.rollout import (
     ALONE,
     NOTHING,
@@ -136,18 +135,11 @@ def test_the_time_in_which_nobody_waits_for_a_new_worker_does_not_count() -> Non
 
 
 def test_another_operator_goes_on_where_the_one_before_it_was() -> None:
-    for seen in (view(old(0), new(1)), view(new(0), new(1)), view(old(0), old(1), futile="no")):
-        record = record_of(seen)
-        found = RolloutRecord.of(record.status(), 99.0)
-        assert found is not None
-        assert (found.state, found.revision, found.since, found.stalled) == (
-            record.state,
-            record.revision,
-            record.since,
-            record.stalled,
-        )
-    assert RolloutRecord.of(RolloutStatus(), 0.0) is None
-    assert RolloutRecord.of(None, 0.0) is None
+    began = NOW - timedelta(hours=1)
+    record = record_of(view(old(0), new(1), since=began))
+    assert (record.state, record.since) == (RolloutState.PROGRESSING, began)
+    assert step_of(view(old(0), new(1, ready=False), since=began)) == NOTHING
+    assert record_of(view(new(0), new(1))).state is RolloutState.COMPLETE
 
 
 class Cluster:

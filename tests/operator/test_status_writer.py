@@ -10,9 +10,8 @@ import pytest
 
 from bamboo_core.job.api_object import written
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.status.writer import StatusWriter
-from operator_kit import NOW, job, said
+from operator_kit import job, said
 from opsim_server import merged
 
 
@@ -66,36 +65,17 @@ async def test_what_may_have_been_written_is_written_over_though_nothing_has_cha
     assert api.writes == writes, "once is enough"
 
 
-def rollout(stalled: str) -> RolloutRecord:
-    return RolloutRecord(revision="r", since=NOW, moved=0.0, active=True, total=2, stalled=stalled)
-
-
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_more(answered: bool) -> None:
-    """Kubernetes 1.20 refuses a status with an empty string."""
-    api = Api()
-    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
-    writer.update(spec=job(), rollout=rollout(""))
-    await writer.write(None)
-    assert "message" not in api.status["rollout"]
-    writer.update(rollout=rollout("no node has room"))
-    api.answers = answered
-    with nullcontext() if answered else pytest.raises(TimeoutError):
-        await writer.write(None)
-    assert api.status["rollout"]["message"] == "no node has room"
-    api.answers = True
-    writer.update(rollout=rollout(""))
-    await writer.write(None)
-    assert "message" not in api.status["rollout"]
-    assert api.status == written(writer.written)
-
-
-async def test_a_loss_that_is_not_known_any_more_is_not_shown() -> None:
     api = Api()
     writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
     writer.update(spec=job())
-    await writer.write(said())
-    assert api.status["training"]["loss"] == 4.0
     await writer.write(said(loss=math.nan, steps=11))
+    api.answers = answered
+    with nullcontext() if answered else pytest.raises(TimeoutError):
+        await writer.write(said(steps=12))
+    assert api.status["training"]["loss"] == 4.0
+    api.answers = True
+    await writer.write(said(loss=math.nan, steps=13))
     assert "loss" not in api.status["training"]
     assert api.status == written(writer.written)

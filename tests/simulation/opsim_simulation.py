@@ -190,11 +190,12 @@ class OperatorSimulation:
         }
         if self.queue is not None:
             facts["lacks quota"] = (self.queue.lacking(), 0)
-        rollout = (self.job.get("status") or {}).get("rollout") or {}
-        if rollout.get("state") != "Stalled":  # as if new workers are lost again and again
+        conditions = (self.job.get("status") or {}).get("conditions") or ()
+        rollout = next((one["reason"] for one in conditions if one["type"] == "WorkersUpdated"), None)
+        if rollout != "RolloutStalled":  # as if new workers are lost again and again
             images = {pod["spec"]["containers"][0]["image"] for pod in living}
             facts["images"] = (images, {self.job["spec"].get("worker", {}).get("image", "trainer")})
-            facts["rollout"] = (rollout.get("state"), "Complete")
+            facts["rollout"] = (rollout, "WorkersUpdated")
         wrong = [f"{name} {got}, not {want}" for name, (got, want) in facts.items() if got != want]
         return "; ".join(wrong) or None
 

@@ -30,10 +30,9 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
         known_lost: frozenset[str] = frozenset(),
         marks: tuple[NodeMark, ...] = (),
         settings: WorkerPodSettings = SETTINGS,
-        written: dict[str, Any] | None = None,
         **spec: Any,
     ) -> Job:
-        made = Job(place, job(**spec), resumed, known_lost, marks, settings, written)
+        made = Job(place, job(**spec), resumed, known_lost, marks, settings)
         for module in (runner_module, budget_module, controller_module, deletions_module, rolling_module):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
         monkeypatch.setattr(controller_module, "utc_now", lambda: utc_now() + timedelta(seconds=made.now - BEGINNING))

@@ -11,7 +11,6 @@ import kueue_manager
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.status import RolloutStatus
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import node_path
 from bamboo_core.names import TRAINER_CONTAINER
@@ -197,7 +196,6 @@ class Job:
         known_lost: frozenset[str],
         marks: tuple[NodeMark, ...] = (),
         settings: WorkerPodSettings = SETTINGS,
-        written: RolloutStatus | None = None,
     ) -> None:
         self.settings = settings
         self.place, self.now = place, BEGINNING
@@ -222,13 +220,13 @@ class Job:
             record=self.runner.events.append,
             created=0,
             resumed=resumed,
-            rolling=self._rolling(written),
+            rolling=self._rolling(),
             made=0.0,
             holders=place.holders,
         )
 
-    def _rolling(self, written: RolloutStatus | None) -> RollingChange:
-        return RollingChange(WorkerTemplates(META, self.settings), written, self.runner.events.append)
+    def _rolling(self) -> RollingChange:
+        return RollingChange(WorkerTemplates(META, self.settings), self.runner.events.append)
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
         """Time passes, and then it is reconciled so many times, whatever the API server refuses."""

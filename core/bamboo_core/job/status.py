@@ -57,23 +57,6 @@ _REQUIRED = ["type", "status", "lastTransitionTime", "reason", "message"]  # of 
 Condition = Annotated[ReportedCondition, _schema(required=_REQUIRED, description="One condition.")]
 
 
-class RolloutStatus(ApiPart, frozen=True):
-    """How many workers' pods are as they would be made now, and how the others are replaced."""
-
-    revision: Annotated[str, _schema(maxLength=63)] = ""
-    """A digest of what new workers' pods are made of; their label bamboo.dev/worker-revision has it."""
-    state: Annotated[str, _schema(enum=["Complete", "Progressing", "Stalled"])] = ""
-    """Whether workers are being replaced."""
-    updated: Count = 0
-    """How many of the workers are ready and of that revision."""
-    total: Count = 0
-    """How many there should be."""
-    start_time: Time | None = None
-    """When it began."""
-    message: Annotated[str | None, _schema(maxLength=1000)] = None
-    """Why it is stalled."""
-
-
 class PipelineCounts(ApiPart, frozen=True):
     """Counts of pipelines."""
 
@@ -196,8 +179,6 @@ class BambooJobStatus(ApiPart, frozen=True):
     """When the job ended, completed or failed."""
     epoch: BigCount = 0
     """The number of the current plan. It grows whenever the assignment of workers changes."""
-    rollout: RolloutStatus | None = None
-    """How many workers' pods are as they would be made now, and how the others are replaced."""
     pipelines: PipelineCounts = PipelineCounts()
     """Counts of pipelines."""
     workers: WorkerCounts = WorkerCounts()

@@ -132,7 +132,7 @@ JOB_UPDATED_WORKERS = _job(
 JOB_ROLLOUT_STATE = _job(
     "rollout_state",
     MetricKind.GAUGE,
-    "1 for the state of the rollout, as in status.rollout.state; 0 for all others.",
+    "1 for the state of the rollout (Complete, Progressing, Stalled); 0 for all others.",
     "state",
     run=False,
 )

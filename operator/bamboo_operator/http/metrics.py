@@ -16,7 +16,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.pods.rollout import RolloutState
+from bamboo_operator.pods.rollout import RolloutRecord, RolloutState
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.operated_job import OperatedJob
 
@@ -67,7 +67,7 @@ def job_page(page: MetricsPage, known: OperatedJob, meter: JobMeter) -> str:
         if condition.type == "Protected":
             job_metrics.protected(page, job, holds=condition.holds, reason=condition.reason)
     _workers(page, job, status_now)
-    _rollout(page, job, status_now)
+    _rollout(page, job, known.facts.rollout)
     _pods(page, job, known, idle=state in IDLE_STATES)
     page.add(job_catalog.JOB_LAST_COMMIT, meter.committed, *job)
     for source, count in dict(meter.signals).items():
@@ -107,9 +107,9 @@ def _workers(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> Non
     page.add(job_catalog.JOB_DEGRADED_PIPELINES, status_now.pipelines.degraded, *job)
 
 
-def _rollout(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> None:
-    """Adds a rollout's metrics to the page, once it is known."""
-    if (rollout := status_now.rollout) is None:
+def _rollout(page: MetricsPage, job: JobKey, rollout: RolloutRecord | None) -> None:
+    """Add a rollout's metrics to the page, once it is known."""
+    if rollout is None:
         return
     page.add(job_catalog.JOB_UPDATED_WORKERS, rollout.updated, *job)
     for state in RolloutState:

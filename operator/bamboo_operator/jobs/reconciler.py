@@ -187,7 +187,7 @@ class JobReconciler:
             record=record,
             created=status.created,
             resumed=run.resumed,
-            rolling=RollingChange(templates, status.written.rollout, record),
+            rolling=RollingChange(templates, record),
             made=self._made.timestamp() if self._made else 0.0,
             holders=shared.quota_holders,
         )

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from bamboo_core.coordinator.events import Emit, Status, WorkerState
@@ -12,7 +13,6 @@ from bamboo_core.coordinator.shell_view import WantedWorkers
 from bamboo_core.coordinator.workers.failures import by_itself
 from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.spec import JobSpec, RedundancyMode
-from bamboo_core.job.status import RolloutStatus
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.objects import parsed_time, utc_now
 from bamboo_operator.pods.rollout import (
@@ -54,15 +54,11 @@ class Sight:
 
 
 class RollingChange:
-    """The replacement of a job's workers, one after the other. written: the rollout in the job's status as an operator
-    has written it. record: takes events for the user.
-    """
+    """The replacement of a job's workers, one after the other. record: takes events for the user."""
 
-    def __init__(
-        self, templates: WorkerTemplates, written: RolloutStatus | None, record: Callable[[Emit], None]
-    ) -> None:
+    def __init__(self, templates: WorkerTemplates, record: Callable[[Emit], None]) -> None:
         self._templates, self._emit = templates, record
-        self._record = RolloutRecord.of(written, time.monotonic())
+        self._record: RolloutRecord | None = None
         self._view: RolloutView | None = None
         self._invalid: tuple[str, str] | None = None  # a revision, and why the API server refuses its pods
         self.deadlines: tuple[float, ...] = ()  # when to look again though nothing has happened (time.monotonic())
@@ -133,6 +129,7 @@ class RollingChange:
         )
         if self._invalid is not None and self._invalid[0] != revision:
             self._invalid = None
+        since = self._record.since if self._record else self._began(sight)
         late = {w.name: sight.pods[w.name] for w in workers if w.updated and not w.ready}
         problems = startup_problems(late, sight.startup_events)
         return RolloutView(
@@ -143,29 +140,35 @@ class RollingChange:
             begun=sight.wanted.begun,
             training=status.phase == "Running",
             held=_held(status, job),
-            failures=tuple(self._failures(sight)),
-            futile=self._invalid[1] if self._invalid else self._misfit(sight),
+            since=since,
+            failures=tuple(self._failures(sight, since)),
+            futile=self._invalid[1] if self._invalid else self._misfit(sight, since),
             problem=problems[0].message if problems else "",
         )
 
-    def _failures(self, sight: Sight) -> list[str]:
+    def _began(self, sight: Sight) -> datetime | None:
+        """Return since when pods are made of the newest template only; None if there are no others."""
+        outdated = [pod for pod in sight.living.values() if not self._templates.is_newest(sight.job, pod)]
+        return max(filter(None, map(_made_at, outdated)), default=None)
+
+    def _failures(self, sight: Sight, since: datetime | None) -> list[str]:
         """Return how workers of the newest template have ended by themselves since the rollout began."""
-        found = {name: worker_exit(pod) for name, pod in sight.pods.items() if self._tried(sight, name)}
+        found = {name: worker_exit(pod) for name, pod in sight.pods.items() if self._tried(sight, name, since)}
         ended = {name: end for name, end in found.items() if end is not None}
         return [f"{name} {said}" for name, (code, said) in ended.items() if code and by_itself(code)]
 
-    def _misfit(self, sight: Sight) -> str:
+    def _misfit(self, sight: Sight, since: datetime | None) -> str:
         """Return why the workers of the newest template are refused, if one was."""
         misfit = sight.wanted.misfit
-        return misfit[1] if misfit is not None and self._tried(sight, misfit[0]) else ""
+        return misfit[1] if misfit is not None and self._tried(sight, misfit[0], since) else ""
 
-    def _tried(self, sight: Sight, name: WorkerId) -> bool:
-        """Return whether that pod is one of this rollout."""
-        pod, record = sight.pods.get(name), self._record
-        if pod is None or record is None or not self._templates.is_newest(sight.job, pod):
+    def _tried(self, sight: Sight, name: WorkerId, since: datetime | None) -> bool:
+        """Return whether that pod is one of this rollout, which began then."""
+        pod = sight.pods.get(name)
+        if pod is None or since is None or not self._templates.is_newest(sight.job, pod):
             return False
-        made = parsed_time(pod["metadata"].get("creationTimestamp"))
-        return made is not None and made >= whole_seconds(record.since)
+        made = _made_at(pod)
+        return made is not None and made >= whole_seconds(since)
 
     def _report(self, before: RolloutRecord | None, now: RolloutRecord) -> None:
         if now.active and (before is None or not before.active or before.revision != now.revision):
@@ -176,6 +179,10 @@ class RollingChange:
             self._emit(Emit("RolloutStalled", now.message, True))
         if before is not None and before.active and not now.active:
             self._emit(Emit("RolloutComplete", f"all workers are of revision {now.revision}"))
+
+
+def _made_at(pod: Mapping[str, Any]) -> datetime | None:
+    return parsed_time(pod["metadata"].get("creationTimestamp"))
 
 
 def _held(status: Status, job: JobSpec) -> bool:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from bamboo_core.job.api_object import whole_seconds
-from bamboo_core.job.status import RolloutStatus
 from bamboo_core.planning.plan import WorkerId
 
 READY_SECONDS = 600.0  # for a new worker to become ready
@@ -48,6 +46,7 @@ class RolloutView:
     begun: bool  # a plan exists
     training: bool  # the plan is in force, and no worker is missing from it
     held: bool  # every stage is held twice, or is not meant to be, by as many workers as before
+    since: datetime | None = None  # when the rollout began, by the pods, if there are outdated ones
     failures: tuple[str, ...] = ()  # how new workers have ended by themselves since the rollout began
     futile: str = ""  # why no new worker can ever be ready
     problem: str = ""  # why pods do not start
@@ -94,37 +93,13 @@ class RolloutRecord:
         done = f"{self.updated} of {self.total} workers are of revision {self.revision}"
         return f"{done}; the others stay: {self.stalled}"[:LONGEST_MESSAGE] if self.stalled and self.active else done
 
-    def status(self) -> RolloutStatus:
-        """Return the record as the job's status has it."""
-        return RolloutStatus(
-            revision=self.revision,
-            state=self.state.value,
-            updated=self.updated,
-            total=self.total,
-            start_time=whole_seconds(self.since),
-            message=self.stalled[:LONGEST_MESSAGE] or None,
-        )
-
-    @classmethod
-    def of(cls, status: RolloutStatus | None, now: float) -> "RolloutRecord | None":
-        """Return what an operator before this one has written; None if none has.
-
-        The worker that it let go last counts as replaced as soon as every stage is held twice again.
-        """
-        if status is None or status.start_time is None:
-            return None
-        return cls(
-            revision=status.revision,
-            since=status.start_time,
-            moved=now,
-            active=status.state != RolloutState.COMPLETE,
-            stalled=status.message or "" if status.state == RolloutState.STALLED else "",
-        )
-
 
 def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: datetime) -> RolloutRecord:
     """Return the record after a look at the workers. now: monotonic seconds; time: the same by the calendar."""
-    if before is None or before.revision != view.revision:
+    if before is None:  # another operator may have begun the rollout
+        since, active = view.since or time, bool(view.outdated)
+        before = RolloutRecord(revision=view.revision, templates=view.templates, since=since, moved=now, active=active)
+    elif before.revision != view.revision:
         before = RolloutRecord(revision=view.revision, templates=view.templates, since=time, moved=now)
     active = bool(view.outdated)
     total = max(view.wanted, len(view.outdated))

@@ -49,7 +49,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         conditions=conditions,
         state=displayed_state(found),
         epoch=run.epoch or previous.epoch,
-        rollout=facts.rollout.status() if facts.rollout else previous.rollout,
         pipelines=_pipelines(given, previous),
         workers=_workers(given, previous),
         preemptions=max(previous.preemptions, earlier.preemptions + run.preemptions),

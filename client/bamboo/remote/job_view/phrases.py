@@ -14,6 +14,7 @@ from bamboo_core.text import metrics
 from bamboo_core.view.job_view import CellIndex, JobView
 
 STALE_SECONDS = 60.0  # progress is written every 15 s
+ROLLING, STALLED = "RollingOut", "RolloutStalled"  # reasons of the condition WorkersUpdated
 
 
 def age(since: datetime | None, now: datetime) -> str:
@@ -121,11 +122,10 @@ def protection(job: JobView) -> str:
 
 def rollout(job: JobView) -> str:
     """How far the replacement of its workers is; empty if none is due."""
-    found = job.status.rollout
-    if found is None or found.state == "Complete" or job.status.ended or job.suspended:
+    found = job.status.condition("WorkersUpdated")
+    if found is None or found.reason not in (ROLLING, STALLED) or job.status.ended or job.suspended:
         return ""
-    why = f": {found.message}" if found.message else ""
-    return f"rollout {found.state.lower()}, {found.updated} of {found.total} workers of revision {found.revision}{why}"
+    return f"rollout {'stalled' if found.reason == STALLED else 'progressing'}: {found.message}"
 
 
 def takeover(job: JobView, taken: TakeoverStatus) -> str:

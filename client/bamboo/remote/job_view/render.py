@@ -133,7 +133,7 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
     if told := phrases.checkpoint(job, now):
         lines.append(Text(told))
     if told := phrases.rollout(job):
-        lines.append(Text(told, style="yellow" if status.rollout and status.rollout.state == "Stalled" else ""))
+        lines.append(Text(told, style="yellow" if told.startswith("rollout stalled") else ""))
     if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
     if status.last_takeover is not None:
