@@ -100,13 +100,11 @@ def test_a_job_whose_coordinator_has_only_just_begun() -> None:
 
 def test_a_job_that_is_over_shows_from_its_status() -> None:
     training = {"step": 10, "steps": 10, "loss": 2.5, "samplesPerSecond": 9.0, "etaSeconds": 0}
-    last = {"time": at(-5), "victim": "tiny-w1", "worker": "tiny-w0", "pipeline": 0, "stage": 1, "pauseSeconds": 0.04}
     status = written(
         "Complete",
         training=training,
         preemptions=4,
         takeovers=3,
-        lastTakeover=last,
         cost={"total": "1.2500"},
         plan='{"epoch":2,"pipelines":[["tiny-w0","tiny-w2"]]}',
         epoch=2,
@@ -115,8 +113,6 @@ def test_a_job_that_is_over_shows_from_its_status() -> None:
     assert (found.progress.step, found.progress.loss, found.progress.eta_seconds) == (10, 2.5, None)
     assert (found.counts.preemptions, found.counts.takeovers, found.counts.notices) == (4, 3, None)
     assert (found.grid, found.unknown, found.epoch) == ((), (NOT_SEEN,), 2)
-    assert found.marks[0].takeover is not None
-    assert (found.marks[0].takeover.pause, found.marks[0].takeover.decide) == (40.0, None)
     assert found.cost is not None
     assert (found.cost.total, found.cost.per_hour) == (1.25, 0.0)
 

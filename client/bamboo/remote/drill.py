@@ -78,7 +78,7 @@ async def _report(
         )
         if job.status.ended:
             return _over(session, job, began)
-        session.say(f"{_after(began)} {_takeover(job, lost)}")
+        session.say(f"{_after(began)} other workers run its stages")
     if await _until_left(session, job_reader, lost, end):
         session.say(f"{_after(began)} {before.short(lost.name)} has left")
     job = await _until(session, job_reader, lambda job: job.protected, "is not protected again", end, before.uid)
@@ -90,13 +90,6 @@ async def _report(
         degraded = job.status.condition("Degraded")
         session.say(f"a replacement is still missing: {degraded.message if degraded else ''}")
     return EXIT_OK
-
-
-def _takeover(job: JobView, lost: RemoteWorker) -> str:
-    last = job.status.last_takeover
-    if last is None or last.victim != lost.name:
-        return "other workers run its stages"
-    return phrases.takeover(job, last)
 
 
 def _over(session: Session, job: JobView, began: float) -> int:

@@ -85,23 +85,6 @@ class WorkerCounts(ApiPart, frozen=True):
     """How many run in pools of capacity OnDemand."""
 
 
-class TakeoverStatus(ApiPart, frozen=True):
-    """The latest takeover."""
-
-    time: Time | None = None
-    """When it ended."""
-    victim: WorkerName = ""
-    """The worker that was lost or has left."""
-    worker: WorkerName = ""
-    """The worker that runs the stage now."""
-    pipeline: Annotated[int, _schema(format="int32", minimum=0, maximum=1023)] = 0
-    """The pipeline of the stage, counted from 0."""
-    stage: Annotated[int, _schema(format="int32", minimum=0, maximum=1023)] = 0
-    """The stage, counted from 0."""
-    pause_seconds: NotNegative = 0.0
-    """How long the stage stood still."""
-
-
 class EvaluationStatus(ApiPart, frozen=True):
     """The newest evaluation, and the best one."""
 
@@ -195,8 +178,6 @@ class BambooJobStatus(ApiPart, frozen=True):
     """Committed steps that were repeated as the job went back to a checkpoint."""
     restarts: Count = 0
     """Failures that counted towards backoffLimit."""
-    last_takeover: TakeoverStatus | None = None
-    """The latest takeover."""
     training: TrainingProgress = TrainingProgress()
     """Progress."""
     checkpoint: CheckpointStatus = CheckpointStatus()

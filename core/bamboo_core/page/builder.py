@@ -144,8 +144,8 @@ def _from_status(
         epoch=written.epoch or None,
     )
     if record is not None:
-        return _remembered(view, replace(found, **history_fields(record, names)))
-    return _remembered(view, replace(found, marks=_last_takeover(written, names)))
+        found = replace(found, **history_fields(record, names))
+    return _remembered(view, found)
 
 
 class Labels:
@@ -455,20 +455,6 @@ def _checkpoint_in_status(view: JobView, live: d.PageCheckpoint | None) -> d.Pag
         repeated=max(known.repeated, written.repeated_steps),
         repeated_seconds=known.repeated_seconds if known.repeated >= written.repeated_steps else None,
     )
-
-
-def _last_takeover(written: BambooJobStatus, names: Labels) -> tuple[d.PageMark, ...]:
-    last = written.last_takeover
-    if last is None or last.time is None:
-        return ()
-    phases = d.TakeoverPhases(
-        victim=names(last.victim),
-        worker=names(last.worker),
-        pipeline=last.pipeline,
-        stage=last.stage,
-        pause=1000 * last.pause_seconds,
-    )
-    return (d.PageMark(at=last.time.timestamp(), kind="takeover", message="", takeover=phases),)
 
 
 def unix(time: datetime | None) -> float | None:

@@ -14,7 +14,6 @@ from bamboo_core.job.status import (
     CheckpointStatus,
     EvaluationStatus,
     PipelineCounts,
-    TakeoverStatus,
     TrainingProgress,
     WorkerCounts,
 )
@@ -35,7 +34,6 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
         restores=kept.restores if kept else 0,
         repeated_steps=kept.repeated if kept else 0,
         restarts=live.restarts,
-        last_takeover=_last_takeover(live),
         training=training_progress(live, now),
         checkpoint=_checkpoint(live, now),
         digests=live.digests or None,
@@ -47,20 +45,6 @@ def _plan(live: Status) -> str | None:
     """The owners of stages, without what another coordinator would have to know."""
     owners = [[owner for owner, _ in row] for row in live.grid]
     return json.dumps({"epoch": live.epoch, "pipelines": owners}, separators=(",", ":")) if owners else None
-
-
-def _last_takeover(live: Status) -> TakeoverStatus | None:
-    """The coordinator does not know when it was."""
-    if not live.takeovers:
-        return None
-    last = live.takeovers[-1]
-    return TakeoverStatus(
-        victim=last.victim,
-        worker=last.worker,
-        pipeline=last.pipeline,
-        stage=last.stage,
-        pause_seconds=round(last.pause_ms / 1000, 3),
-    )
 
 
 def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:

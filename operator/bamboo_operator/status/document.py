@@ -14,7 +14,6 @@ from bamboo_core.job.status import (
     JobCost,
     PipelineCounts,
     ReportedCondition,
-    TakeoverStatus,
     TrainingProgress,
     WorkerCounts,
 )
@@ -56,7 +55,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         restores=max(previous.restores, earlier.restores + run.restores),
         repeated_steps=max(previous.repeated_steps, earlier.repeated_steps + run.repeated_steps),
         restarts=max(previous.restarts, earlier.restarts + run.restarts),
-        last_takeover=_last_takeover(run, previous, facts),
         training=_training(run, previous, facts),
         checkpoint=_checkpoint(run, previous),
         cost=_cost(given),
@@ -170,13 +168,6 @@ def _checkpoint(run: BambooJobStatus, previous: BambooJobStatus) -> CheckpointSt
     """
     known, before = run.checkpoint, previous.checkpoint
     return before if known.last_step in (None, before.last_step) else known
-
-
-def _last_takeover(run: BambooJobStatus, previous: BambooJobStatus, facts: StatusFacts) -> TakeoverStatus | None:
-    before, last = previous.last_takeover, run.last_takeover
-    if last is None or (before and facts.earlier.takeovers + run.takeovers <= previous.takeovers):
-        return before
-    return replace(last, time=facts.time)
 
 
 def _training(run: BambooJobStatus, previous: BambooJobStatus, facts: StatusFacts) -> TrainingProgress:

@@ -6,7 +6,6 @@ from datetime import datetime
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
 from bamboo.terminal.progress_words import progress_words
 from bamboo_core.coordinator.protection import OFF
-from bamboo_core.job.status import TakeoverStatus
 from bamboo_core.page.forecast import at_the_end
 from bamboo_core.text import count as count
 from bamboo_core.text import duration as duration
@@ -126,13 +125,6 @@ def rollout(job: JobView) -> str:
     if found is None or found.reason not in (ROLLING, STALLED) or job.status.ended or job.suspended:
         return ""
     return f"rollout {'stalled' if found.reason == STALLED else 'progressing'}: {found.message}"
-
-
-def takeover(job: JobView, taken: TakeoverStatus) -> str:
-    return (
-        f"{job.short(taken.worker)} took over {place((taken.pipeline, taken.stage))} from {job.short(taken.victim)};"
-        f" the stage stood still for {pause(taken.pause_seconds)}"
-    )
 
 
 def pause(seconds: float) -> str:

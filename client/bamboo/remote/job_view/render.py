@@ -136,8 +136,6 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         lines.append(Text(told, style="yellow" if told.startswith("rollout stalled") else ""))
     if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
-    if status.last_takeover is not None:
-        lines.append(Text(f"last takeover: {phrases.takeover(job, status.last_takeover)}"))
     if end := job.status.ended:
         lines.append(Text(f"{end.type}: {end.message}", style="green" if end.type == "Complete" else "bold red"))
     elif waiting := phrases.why_waiting(job):
