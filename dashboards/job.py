@@ -143,11 +143,10 @@ def _workers() -> list[object]:
         ),
         graph(
             "Pipelines",
-            "Pipelines of the plan, wanted ones, and degraded ones.",
+            "Pipelines of the plan and wanted ones, and stages without a second copy.",
             "none",
             _job("desired_pipelines", "wanted"),
             _job("pipelines", "in the plan"),
-            _job("degraded_pipelines", "degraded"),
             _job("unprotected_stages", "unprotected stages"),
         ),
         graph(

@@ -126,12 +126,6 @@ def _after() -> list[object]:
             Query(f"bamboo_job_unprotected_stages{{{J}}}", NAME),
         ),
         graph(
-            "Degraded pipelines",
-            "A worker runs two stages, or a stage is held only once.",
-            "none",
-            Query(f"bamboo_job_degraded_pipelines{{{J}}}", NAME),
-        ),
-        graph(
             "Whole states sent",
             "To workers that become replicas.",
             "Bps",

@@ -1,7 +1,6 @@
 """A job in words."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -66,14 +65,8 @@ def test_the_line_of_checkpoints_says_where_without_credentials_how_old_and_what
     assert phrases.checkpoint(view_of(job(spec=secret)), at) == "checkpoint: none yet", "a place that no manifest says"
 
 
-def test_the_line_of_evaluations_has_the_newest_and_the_best() -> None:
+def test_the_line_of_evaluations_has_the_newest() -> None:
     newest = {"step": 40, "metrics": {"accuracy": 0.25, "loss": 2.5}}
-    told = "evaluation after step 40: loss 2.5, accuracy 0.25"
-
-    def line(**more: Any) -> str:
-        return phrases.evaluation(view_of(job(training={"evaluation": {**newest, **more}})))
-
-    assert line() == told
-    assert line(bestStep=40, bestMetrics=newest["metrics"]) == f"{told} (the best so far)"
-    assert line(bestStep=30, bestMetrics={"loss": 2.0}) == f"{told}; the best after step 30: loss 2"
+    told = phrases.evaluation(view_of(job(training={"evaluation": newest})))
+    assert told == "evaluation after step 40: loss 2.5, accuracy 0.25"
     assert phrases.evaluation(view_of(job())) == "", "nothing was evaluated"

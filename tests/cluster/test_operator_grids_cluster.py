@@ -63,10 +63,8 @@ def runs_on(job: Job, workers: int) -> Json:
     def settled(status: Json) -> bool:
         plan = json.loads(status.get("plan") or "{}")
         owners = {worker for row in plan.get("pipelines", ()) for worker in row}
-        return (
-            f"for {workers} workers" in (status.get("training") or {}).get("gridChoice", "")
-            and workers - 1 <= len(owners) <= workers
-        )
+        chosen = any(reason == "GridChosen" and f"for {workers} workers" in told for reason, told in job.events())
+        return chosen and workers - 1 <= len(owners) <= workers
 
     return job.wait(settled)
 

@@ -33,7 +33,6 @@ def test_a_fallback_is_used_and_left_again(installed: Cluster, namespace: str, o
     job.until("FallbackActive")
     status = job.wait(lambda s: s["state"] == "Running" and float(s["cost"]["perHour"]) == 6)
     assert "2 worker(s) in node pool fallback" in condition(status, "FallbackActive")["message"]
-    assert status["workers"]["onDemand"] == 2
 
     installed.add(spot("spot-large", "zone-d", gpus=27))
     status = job.wait(
@@ -42,7 +41,6 @@ def test_a_fallback_is_used_and_left_again(installed: Cluster, namespace: str, o
     job.until("WorkersReady")
     job.until_pods(lambda pods: _in_pools(pods) == ["spot", "spot"])
     status = job.status()
-    assert (status["workers"]["spot"], status["workers"]["onDemand"]) == (2, 0)
     assert status["preemptions"] == 0, "what the operator itself wants is no preemption"
     assert condition(status, "Running")["status"] == "True"
 
@@ -56,7 +54,7 @@ def test_a_job_is_scaled(installed: Cluster, namespace: str, operator: Operator)
     job.until("WorkersReady")
 
     job.edit({"elastic": {"maxWorkers": 4}})
-    job.wait(lambda s: s["pipelines"] == {"stages": 2, "desired": 2, "ready": 2, "degraded": 0})
+    job.wait(lambda s: s["pipelines"] == {"stages": 2, "desired": 2, "ready": 2})
 
     job.edit({"elastic": {"maxWorkers": 2}})
     job.wait(lambda s: s["pipelines"]["ready"] == 1)

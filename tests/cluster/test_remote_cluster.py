@@ -133,13 +133,13 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     # drills
     told = shell.type("preempt", "story", "--stage", "1")
     assert "gets notice: its pod is deleted, with 30 s of grace" in told
-    assert re.search(r"took over stage 1 of pipeline 0 from w\d+; the stage stood still for .+", told), told
+    assert "other workers run its stages" in told
     assert re.search(r"w\d+ has left", told), told
     assert "every stage has a second copy again" in told
     before = job.wait(_whole)["preemptions"]
     told = shell.type("preempt", "story", "--random", "--kill", "--yes")
     assert "without notice: its pod is deleted by force" in told
-    assert re.search(r"took over stage \d of pipeline 0", told), told
+    assert "other workers run its stages" in told
     assert job.wait(_whole)["preemptions"] > before
 
     # the end

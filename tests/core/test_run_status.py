@@ -17,7 +17,6 @@ def test_progress_is_said_at_a_time() -> None:
     assert written(found) == {
         "step": 3,
         "steps": 10,
-        "progressPercentage": 30,
         "samplesPerSecond": 16.0,
         "loss": 4.0,
         "etaSeconds": 4,

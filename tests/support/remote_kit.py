@@ -45,8 +45,8 @@ def job(name: str = "story", spec: Mapping[str, Any] = SPEC, **status: Any) -> J
         "preemptions": 0,
         "takeovers": 0,
         "conditions": [condition("Accepted", True), condition("WorkersReady", True), condition("Running", True)],
-        "pipelines": {"desired": 1, "ready": 1, "degraded": 0},
-        "workers": {"desired": 5, "ready": 5, "standby": 1, "spot": 5, "onDemand": 0},
+        "pipelines": {"desired": 1, "ready": 1},
+        "workers": {"desired": 5, "ready": 5, "standby": 1},
         "training": {
             "step": 100,
             "steps": 1000,

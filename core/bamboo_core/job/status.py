@@ -66,8 +66,6 @@ class PipelineCounts(ApiPart, frozen=True):
     """How many there should be now."""
     ready: Count = 0
     """How many train."""
-    degraded: Count = 0
-    """How many of those lack a worker or a copy of a stage."""
 
 
 class WorkerCounts(ApiPart, frozen=True):
@@ -79,23 +77,15 @@ class WorkerCounts(ApiPart, frozen=True):
     """How many have loaded their task."""
     standby: Count = 0
     """How many of those are spare."""
-    spot: Count = 0
-    """How many run in pools of capacity Spot."""
-    on_demand: Count = 0
-    """How many run in pools of capacity OnDemand."""
 
 
 class EvaluationStatus(ApiPart, frozen=True):
-    """The newest evaluation, and the best one."""
+    """The newest evaluation."""
 
     step: Count = 0
     """After which step it was made."""
     metrics: Metrics = msgspec.field(default_factory=dict)
     """The loss, and the task's metrics; none that is not finite."""
-    best_step: Count | None = None
-    """After which step the best state was measured (spec.training.evaluation.metric)."""
-    best_metrics: Metrics | None = None
-    """What was measured of the best state."""
 
 
 class TrainingProgress(ApiPart, frozen=True):
@@ -104,23 +94,15 @@ class TrainingProgress(ApiPart, frozen=True):
     step: Count | None = None
     """Steps committed."""
     steps: Count | None = None
-    """Steps that are wanted. Fewer are done if stoppedEarly says why."""
-    stopped_early: Sentence | None = None
-    """Why the job ends before the last of these."""
-    grid_choice: Sentence | None = None
-    """Which grid was chosen last, and what was expected of it and of others (spec.elastic.objective)."""
-    done_by: Sentence | None = None
-    """Whether the last step will be done by spec.budget.doneBy at the present rate, or how late."""
+    """Steps that are wanted. Fewer are done if an evaluation or a decision ends the job early."""
     evaluation: EvaluationStatus | None = None
-    """The newest evaluation, and the best one."""
+    """The newest evaluation."""
     samples_per_second: NotNegative | None = None
     """By the median duration of recent steps."""
     loss: float | None = None
     """The loss of the last committed step."""
     eta_seconds: BigCount | None = None
     """Estimated seconds until the job is complete, at the current speed."""
-    progress_percentage: Annotated[int | None, _schema(format="int32", minimum=0, maximum=100)] = None
-    """Committed steps as a percentage of all."""
     last_reported_time: Time | None = None
     """When this progress was reported."""
 

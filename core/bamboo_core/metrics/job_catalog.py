@@ -157,12 +157,6 @@ JOB_PIPELINES = _job("pipelines", MetricKind.GAUGE, "Pipelines of the plan.")
 JOB_DESIRED_PIPELINES = _job(
     "desired_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested.", run=False
 )
-JOB_DEGRADED_PIPELINES = _job(
-    "degraded_pipelines",
-    MetricKind.GAUGE,
-    "Pipelines in which a worker runs two stages, or a stage is held only once.",
-    run=False,
-)
 
 # What a job went through
 

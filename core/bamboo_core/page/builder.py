@@ -398,13 +398,12 @@ def conditions(written: BambooJobStatus) -> tuple[d.PageCondition, ...]:
 def _remembered(view: JobView, found: d.Document) -> d.Document:
     """The document with progress and owners as the status has them."""
     training, progress, over = view.status.training, found.progress, state_in_status(view.status).over
+    ended = view.status.ended
     owners = () if over else rows(view.plan, Labels(view.name))
     known = d.PageProgress(
         step=progress.step if training.step is None else training.step,
         steps=progress.steps if training.steps is None else training.steps,
-        stopped_early=training.stopped_early or "",
-        grid_choice=training.grid_choice or "",
-        done_by=training.done_by or "",
+        stopped_early=ended.message if ended is not None and ended.reason == "EarlyStopped" else "",
         loss=progress.loss if training.loss is None else training.loss,
         samples=progress.samples,
         samples_per_second=None if over else training.samples_per_second,
@@ -432,8 +431,6 @@ def _evaluation_in_status(view: JobView) -> d.PageEvaluation | None:
         step=known.step,
         metric=wanted.metric,
         metrics=known.metrics,
-        best_step=known.best_step,
-        best_metrics=known.best_metrics,
     )
 
 

@@ -7,9 +7,7 @@ from datetime import datetime, timedelta
 
 from bamboo_core.coordinator.events import Status, WorkerState
 from bamboo_core.job.api_object import whole_seconds
-from bamboo_core.job.budget_reach import date_told
 from bamboo_core.job.status import (
-    LONGEST_SENTENCE,
     BambooJobStatus,
     CheckpointStatus,
     EvaluationStatus,
@@ -57,14 +55,9 @@ def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:
 
 def training_progress(live: Status, now: datetime) -> TrainingProgress:
     """How far the job is, at that time."""
-    steps = live.steps
     return TrainingProgress(
         step=live.step,
-        steps=steps,
-        progress_percentage=None if steps is None else min(100, 100 * live.step // max(1, steps)),
-        stopped_early=live.stopped_early or None,
-        grid_choice=live.grid_choice[:LONGEST_SENTENCE] or None,
-        done_by=date_told(live.done_by, now, live.eta_seconds) or None,
+        steps=live.steps,
         samples_per_second=_rounded(live.samples_per_second, 3),
         loss=_rounded(live.loss, 6),
         eta_seconds=_whole(live.eta_seconds),
@@ -74,15 +67,9 @@ def training_progress(live: Status, now: datetime) -> TrainingProgress:
 
 
 def _evaluation(live: Status) -> EvaluationStatus:
-    """The newest one, and the best."""
+    """The newest evaluation."""
     step, metrics = live.evaluations[-1]
-    best = dict(live.evaluations).get(-1 if live.best_evaluation is None else live.best_evaluation)
-    return EvaluationStatus(
-        step=step,
-        metrics=_known(metrics),
-        best_step=None if best is None else live.best_evaluation,
-        best_metrics=None if best is None else _known(best),
-    )
+    return EvaluationStatus(step=step, metrics=_known(metrics))
 
 
 def _known(metrics: Mapping[str, float | None]) -> dict[str, float | None]:

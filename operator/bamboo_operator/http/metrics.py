@@ -104,7 +104,6 @@ def _checkpoint(page: MetricsPage, job: JobKey, known: CheckpointSummary | None,
 def _workers(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> None:
     page.add(job_catalog.JOB_DESIRED_WORKERS, status_now.workers.desired, *job)
     page.add(job_catalog.JOB_DESIRED_PIPELINES, status_now.pipelines.desired, *job)
-    page.add(job_catalog.JOB_DEGRADED_PIPELINES, status_now.pipelines.degraded, *job)
 
 
 def _rollout(page: MetricsPage, job: JobKey, rollout: RolloutRecord | None) -> None:

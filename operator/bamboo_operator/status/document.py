@@ -6,7 +6,6 @@ from decimal import Decimal
 from msgspec.structs import replace
 
 from bamboo_core.coordinator.events import Status, WorkerState
-from bamboo_core.job.placement_spec import Capacity
 from bamboo_core.job.spec import gives_back, most_pipelines, wanted_workers
 from bamboo_core.job.status import (
     BambooJobStatus,
@@ -55,7 +54,7 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         restores=max(previous.restores, earlier.restores + run.restores),
         repeated_steps=max(previous.repeated_steps, earlier.repeated_steps + run.repeated_steps),
         restarts=max(previous.restarts, earlier.restarts + run.restarts),
-        training=_training(run, previous, facts),
+        training=_training(run, previous),
         checkpoint=_checkpoint(run, previous),
         cost=_cost(given),
         digests=run.digests or previous.digests,
@@ -127,9 +126,8 @@ def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:
     desired = _desired_pipelines(given, previous)
     if status is None:
         return replace(previous.pipelines, desired=desired)
-    damaged = {d.pipeline for d in given.damage()}
     stages = len(status.grid[0]) if status.grid else 0
-    return PipelineCounts(stages=stages, desired=desired, ready=len(status.grid), degraded=len(damaged))
+    return PipelineCounts(stages=stages, desired=desired, ready=len(status.grid))
 
 
 def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
@@ -146,12 +144,8 @@ def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
 def _workers(given: RuleInput, previous: BambooJobStatus) -> WorkerCounts:
     spec, status = given.facts.spec, given.status
     idle = given.idle or spec is None
-    pools = spec.node_pools if spec else ()
-    counts = {c: sum(given.pods.get(p.name, 0) for p in pools if p.capacity is c) for c in Capacity}
     known = WorkerCounts(
         desired=0 if idle or not spec else status.wanted if status else given.desired or wanted_workers(spec),
-        spot=counts[Capacity.SPOT],
-        on_demand=counts[Capacity.ON_DEMAND],
     )
     if idle:
         return known
@@ -170,20 +164,13 @@ def _checkpoint(run: BambooJobStatus, previous: BambooJobStatus) -> CheckpointSt
     return before if known.last_step in (None, before.last_step) else known
 
 
-def _training(run: BambooJobStatus, previous: BambooJobStatus, facts: StatusFacts) -> TrainingProgress:
-    """Progress, and whether the job will be done by its date, which is not known of one that is suspended."""
+def _training(run: BambooJobStatus, previous: BambooJobStatus) -> TrainingProgress:
+    """Progress, as it was written last where the coordinator does not know it."""
     before, now = previous.training, run.training
-    done_by = before.done_by if now == NOTHING else now.done_by
-    training = _progress(now, replace(before, done_by=None))
-    return training if training == NOTHING or facts.suspended else replace(training, done_by=done_by)
-
-
-def _progress(now: TrainingProgress, before: TrainingProgress) -> TrainingProgress:
-    """Progress, without the date. now: of the coordinator, NOTHING without one; before: as it was written last."""
     if now == NOTHING or (before != NOTHING and now.step == 0 and now.loss is None):
         return before
     evaluation, reported = now.evaluation or before.evaluation, before.last_reported_time
-    now = replace(now, done_by=None, evaluation=evaluation)
+    now = replace(now, evaluation=evaluation)
     return before if reported and replace(now, last_reported_time=reported) == before else now
 
 

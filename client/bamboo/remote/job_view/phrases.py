@@ -37,7 +37,7 @@ def progress(job: JobView) -> str:
         loss=training.loss,
         samples_per_second=training.samples_per_second if runs else None,
         eta_seconds=training.eta_seconds if runs else None,
-        stopped_early=bool(training.stopped_early),
+        stopped_early=job.status.ended is not None and job.status.ended.reason == "EarlyStopped",
     )
     return ", ".join(words)
 
@@ -47,12 +47,7 @@ def evaluation(job: JobView) -> str:
     found = job.status.training.evaluation
     if found is None or not found.metrics:
         return ""
-    said = f"evaluation after step {found.step}: {metrics(found.metrics)}"
-    if found.best_step is None:
-        return said
-    if found.best_step == found.step:
-        return f"{said} (the best so far)"
-    return f"{said}; the best after step {found.best_step}: {metrics(found.best_metrics or {})}"
+    return f"evaluation after step {found.step}: {metrics(found.metrics)}"
 
 
 def counts(job: JobView) -> str:
@@ -60,12 +55,8 @@ def counts(job: JobView) -> str:
     status, workers = job.status, job.status.workers
     parts = []
     if workers.desired:
-        where = [
-            f"{number} {kind}" for number, kind in ((workers.spot, "spot"), (workers.on_demand, "on demand")) if number
-        ]
         parts.append(f"{status.pipelines.ready} of {count(status.pipelines.desired, 'pipeline')}")
-        ready = f"{workers.ready} of {count(workers.desired, 'worker')} ready"
-        parts.append(f"{ready} ({', '.join(where)})" if where else ready)
+        parts.append(f"{workers.ready} of {count(workers.desired, 'worker')} ready")
     parts += [count(status.preemptions, "preemption"), count(status.takeovers, "takeover")]
     if status.restarts:
         parts.append(count(status.restarts, "failure"))
@@ -125,13 +116,6 @@ def rollout(job: JobView) -> str:
     if found is None or found.reason not in (ROLLING, STALLED) or job.status.ended or job.suspended:
         return ""
     return f"rollout {'stalled' if found.reason == STALLED else 'progressing'}: {found.message}"
-
-
-def pause(seconds: float) -> str:
-    """19 ms, 1.25 s."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else "less than 1 ms"
 
 
 def place(cell: CellIndex) -> str:

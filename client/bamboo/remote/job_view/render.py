@@ -122,10 +122,6 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         Text(phrases.progress(job), style="bold"),
         Text(phrases.counts(job)),
     ]
-    if status.training.done_by:
-        lines.append(Text(status.training.done_by))
-    if status.training.grid_choice:
-        lines.append(Text(f"grid: {status.training.grid_choice}"))
     if told := phrases.protection(job):
         lines.append(Text(told, style="yellow" if phrases.protected(job) == "no" else ""))
     if told := phrases.evaluation(job):
