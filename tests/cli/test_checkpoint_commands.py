@@ -123,12 +123,13 @@ def test_resume_does_not_begin_anew_because_what_is_there_is_of_another_training
     said = bamboo("run", job, "--checkpoints", folder, "--resume", code=2).stderr
     assert said == (
         f"bamboo: --resume: {folder} has no checkpoint of this job; that of step 80 cannot be used: it is of another "
-        "training (job small): its task or its training section differs; --no-resume begins at step 0\n"
+        "training (job small): its task or its training section differs; without --resume it begins at "
+        "step 0\n"
     )
     options = LocalRunOptions(checkpoints=str(folder), resume=True)
     spec = options.job(job).spec
     store = CheckpointStore(str(folder))
     save(store, 10, digest=numbers_digest(spec))
     options.check_checkpoints(spec)
-    for fine in (LocalRunOptions(checkpoints=str(tmp_path / "empty"), resume=True), LocalRunOptions(resume=None)):
+    for fine in (LocalRunOptions(checkpoints=str(tmp_path / "empty"), resume=True), LocalRunOptions()):
         fine.check_checkpoints(fine.job(job).spec)

@@ -192,9 +192,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         spread=placement.SpreadSpec(
             topology_key="example.com/rack", policy=placement.SpreadPolicy.SINGLE_ZONE, workers_per_node=2
         ),
-        checkpoint=s.CheckpointSpec(
-            storage=s.StorageSpec(claim_name="x"), every_steps=50, keep_latest=2, resume=s.Resume.NEVER
-        ),
+        checkpoint=s.CheckpointSpec(storage=s.StorageSpec(claim_name="x"), every_steps=50, keep_latest=2),
         worker=placement.WorkerSpec(
             image="r.io/t:1",
             resources=placement.ResourcesSpec(limits={"nvidia.com/gpu": 2, "memory": "16Gi"}),

@@ -132,21 +132,6 @@ def test_a_job_that_begins_anew_again_and_again_has_an_end() -> None:
     assert world.finish.reason == "BackoffLimitExceeded"
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_job_that_never_resumes_goes_back_only_to_its_own(own: bool) -> None:
-    world = made(3, resume="Never")
-    assert world.plan.restore is None
-    kept = save(world) if own else None
-    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
-    lose_stage(world)
-    world.settle()
-    assert all(question.own for _, question in sent(world, protocol.FindCheckpoint))
-    if own:
-        assert world.plan.restore == kept
-    else:
-        assert world.outcome is Outcome.UNRECOVERABLE
-
-
 def test_a_job_begins_with_what_its_store_has() -> None:
     world = started(STARTS["a"], passed=("the checkpoint of step 9 is damaged",))
     assert world.plan.restore == STARTS["a"]
@@ -178,7 +163,7 @@ def test_one_that_cannot_be_read_now_is_tried_again() -> None:
     failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="timeout", damaged=False)
     world.tell(Received("w1", failed))
     (told,) = (emit.message for emit in world.told if emit.reason == "RestoreFailed")
-    assert told.endswith("timeout; bamboo run --no-resume (spec.checkpoint.resume: Never) begins at step 0 instead")
+    assert told.endswith("timeout; with another spec.checkpoint.storage the job begins at step 0")
     asked = len(sent(world, protocol.FindCheckpoint))
     world.tell(Tick())
     assert len(sent(world, protocol.FindCheckpoint)) == asked, "not at once"
@@ -258,15 +243,14 @@ def test_attempts_that_all_fail_have_an_end_together() -> None:
     assert "a time-out" in world.finish.message
 
 
-@pytest.mark.parametrize("resume", ["Latest", "Never"])
-def test_a_checkpoint_of_other_data_ends_the_job_with_both(resume: str) -> None:
-    world = World(2, 1, 0, checkpoint={"everySteps": 8, "resume": resume})
+def test_a_checkpoint_of_other_data_ends_the_job_with_both() -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
     other = "data of 400 samples, and the job's have 300 samples"
     world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=8, id="a"), other_data=other)
     world.settle()
     assert world.finish is not None
     assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "DataMismatch")
     assert world.finish.message == (
-        f"the checkpoint of step 8 was trained with {other}; checkpoint.allowOtherData: true goes on from it, "
-        "and resume: Never (bamboo run --no-resume) begins anew"
+        f"the checkpoint of step 8 was trained with {other}; with another spec.checkpoint.storage the job begins at "
+        "step 0"
     )

@@ -39,7 +39,6 @@ def make_manifest(
         digest=digest,
         versions=Versions(bamboo="0.1.0", torch="2.13.0", python="3.11.9"),
         created=datetime.fromtimestamp(EPOCH + attempt.step if created is None else created, UTC),
-        owner="0a",
         of_data=DataRecord(samples=400, order="0" * 16),
     )
 

@@ -49,7 +49,6 @@ spec:
     storage: {persistentVolumeClaim: {claimName: x}}
     everySteps: 50
     keepLatest: 2
-    resume: Never
   worker: {image: "r.io/t:1", resources: {limits: {nvidia.com/gpu: 2, memory: 16Gi}},
            template: {spec: {a: 1}}, devices: 2}
   queue: {name: q, priorityClass: high, growthPriorityClass: low}

@@ -38,7 +38,7 @@ DATA = DataRecord(samples=400, order="0" * 16, looked_at=(LookedAt(sample=0, for
 class Worker:
     """One that keeps its checkpoints in a folder, and what it says to the coordinator."""
 
-    def __init__(self, folder: Path, owner: str = "0a", data: DataRecord = DATA, **options: Any) -> None:
+    def __init__(self, folder: Path, data: DataRecord = DATA, **options: Any) -> None:
         document = {
             "apiVersion": "bamboo.dev/v1alpha1",
             "kind": "BambooJob",
@@ -51,7 +51,7 @@ class Worker:
             },
         }
         self.said: queue.Queue[Message] = queue.Queue()
-        self.part = Checkpointing(parse_manifest(document), LAYERS, owner, self.tell, data)
+        self.part = Checkpointing(parse_manifest(document), LAYERS, self.tell, data)
 
     def tell(self, message: Message) -> None:
         self.said.put(message)
@@ -71,8 +71,8 @@ class Worker:
         assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint)
         assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)
 
-    def find(self, *bad: CheckpointId, own: bool = False) -> Any:
-        self.part.find(protocol.FindCheckpoint(number=1, bad=bad, own=own))
+    def find(self, *bad: CheckpointId) -> Any:
+        self.part.find(protocol.FindCheckpoint(number=1, bad=bad))
         return self.hear()
 
     def settle(self) -> None:
@@ -138,10 +138,9 @@ def test_other_data_than_a_checkpoint_was_trained_with_are_told(tmp_path: Path, 
         "same": Worker(folder, data=DATA),
         "fewer": Worker(folder, data=fewer),
         "changed": Worker(folder, data=changed),
-        "allowed": Worker(folder, data=fewer, allowOtherData=True),
     }
     answers = {name: worker.find() for name, worker in told.items()}
-    assert [answers[name] for name in ("same", "allowed")] == [found] * 2
+    assert answers["same"] == found
     assert answers["fewer"] == replace(found, other_data="data of 400 samples, and the job's have 300 samples")
     a, b = "a" * 16, "b" * 16
     other = f"data of another sample 0 (digest {a}), and the job's have digest {b}"
@@ -161,24 +160,6 @@ def test_only_the_latest_are_kept(tmp_path: Path, folder: Path) -> None:
     assert [step for step in (2, 3) if any(f"a{step}" in path for path in manifests)] == [2, 3]
     assert worker.find(at(3)).checkpoint == at(2)
     worker.part.close()
-
-
-def test_a_job_finds_its_own_beside_those_of_an_earlier_one_and_keeps_them(tmp_path: Path, folder: Path) -> None:
-    """With resume Never what was there before is neither used nor counted, and nobody is told of it."""
-    stages = trained(tmp_path, 2, 3)
-    earlier, worker = Worker(folder, "ee"), Worker(folder, "0b", keepLatest=2, resume="Never")
-    earlier.save(stages, at(3))
-    assert worker.find().checkpoint == at(3)
-    assert worker.find(own=True) == protocol.CheckpointFound(number=1)
-    stages = trained(tmp_path, 2, 1)
-    for step in (1, 2):
-        worker.save(stages, at(step))
-        one_step(stages, step)
-    assert worker.find(own=True) == protocol.CheckpointFound(number=1, checkpoint=at(2))
-    assert worker.find(at(2), own=True).checkpoint == at(1)
-    assert earlier.find().checkpoint == at(3), "it is left alone"
-    for part in (earlier.part, worker.part):
-        part.close()
 
 
 def test_a_damaged_part_is_told_as_such(tmp_path: Path, folder: Path) -> None:

@@ -102,12 +102,11 @@ _Checkpoints = Annotated[
     ),
 ]
 _Resume = Annotated[
-    bool | None,
+    bool,
     typer.Option(
-        "--resume/--no-resume",
-        help="Go on from the newest checkpoint, or begin at step 0. With --resume checkpoints of another training are"
-        " an error; without, they are passed over.",
-        show_default="the job's",
+        "--resume",
+        help="End with the reason if checkpoints are there and none is of this training. Without it they are passed"
+        " over, and the job begins at step 0.",
     ),
 ]
 _HeartbeatTimeout = Annotated[
@@ -139,7 +138,7 @@ class LocalRunOptions:
     debug: _Debug = False
     output: _Output = None
     checkpoints: _Checkpoints = None
-    resume: _Resume = None
+    resume: _Resume = False
     heartbeat_timeout: _HeartbeatTimeout = HEARTBEAT_TIMEOUT_SECONDS
 
     def job(self, path: Path) -> "JobSource":
@@ -205,7 +204,7 @@ class LocalRunOptions:
         from bamboo.jobs.here import store_trouble
 
         try:
-            trouble = store_trouble(spec, resume=bool(self.resume))
+            trouble = store_trouble(spec, resume=self.resume)
         except InvalidRequest as error:
             usage(str(error))
         if trouble:

@@ -55,10 +55,10 @@ def profiled_steps(text: str, spec: JobSpec, output: Path | None) -> tuple[int, 
     return first, last
 
 
-def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | None) -> tuple[JobSource, list[str]]:
+def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) -> tuple[JobSource, list[str]]:
     """The job to run here, and warnings. Raises InvalidRequest.
 
-    checkpoints: the folder or URL of its checkpoints, and resume: whether it goes on from them, if not as the job says.
+    checkpoints: the folder or URL of its checkpoints, if not as the job says. resume: it must go on from them.
     A volume claim is not here: without a URL of its own such a job keeps no checkpoints on this machine.
     """
     spec, warnings = job.spec, list[str]()
@@ -75,7 +75,7 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | N
     if initial := unresolved(spec):
         job = changed(job, "spec.task.initialFrom", **with_place(job.document, _weights_here(initial))["spec"])
     claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
-    if checkpoints is None and resume is None and not claimed:
+    if checkpoints is None and not resume and not claimed:
         return job, warnings
     part = dict(job.document["spec"].get("checkpoint") or {})
     if checkpoints is not None:
@@ -83,10 +83,8 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | N
     elif claimed:
         warnings.append("the job's volume claim is not here: no checkpoints are kept (--checkpoints)")
         part = {}
-    if resume is not None:
-        if not part:
-            raise InvalidRequest("--resume: the job keeps no checkpoints; --checkpoints URL says where they are")
-        part["resume"] = "Latest" if resume else "Never"
+    if resume and not part:
+        raise InvalidRequest("--resume: the job keeps no checkpoints; --checkpoints URL says where they are")
     return changed(job, "--checkpoints", checkpoint=part or None), warnings
 
 
@@ -160,7 +158,7 @@ def _check_resumption(store: CheckpointStore, spec: JobSpec) -> None:
         attempt, reason = choice.passed[0]
         told = f"that of step {attempt.step} cannot be used: {reason}"
         raise InvalidRequest(
-            f"--resume: {store.shown} has no checkpoint of this job; {told}; --no-resume begins at step 0"
+            f"--resume: {store.shown} has no checkpoint of this job; {told}; without --resume it begins at step 0"
         )
 
 

@@ -231,7 +231,7 @@ class Job:
         *,
         output: str | Path | None = None,
         checkpoints: str | None = None,
-        resume: bool | None = None,
+        resume: bool = False,
         preempt: str | Sequence[str] = (),
         seed: int = 0,
         replace_after: float = 0.0,
@@ -252,7 +252,7 @@ class Job:
             check_schedule(schedule, job.spec)
             folder = None if output is None else Path(output).absolute()
             steps = None if profile is None else profiled_steps(profile, job.spec, folder)
-            trouble = store_trouble(job.spec, resume=bool(resume))
+            trouble = store_trouble(job.spec, resume=resume)
         except ValueError as error:
             raise InvalidRequest(_as_arguments(str(error))) from None
         options = RunOptions(

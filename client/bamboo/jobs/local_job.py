@@ -202,9 +202,8 @@ class LocalJob:
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
         before, wanted = self._progress, self._wanted
-        part = {**wanted.job.document["spec"]["checkpoint"], "resume": "Latest"}
         options = replace(wanted.options, preempt=Schedule(), trace=None, profile=None)
-        self._wanted = replace(wanted, job=changed(wanted.job, "checkpoint", checkpoint=part), options=options)
+        self._wanted = replace(wanted, options=options)
         self._before = before
         self._known = JobProgress(
             name=self.name,

@@ -60,7 +60,6 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
     versions: Versions
     created: Annotated[datetime, msgspec.Meta(tz=True)]
-    owner: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,64}$")]  # the job that wrote it (`resume.owner_of`)
     of_data: DataRecord  # what it was trained with
     # that of the state, as evaluated; the one with the largest is the best. None: it is not to be compared
     score: float | None = None

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 
 from bamboo_core.checkpoint.found import Found, FoundState, newest_first
 from bamboo_core.checkpoint.layout import Attempt
@@ -17,13 +16,6 @@ class Choice:
     passed: tuple[tuple[Attempt, str], ...] = ()  # newer ones that were not taken, and why, newest first
 
 
-def owner_of(secret: str) -> str:
-    """What a job's checkpoints say of whose they are: the same for all its coordinators and workers, and for no other
-    job. The job's secret, by which they know each other, cannot be found out from it.
-    """
-    return sha256(f"owner of checkpoints {secret}".encode()).hexdigest()[:32]
-
-
 def choose(
     found: Iterable[Found],
     digest: str,
@@ -31,18 +23,16 @@ def choose(
     layers: int | None = None,
     steps: int | None = None,
     bad: Collection[Attempt] = (),
-    owner: str | None = None,
 ) -> Choice:
     """The newest one of this job that is complete.
 
     digest: of what the job's numbers depend on. layers: of the job's model, if it is known. steps: the most that it may
-    have seen. bad: those that turned out to be damaged when they were read. owner: not a word of those that another job
-    has written; None: whoever has. An unfinished one newer than the choice is
+    have seen. bad: those that turned out to be damaged when they were read. An unfinished one newer than the choice is
     passed over without a word: nobody was ever told that it exists.
     """
     passed: list[tuple[Attempt, str]] = []
     for one in sorted(found, key=newest_first):
-        if one.state is FoundState.UNFINISHED or (owner is not None and one.manifest and one.manifest.owner != owner):
+        if one.state is FoundState.UNFINISHED:
             continue
         reason = _unfit(one, digest, layers, bad)
         if not reason and steps is not None and one.attempt.step > steps:

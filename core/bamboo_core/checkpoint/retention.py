@@ -24,21 +24,18 @@ def removable(
     *,
     now: float,
     digest: str | None = None,
-    owner: str | None = None,
     writing: Collection[Attempt] = (),
     dead_after: float = DEAD_AFTER_SECONDS,
 ) -> tuple[Removal, ...]:
     """Oldest first.
 
     keep: so many complete ones stay, and at least the newest one, the one that was written last, and the one with the
-    best score. digest: only
-    checkpoints of this training are counted and removed; None: all are. owner: only those that this job has written;
-    None: whoever has. writing: attempts in progress, which stay. now:
-    seconds since 1970. dead_after: seconds after its last write from which any other unfinished one counts as dead;
-    it does so earlier if a checkpoint of its step or a later one was written since.
+    best score. digest: only checkpoints of this training are counted and removed; None: all are. writing: attempts in
+    progress, which stay. now: seconds since 1970. dead_after: seconds after its last write from which any other
+    unfinished one counts as dead; it does so earlier if a checkpoint of its step or a later one was written since.
     """
     everything = sorted(found, key=newest_first)
-    complete = [one for one in everything if one.state is FoundState.COMPLETE and _ours(one, digest, owner)]
+    complete = [one for one in everything if one.state is FoundState.COMPLETE and _ours(one, digest)]
     kept = {one.attempt for one in complete[: max(1, keep)]}
     if complete:
         kept.add(max(complete, key=lambda one: one.written or 0.0).attempt)
@@ -50,7 +47,7 @@ def removable(
     for one in reversed(everything):
         if one.attempt in kept or one.attempt in writing:
             continue
-        if reason := _reason(one, complete, now - dead_after, ours=_ours(one, digest, owner)):
+        if reason := _reason(one, complete, now - dead_after, ours=_ours(one, digest)):
             removals.append(Removal(attempt=one.attempt, reason=reason, bytes=one.bytes))
     return tuple(removals)
 
@@ -85,8 +82,8 @@ def _overtook(complete: Found, unfinished: Found) -> bool:
     return complete.attempt.step >= unfinished.attempt.step and written is not None and written > unfinished.modified
 
 
-def _ours(one: Found, digest: str | None, owner: str | None) -> bool:
+def _ours(one: Found, digest: str | None) -> bool:
     """A damaged manifest does not say whose it is; in a store of one's own it is one's own."""
     if one.manifest is None:
         return True
-    return digest in (None, one.manifest.digest) and owner in (None, one.manifest.owner)
+    return digest in (None, one.manifest.digest)

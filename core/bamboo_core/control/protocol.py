@@ -334,7 +334,6 @@ class FindCheckpoint(Message, frozen=True):
 
     number: Count
     bad: tuple[CheckpointId, ...] = ()  # not one of these
-    own: bool = False  # only one that the job itself has written
 
 
 class TakeCheckpoint(Message, frozen=True):

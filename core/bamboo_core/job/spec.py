@@ -52,15 +52,6 @@ class ReplicaPlacement(StrEnum):
     HOST = "Host"
 
 
-class Resume(StrEnum):
-    """Latest: start from the newest complete checkpoint if there is one. Never: only from one that the job has written
-    itself, else at step 0.
-    """
-
-    LATEST = "Latest"
-    NEVER = "Never"
-
-
 _PATTERNS: Final = partial(
     TextList, TENSORS, "names of tensors", 'A name, in which "*" stands for any characters.', 100
 )
@@ -250,12 +241,6 @@ class CheckpointSpec:
     """How many checkpoints stay."""
     keep_best: bool = False
     """A checkpoint of each evaluated state, of which the best (training.evaluation.metric) stays."""
-    resume: Resume = Resume.LATEST
-    """Latest: the job starts from the newest complete checkpoint, if any. Never: it starts at step 0, and goes back
-    only to checkpoints of its own.
-    """
-    allow_other_data: bool = False
-    """False ends a job (DataMismatch) whose data are not the checkpoint's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

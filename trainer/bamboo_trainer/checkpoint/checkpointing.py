@@ -37,7 +37,7 @@ from bamboo_core.control.protocol import (
     WorkerWarning,
 )
 from bamboo_core.job.edits import numbers_digest
-from bamboo_core.job.spec import JobSpec, Resume
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import STORAGE_FOLDER
 from bamboo_core.planning.plan import CheckpointId
 from bamboo_core.storage.errors import StorageError
@@ -82,14 +82,12 @@ def store_url(spec: JobSpec) -> str | None:
 
 
 class Checkpointing:
-    """The checkpoints of one job; see `CheckpointFiles`. layers: of its model. owner: the job. tell: sends a message to
+    """The checkpoints of one job; see `CheckpointFiles`. layers: of its model. tell: sends a message to
     the coordinator, from any thread. data: what the job trains with; None if it keeps no checkpoints.
     """
 
-    def __init__(
-        self, spec: JobSpec, layers: int, owner: str, tell: Callable[[Message], None], data: DataRecord | None
-    ) -> None:
-        self._layers, self._owner, self._data = layers, owner, data
+    def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None], data: DataRecord | None) -> None:
+        self._layers, self._data = layers, data
         self._spec, self._tell_coordinator, self._url = spec, tell, store_url(spec)
         self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
         self._digest = numbers_digest(spec)
@@ -302,7 +300,6 @@ class Checkpointing:
             digest=self._digest,
             versions=versions(),
             created=datetime.now(UTC),
-            owner=self._owner,
             score=score,
             of_data=self._data,
         )
@@ -312,14 +309,12 @@ class Checkpointing:
         """Remove what keepLatest does not keep. What cannot be removed now is found the next time."""
         assert self._spec.checkpoint is not None
         store, spec = self._open(), self._spec.checkpoint
-        owner = self._owner if spec.resume is Resume.NEVER else None  # then others are none of its own
         try:
             for removal in removable(
                 store.list(),
                 spec.keep_latest,
                 now=time.time(),
                 digest=self._digest,
-                owner=owner,
                 dead_after=dead_after,
             ):
                 store.delete(removal.attempt)
@@ -329,8 +324,7 @@ class Checkpointing:
     def _find(self, request: FindCheckpoint) -> CheckpointFound:
         number, attempts = request.number, {Attempt(one.step, one.id) for one in request.bad}
         there, steps = self._open().list(), self._spec.training.steps
-        owner = self._owner if request.own else None
-        choice = choose(there, self._digest, layers=self._layers, steps=steps, bad=attempts, owner=owner)
+        choice = choose(there, self._digest, layers=self._layers, steps=steps, bad=attempts)
         newest = choice.manifest.step if choice.manifest else -1
         for one in there:
             if (
@@ -351,10 +345,7 @@ class Checkpointing:
 
     def _other_data(self, manifest: CheckpointManifest) -> str:
         """What a checkpoint was trained with and what this worker has, if these differ and may not."""
-        assert self._spec.checkpoint is not None
         assert self._data is not None
-        if self._spec.checkpoint.allow_other_data:
-            return ""
         found = difference(manifest.of_data, self._data)
         return "" if found is None else f"data of {found[0]}, and the job's have {found[1]}"
 

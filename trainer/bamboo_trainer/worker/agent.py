@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import torch
 
-from bamboo_core.checkpoint.resume import owner_of
 from bamboo_core.complaints import said_by
 from bamboo_core.control.client import Control
 from bamboo_core.control.protocol import (
@@ -266,8 +265,7 @@ class WorkerAgent:
             self.history = self._keep_history(job, welcome.history)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
         self.transport.trust(welcome.secret, STATE_RATE, FLOWS_PER_LINK, together(by_device).buffer)
-        owner = owner_of(welcome.secret)
-        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send, job.data)
+        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), self.control.send, job.data)
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)
         self.control.send(job.ready())
 

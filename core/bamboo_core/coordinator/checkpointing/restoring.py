@@ -8,30 +8,17 @@ from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo_core.coordinator.events import Emit, Outcome, Send
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.job.spec import Resume, wanted_workers
-from bamboo_core.planning.plan import CheckpointId, WorkerId
+from bamboo_core.job.spec import wanted_workers
+from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import count, one_line
 
-BEGIN_ANEW: Final = "bamboo run --no-resume (spec.checkpoint.resume: Never) begins at step 0 instead"
+BEGIN_ANEW: Final = "with another spec.checkpoint.storage the job begins at step 0"
 RESTORE_SECONDS: Final = 24 * 3600.0  # from a loss until a step is committed again: nodes may be scarce for a night
 
 
 def can_restore(state: CoordinatorState) -> bool:
     """Is it worth looking for a checkpoint to go back to?"""
-    spec = state.spec.checkpoint
-    return spec is not None and (spec.resume is Resume.LATEST or bool(_own(state)) or not state.restoring.looked)
-
-
-def can_resume(state: CoordinatorState) -> bool:
-    """May the job go on from what another run of it has written?"""
-    return state.spec.checkpoint is not None and state.spec.checkpoint.resume is Resume.LATEST
-
-
-def _own(state: CoordinatorState) -> list[CheckpointId]:
-    """Those that this job has written or begun with, as far as is known here; the newest first."""
-    c, plan = state.checkpoints, state.plan
-    begun = plan.restore if plan and not plan.moved else None
-    return [one for one in (*c.kept, *([begun] if begun else ())) if one not in c.bad]
+    return state.spec.checkpoint is not None
 
 
 def lost(turn: Turn, reason: str, message: str) -> None:
@@ -98,7 +85,7 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
     if state.phase != "Running" or plan is None or (plan.origin, plan.restore) != (message.origin, message.checkpoint):
         return
     text = f"{worker} cannot read the checkpoint of step {message.checkpoint.step}: {one_line(message.message)}"
-    if not message.damaged and message.checkpoint not in c.kept and can_resume(state):
+    if not message.damaged and message.checkpoint not in c.kept:
         text += f"; {BEGIN_ANEW}"
     turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
     problem = RestoreProblem.DAMAGED if message.damaged else RestoreProblem.UNREADABLE
@@ -109,16 +96,14 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
 def is_known(turn: Turn) -> bool:
     """Is it known with which state the job begins? If not, somebody is asked who can look."""
     state, c = turn.state, turn.state.restoring
-    spec = state.spec.checkpoint
-    if spec is None or c.looked:
+    if state.spec.checkpoint is None or c.looked:
         return True
     wait = turn.now - c.asked_at <= AGAIN_SECONDS and (c.asked in state.workers or c.pausing)
     if not wait and state.ready:
         worker = next((w for w in state.ready if w != c.asked), None) or next(iter(state.ready))
         asking = c.asking(worker, turn.now)
         turn.put(asking)
-        own, bad = spec.resume is Resume.NEVER, state.checkpoints.bad
-        turn.do(Send(worker, protocol.FindCheckpoint(number=asking.question, bad=bad, own=own)))
+        turn.do(Send(worker, protocol.FindCheckpoint(number=asking.question, bad=state.checkpoints.bad)))
     return False
 
 
@@ -133,8 +118,7 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
         return
     if message.other_data and message.checkpoint:
         text = f"the checkpoint of step {message.checkpoint.step} was trained with {one_line(message.other_data)}"
-        ways = "checkpoint.allowOtherData: true goes on from it, and resume: Never (bamboo run --no-resume) begins anew"
-        turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; {ways}")
+        turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; {BEGIN_ANEW}")
         return
     for text in message.passed:
         turn.do(Emit("CheckpointUnusable", one_line(text), True))
