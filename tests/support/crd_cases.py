@@ -82,7 +82,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"task.initialFrom": {"step": 3}}, "spec.task.initialFrom: expected url or job"),
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
-    (UNTIL | {"training.until": {"epochs": 2, "tokens": 3}}, "spec.training.until: expected exactly one of steps"),
+    (UNTIL | {"training.until": {"epochs": 2, "tokens": 3}}, "spec.training.until: expected exactly one of tokens"),
     (
         {"training.loggers": [{"name": "a", "type": "Custom"}]},
         "spec.training.loggers.0.entrypoint: expected with type Custom",
@@ -202,6 +202,7 @@ EDITS: list[
     tuple[str, Any, str]
 ] = [  # the field, its new value, and the refusal while the job runs, "" if there is none
     ("suspend", True, ""),
+    ("backoffLimit", 2, ""),
     ("redundancy.mode", "None", ""),
     ("standby.workers", 2, ""),
     ("nodePools", [{"name": "a", "pricePerHour": "1"}], ""),
