@@ -73,15 +73,10 @@ class NodePool:
     """
 
 
-def priced_pool(pools: Iterable[NodePool], capacity: Capacity) -> NodePool | None:
-    """The first pool of that capacity that says a price: it counts for the job's others."""
-    return next((pool for pool in pools if pool.capacity is capacity and pool.price_per_hour is not None), None)
-
-
 def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
-    """USD per hour for a worker in the pools of that capacity, if one of them says it."""
-    pool = priced_pool(pools, capacity)
-    return None if pool is None or pool.price_per_hour is None else float(pool.price_per_hour)
+    """Return the price of an hour of a worker in the first pool of that capacity that has a price."""
+    prices = (pool.price_per_hour for pool in pools if pool.capacity is capacity)
+    return next((float(price) for price in prices if price is not None), None)
 
 
 def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[tuple[float, int], ...]:

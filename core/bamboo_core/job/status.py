@@ -12,8 +12,6 @@ import msgspec
 from bamboo_core.job.api_object import ApiPart, Time, read_leniently
 from bamboo_core.job.fields import MAX_INT
 
-LONGEST_SENTENCE = 1024
-
 
 def _schema(**keywords: Any) -> msgspec.Meta:
     """What the CRD says of a field beside its type."""
@@ -24,8 +22,6 @@ Count = Annotated[int, _schema(format="int32", minimum=0, maximum=MAX_INT)]
 BigCount = Annotated[int, _schema(format="int64", minimum=0)]
 NotNegative = Annotated[float, _schema(minimum=0)]
 Amount = Annotated[str, _schema(maxLength=32, pattern=r"^[0-9]+(\.[0-9]+)?$")]  # of money
-Sentence = Annotated[str, _schema(maxLength=LONGEST_SENTENCE)]
-WorkerName = Annotated[str, _schema(maxLength=253)]
 Value = Annotated[float | None, _schema(description="Its value.")]
 Metrics = Annotated[dict[str, Value], _schema(maxProperties=64)]
 _ATOMIC = {"x-kubernetes-list-type": "atomic"}
