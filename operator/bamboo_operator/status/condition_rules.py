@@ -31,7 +31,6 @@ class ConditionResult:
 class PipelineDamage:
     """What is wrong with a pipeline."""
 
-    pipeline: int
     doubled: bool  # a worker does two workers' work; else state is held only once
     message: str
 
@@ -90,9 +89,9 @@ class RuleInput:
             for s, (owner, protected) in enumerate(row):
                 place = f"stage {s} of pipeline {d}"
                 if cells[owner] > 1:
-                    found.append(PipelineDamage(d, True, f"{place} runs on {owner}, which runs another stage, too"))
+                    found.append(PipelineDamage(True, f"{place} runs on {owner}, which runs another stage, too"))
                 if not protected and spec.redundancy.mode is not RedundancyMode.NONE:
-                    found.append(PipelineDamage(d, False, f"{place} has no second copy{elsewhere}"))
+                    found.append(PipelineDamage(False, f"{place} has no second copy{elsewhere}"))
         return found
 
 
