@@ -11,6 +11,7 @@ import kopf
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bamboo_core.kube.connection import Connection
+from bamboo_core.kube.errors import RemoteError
 from bamboo_core.metrics.exposition import Exporter, MetricsPageCollector
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_core.serving.listener import ConnectionBounds
@@ -29,7 +30,7 @@ from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.certificate_authority import ClusterAuthority
 from bamboo_operator.kube.client import API_CONNECTIONS, API_ERRORS, ApiClient, connect, described
-from bamboo_operator.kube.credentials import AUTHORITY_FILE, kopf_login, operator_access
+from bamboo_operator.kube.credentials import AUTHORITY_FILE, KopfSession, kopf_session, operator_access
 from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -137,8 +138,10 @@ class _Operator:
 
     def _not_ready(self) -> str | None:
         """Why workers cannot connect; None also for an operator that stands by: they connect to another one."""
-        if self._works or (self._active and self._lease and self._lease.stands_by):
+        if self._active and self._lease and self._lease.stands_by:
             return None
+        if self._works:
+            return self._watch_health.unlisted()
         return (self._lease.waiting if self._lease else None) or self._job_kind.waiting or "starting or ending"
 
     def _known(self, job: JobKey) -> OperatedJob | None:
@@ -206,8 +209,11 @@ class _Operator:
         handlers = watch_handlers(jobs, shared)
 
         @kopf.on.login(id="login", registry=handlers)
-        async def login(**_: object) -> kopf.ConnectionInfo:
-            return kopf_login(self._settings, self._access)
+        async def login(**_: object) -> KopfSession:
+            try:
+                return await kopf_session(self._access, self._watch_health.trace())
+            except RemoteError as error:  # a plugin's, or of a file that is away for a moment
+                raise kopf.TemporaryError(str(error), delay=POLL_SECONDS) from None
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers

@@ -248,6 +248,7 @@ def test_the_api_server_may_be_away(
         job.told(reason)
     job.until_pods(lambda pods: all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods.values()))
     assert operator.alive
+    assert "Request attempt" not in operator.said, "kopf's words at each try"
 
 
 def _until_ready(api: Client) -> None:

@@ -1,10 +1,13 @@
 """Two operators at the same time on a real control plane: one works, the other waits; a job trains on meanwhile."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster.client import Json
 from cluster.handle import Cluster
@@ -61,6 +64,25 @@ def test_the_second_waits_until_the_first_is_gone(
     assert second.said.count("waiting for the lease") == 1
     held = lease(installed, namespace)
     assert (held.get("holderIdentity", ""), held["leaseTransitions"]) == ("", 1)
+
+
+def test_operators_outside_of_the_cluster_watch_as_a_plugins_user_and_one_after_the_other(
+    installed: Cluster, namespace: str, operator: Operator, second: Operator, tmp_path: Path
+) -> None:
+    operator.kill(signal.SIGTERM)
+    config = tmp_path / "operator.kubeconfig"
+    document = yaml.safe_load(config.read_text())
+    version = "client.authentication.k8s.io/v1beta1"
+    given = {"apiVersion": version, "kind": "ExecCredential", "status": document["users"][0]["user"]}
+    document["users"][0]["user"] = {"exec": {"apiVersion": version, "command": "echo", "args": [json.dumps(given)]}}
+    config.write_text(yaml.safe_dump(document))
+    operator.start()
+    until_ready(operator)
+    Job(installed.api, namespace, small("outside")).until("Running")
+    second.start()
+    until_ready(second, (503, f"waiting for the lease held by {operator.identity}"))
+    assert operator.kill(signal.SIGTERM) == 0, operator.said
+    until_ready(second)
 
 
 @pytest.mark.slow

@@ -1,8 +1,14 @@
-"""Watches that end are missed."""
+"""Watches that end, or have not begun, are missed."""
 
 import asyncio
+import logging
 
-from bamboo_operator.cluster.watch_health import WatchHealth
+import aiohttp
+import pytest
+from aiohttp import web
+
+from bamboo_operator.cluster.watch_health import KopfRepetitions, WatchHealth
+from http_kit import serving
 
 
 async def test_a_namespace_that_is_deleted_needs_no_watchers() -> None:
@@ -47,3 +53,75 @@ async def test_an_operator_that_began_before_the_api_server_served_jobs_is_not_w
     assert watchers.problem() is None
     for task in (pods, jobs):
         task.cancel()
+
+
+async def test_every_watch_has_to_list_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    """What the API server refuses kopf asks again, for an hour and with a watcher that lives."""
+    caplog.set_level(logging.INFO)
+    refusing, watchers = True, WatchHealth()
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({}, status=403 if refusing else 200)
+
+    assert watchers.unlisted() == "waiting for the watch of BambooJobs"
+    names = [
+        "nodes.v1@None",
+        *(f"{kind}@{place}" for kind in ("bamboojobs.v1alpha1.bamboo.dev", "pods.v1") for place in "ab"),
+    ]
+    tasks = [asyncio.create_task(asyncio.sleep(60), name=f"watcher for {name}") for name in names]
+    group = "apis/bamboo.dev/v1alpha1"
+    paths = [
+        "api/v1/nodes",
+        *(
+            f"{at}/namespaces/{place}/{kind}"
+            for at, kind in ((group, "bamboojobs"), ("api/v1", "pods"))
+            for place in "ab"
+        ),
+    ]
+    async with serving(answer) as url, aiohttp.ClientSession(trace_configs=[watchers.trace()]) as session:
+
+        async def ask(path: str, query: str) -> None:
+            async with session.get(f"{url}/{path}{query}"):
+                pass
+
+        for path in paths * 2:
+            await ask(path, "")
+        assert watchers.unlisted() == "waiting for the watch of bamboojobs"
+        refusing = False
+        for path in paths:
+            await ask(path, "")
+            assert watchers.unlisted() is not None
+        for path in paths:
+            assert watchers.unlisted() is not None
+            await ask(path, "?watch=true")
+        assert watchers.unlisted() is None
+        refusing = True
+        await ask(paths[0], "?watch=true")
+        assert watchers.unlisted() is None, "it has listed what there was"
+        for task in tasks:
+            task.cancel()
+    refused = "the API server does not answer a watch, and is asked again: /api/v1/nodes: 403 Forbidden"
+    told = [record.message for record in caplog.records if record.name.startswith("bamboo_operator")]
+    assert told == [refused, "the API server answers all watches again", refused], (
+        "once at the beginning and at the end"
+    )
+
+
+async def test_a_server_that_is_not_there_does_not_answer(
+    unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aiohttp.ClientSession(trace_configs=[WatchHealth().trace()]) as session:
+        for _ in range(2):
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await session.get(f"http://127.0.0.1:{unused_tcp_port}/api/v1/nodes")
+    (told,) = [record.message for record in caplog.records]
+    assert "is asked again: /api/v1/nodes: Cannot connect" in told
+
+
+def test_what_kopf_says_of_each_try_is_not_logged() -> None:
+    for name, message, kept in (
+        ("kopf._cogs.clients.api", "Request attempt #3/721 failed; will retry: GET /api/v1/nodes -> 503", False),
+        ("kopf._core.reactor", "Activity 'login' failed", True),
+        ("bamboo_operator", "Request attempt #3/721 failed", True),
+    ):
+        assert KopfRepetitions().filter(logging.makeLogRecord({"name": name, "msg": message})) is kept

@@ -1,15 +1,27 @@
-"""Whether kopf still watches: a watcher that fails ends with a line in the log, and the rest of the process goes on.
+"""Whether kopf watches: a watcher that fails ends with a line in the log, and the rest of the process goes on.
 
-Nor does kopf watch what the API server did not serve yet when it looked for it, unless that changes once more later.
-Such an operator would miss everything and look healthy, so it has to report that it is not.
+Nor does kopf watch what the API server did not serve yet when it looked for it, unless that changes again later. What
+the API server refuses kopf asks again, for an hour. Such an operator would miss everything and look healthy, so it has
+to report that it is not.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Set
+from types import SimpleNamespace
+
+import aiohttp
+from yarl import URL
+
+from bamboo_core.complaints import said_by
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "watcher for "  # of the names of kopf's tasks
 PODS, JOBS = f"{PREFIX}pods.", f"{PREFIX}bamboojobs."
+RETRIED = (403, 429)  # as all from 500 on: what kopf asks again
+CLUSTER_WIDE = "None"  # as kopf names it
 LATE_SECONDS = 60.0  # in which jobs are to be watched where pods are
 
 
@@ -20,6 +32,48 @@ class WatchHealth:
         self._clock = clock
         self._seen: set[str] = set()
         self._without_jobs: dict[str, float] = {}  # namespaces, and since when
+        self._listed: set[tuple[str, str]] = set()  # plural and namespace of watches that were answered
+        self._unanswered: set[str] = set()  # paths of requests that failed and have to be answered yet
+
+    def trace(self) -> aiohttp.TraceConfig:
+        """Return what follows the requests of a session of kopf's."""
+        trace = aiohttp.TraceConfig()
+        trace.on_request_end.append(self._on_answer)
+        trace.on_request_exception.append(self._on_exception)
+        return trace
+
+    async def _on_answer(self, _: object, __: SimpleNamespace, answered: aiohttp.TraceRequestEndParams) -> None:
+        status = answered.response.status
+        if status in RETRIED or status >= 500:
+            self._failed(answered.url, f"{status} {answered.response.reason}")
+        if status >= 400:
+            return
+        if answered.url.query.get("watch") == "true":  # kopf lists before it watches
+            *_, above, namespace, plural = ("", *answered.url.path.split("/"))
+            self._listed.add((plural, namespace if above == "namespaces" else CLUSTER_WIDE))
+        if self._unanswered:
+            self._unanswered.discard(answered.url.path)
+            if not self._unanswered:
+                logger.info("the API server answers all watches again")
+
+    async def _on_exception(self, _: object, __: SimpleNamespace, failed: aiohttp.TraceRequestExceptionParams) -> None:
+        if not isinstance(failed.exception, asyncio.CancelledError):
+            self._failed(failed.url, said_by(failed.exception))
+
+    def _failed(self, url: URL, why: str) -> None:
+        """kopf asks again and again; what it says of each try is not logged (KopfRepetitions)."""
+        if not self._unanswered:
+            logger.warning("the API server does not answer a watch, and is asked again: %s: %s", url.path, why)
+        self._unanswered.add(url.path)
+
+    def unlisted(self) -> str | None:
+        """Return a sentence on a watch that does not run yet; None if all have listed what there is."""
+        watchers = {task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(PREFIX)}
+        if not any(name.startswith(JOBS) for name in watchers):
+            return "waiting for the watch of BambooJobs"
+        kinds = {(name.removeprefix(PREFIX).partition(".")[0], _namespace(name)) for name in watchers}
+        missing = sorted(plural for plural, _ in kinds - self._listed)
+        return f"waiting for the watch of {missing[0]}" if missing else None
 
     def problem(self) -> str | None:
         """A sentence on a watcher that has ended or was never started, if there is one."""
@@ -27,7 +81,7 @@ class WatchHealth:
         now = {name for name in names if name.startswith(PREFIX)}
         self._seen |= now
         watched = {_namespace(name) for name in now}  # kopf ends the watchers of a namespace that is deleted
-        self._seen = {name for name in self._seen if name.endswith("@None") or _namespace(name) in watched}
+        self._seen = {name for name in self._seen if _namespace(name) == CLUSTER_WIDE or _namespace(name) in watched}
         missing = sorted(self._seen - now)
         return f"the {missing[0]} has ended" if missing else self._jobs_not_watched(now)
 
@@ -47,3 +101,10 @@ class WatchHealth:
 
 def _namespace(name: str) -> str:
     return name.rpartition("@")[2]
+
+
+class KopfRepetitions(logging.Filter):
+    """Drops what kopf says of each try of a request that fails: every few seconds, an ERROR for every watch."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.name.startswith("kopf") and record.getMessage().startswith("Request attempt #"))

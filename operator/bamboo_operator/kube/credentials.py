@@ -1,12 +1,13 @@
 """Which API server the operator works with, and as whom: its ServiceAccount in a cluster, else a kubeconfig."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import aiohttp
 import kopf
 
+from bamboo_core.kube.credentials import Credentials
 from bamboo_core.kube.kubeconfig import ACCOUNT, Access, in_cluster, load
 
 TOKEN_FILE, AUTHORITY_FILE, NAMESPACE_FILE = ACCOUNT / "token", ACCOUNT / "ca.crt", ACCOUNT / "namespace"
@@ -21,15 +22,43 @@ def operator_access(environment: Mapping[str, str] = os.environ, account: Path =
     return in_cluster({**USUAL, **environment}, account) or load(environment=environment)
 
 
-def kopf_login(settings: kopf.OperatorSettings, access: Access) -> kopf.ConnectionInfo:
-    """kopf's own connection to that server; it reads a pod's token, or the kubeconfig, itself.
+class KopfSession(kopf.AiohttpSession):
+    """The sessions with which kopf asks that server: it closes one, and may take another one while it ends.
 
-    Raises kopf.LoginError if it finds neither.
+    Two are equal if they show the same credentials: kopf tries none again that the server has refused.
     """
-    inside = kopf.login_with_service_account(settings=settings)
-    if inside is not None:
-        return replace(inside, server=access.server.url)
-    info = kopf.login_with_kubeconfig(settings=settings)
-    if info is None:
-        raise kopf.LoginError("no cluster: neither a ServiceAccount nor a kubeconfig (KUBECONFIG) is there")
-    return info
+
+    _shown: tuple[tuple[tuple[str, str], ...], str | None]
+    _make: Callable[[], aiohttp.ClientSession]
+
+    def __init__(self, access: Access, credentials: Credentials, trace: aiohttp.TraceConfig) -> None:
+        headers, tls, proxy = credentials.headers(), credentials.tls(), access.server.proxy
+
+        def make() -> aiohttp.ClientSession:
+            connector = aiohttp.TCPConnector(ssl=tls, limit=0)
+            return aiohttp.ClientSession(connector=connector, headers=headers, proxy=proxy, trace_configs=[trace])
+
+        shown = tuple(headers), credentials.certificate
+        self.__dict__.update(server=access.server.url, _shown=shown, _make=make)  # as others are, it is frozen
+
+    @property
+    def aiohttp_session(self) -> aiohttp.ClientSession:
+        """A new one."""
+        return self._make()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KopfSession) and self._shown == other._shown
+
+    def __hash__(self) -> int:
+        return hash(self._shown)
+
+
+async def kopf_session(access: Access, trace: aiohttp.TraceConfig) -> KopfSession:
+    """Return kopf's own way to that server, as the same user as all other calls, also with a plugin's credentials.
+
+    trace: follows its requests. Each call reads the credentials, or runs the plugin: kopf logs in at the start, and
+    whenever the server refuses what it has (401). Raises a RemoteError.
+    """
+    credentials = Credentials(access)
+    await credentials.renew()
+    return KopfSession(access, credentials, trace)
