@@ -6,7 +6,22 @@ import pytest
 
 from bamboo.remote.job_view import phrases
 from bamboo_core.view.job_view import view_of
-from remote_kit import NOW, SPEC, Json, condition, job
+from remote_kit import NOW, SPEC, Json, condition, job, stamp
+
+
+def test_nobody_is_called_protected_by_a_status_that_nobody_writes() -> None:
+    """The operator was ended, and a worker with it; the condition stays as it was."""
+    told = [condition("Running", True), condition("Protected", True, "Protected", "every stage has a copy")]
+
+    def known(seconds: float, speed: float = 130.0) -> tuple[str, str]:
+        training = {"step": 1, "steps": 2, "lastReportedTime": stamp(seconds), "samplesPerSecond": speed}
+        seen = view_of(job(training=training, conditions=told))
+        return phrases.protected(seen, NOW), phrases.protection(seen, NOW)
+
+    assert known(15) == ("yes", "protected: yes, every stage has a copy (Protected)")
+    assert known(300) == ("?", "protected: not known, it was yes, every stage has a copy (Protected)")
+    assert known(300, speed=0.3)[0] == "yes", "a step takes minutes"
+
 
 KEEPING = {**SPEC, "checkpoint": {"storage": {"uri": "s3://bucket/x"}, "everySteps": 9}}
 

@@ -82,8 +82,8 @@ def test_everybody_gives_the_same_answer(
     assert (found.message in shown.sentence) == (not holds)
     assert (shown.name == "Degraded") == (made.state == "Degraded") == (not holds and reason != "RedundancyOff")
     seen = view_of({"metadata": {}, "spec": {}, "status": written(made)})
-    assert phrases.protected(seen) == word
-    assert phrases.protection(seen) == f"protected: {'yes' if holds else 'no'}, {found.message} ({reason})"
+    assert phrases.protected(seen, NOW) == word
+    assert phrases.protection(seen, NOW) == f"protected: {'yes' if holds else 'no'}, {found.message} ({reason})"
     assert seen.protected == (holds or reason == "RedundancyOff"), "as far as it is meant to be"
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, An
     told = made.condition("Protected")
     assert told is not None
     assert (told.holds, told.reason) == (False, reason)
-    assert phrases.protected(view_of({"metadata": {}, "spec": {}, "status": written(made)})) == "-"
+    assert phrases.protected(view_of({"metadata": {}, "spec": {}, "status": written(made)}), NOW) == "-"
 
 
 def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> None:

@@ -94,20 +94,23 @@ def cost(job: JobView) -> str:
     return ", ".join(told)
 
 
-def protected(job: JobView) -> str:
-    """Is it, in a word for a table: yes, no, or off if it is not meant to be; - if nothing runs, or it is not known."""
+def protected(job: JobView, now: datetime) -> str:
+    """Return one word for a table: yes, no, or off if redundancy is off; - if nothing runs; ? if the status is old."""
     told = job.status.condition("Protected")
     if told is None or job.status.ended or job.status.holds("Suspended") or told.reason == "NotRunning":
         return "-"
+    if stale(job, now):
+        return "?"
     return "yes" if told.holds else "off" if told.reason == OFF else "no"
 
 
-def protection(job: JobView) -> str:
-    """A line that says whether the job is protected, and why; empty if that is no question."""
-    told, word = job.status.condition("Protected"), protected(job)
+def protection(job: JobView, now: datetime) -> str:
+    """Return a line that says whether the job is protected, and why; empty if nothing runs."""
+    told, word = job.status.condition("Protected"), protected(job, now)
     if told is None or word == "-":
         return ""
-    return f"protected: {'yes' if told.holds else 'no'}, {told.message} ({told.reason})"
+    known = "not known, it was " if word == "?" else ""
+    return f"protected: {known}{'yes' if told.holds else 'no'}, {told.message} ({told.reason})"
 
 
 def rollout(job: JobView) -> str:
@@ -160,11 +163,13 @@ def outcome(job: JobView) -> str:
 
 
 def stale(job: JobView, now: datetime) -> str | None:
-    """Says so if there has been no unseen of a running job for a while."""
-    reported = job.status.training.last_reported_time
+    """Return a sentence if the status of a running job has told of no progress for a while; else None."""
+    training = job.status.training
+    reported, speed = training.last_reported_time, training.samples_per_second
     if job.status.ended or job.suspended or not job.status.holds("Running") or reported is None:
         return None
-    if (now - reported).total_seconds() < STALE_SECONDS:
+    step_seconds = job.spec.training.global_batch_size / speed if speed else 0.0
+    if (now - reported).total_seconds() < STALE_SECONDS + 2 * step_seconds:
         return None
     return f"no progress has been reported for {age(reported, now)}: steps take very long, or no operator is running"
 

@@ -64,7 +64,7 @@ def jobs(found: Sequence[JobView], now: datetime, *, namespaces: bool = False) -
             f"{job.step}/{job.steps}",
             f"{job.status.pipelines.ready}/{job.status.pipelines.desired}",
             f"{job.status.workers.ready}/{job.status.workers.desired}",
-            phrases.protected(job),
+            phrases.protected(job, now),
             str(job.status.preemptions),
             phrases.age(job.metadata.creation_timestamp, now),
         ]
@@ -122,8 +122,8 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         Text(phrases.progress(job), style="bold"),
         Text(phrases.counts(job)),
     ]
-    if told := phrases.protection(job):
-        lines.append(Text(told, style="yellow" if phrases.protected(job) == "no" else ""))
+    if told := phrases.protection(job, now):
+        lines.append(Text(told, style="yellow" if phrases.protected(job, now) in ("no", "?") else ""))
     if told := phrases.evaluation(job):
         lines.append(Text(told))
     if told := phrases.checkpoint(job, now):
