@@ -141,7 +141,7 @@ def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: st
         world.now += 0.3
         world.deliver() if world.pending else world.tell(Tick())
     assert (world.state.step, counts(world).repeated, counts(world).repeated_seconds) == (8, 5, 10.0)
-    assert sum(counts(world).restores.values()) == resumed
+    assert counts(world).restores == {RestoreCause.WORKERS_GONE if resumed else RestoreCause.SUSPENDED: 1}
     train(world, 13)
     assert status(world.state, world.now).trained_samples == 0
     world.tell(Interrupted(Outcome.INTERRUPTED))

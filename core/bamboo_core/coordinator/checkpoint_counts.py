@@ -29,6 +29,7 @@ class RestoreCause(StrEnum):
     STAGE_LOST = "StageLost"
     WORKERS_GONE = "WorkersGone"
     RESULTS_DIFFER = "ResultsDiffer"  # of which one is wrong
+    SUSPENDED = "Suspended"  # the newest steps were not kept, or lost before; this coordinator does not know more
 
 
 class RestoreProblem(StrEnum):

@@ -243,8 +243,8 @@ JOB_CHECKPOINTS_ABANDONED = _job(
 JOB_RESTORES = _job(
     "restores_total",
     MetricKind.COUNTER,
-    "Times that the job went back to a checkpoint. cause: StageLost, WorkersGone for all workers, or "
-    "ResultsDiffer for silent corruption.",
+    "Times that the job went back to a checkpoint. cause: StageLost, WorkersGone for all workers, "
+    "ResultsDiffer for silent corruption, or Suspended where a suspended job's newest steps were not kept.",
     "cause",
 )
 JOB_RESTORE_PROBLEMS = _job(

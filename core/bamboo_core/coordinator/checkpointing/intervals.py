@@ -52,7 +52,7 @@ def seconds_between_losses(state: CoordinatorState, step: float) -> float:
     """
     counts = state.checkpoints.counts
     trained = step * (state.progress.trained + counts.repeated)
-    fatal = sum(number for cause, number in counts.restores.items() if cause is not RestoreCause.RESULTS_DIFFER)
+    fatal = sum(counts.restores.get(cause, 0) for cause in (RestoreCause.STAGE_LOST, RestoreCause.WORKERS_GONE))
     rate = (fatal + 1) / (trained + CALM_SECONDS)
     if not has_copies(state):
         rate += (state.membership.preemptions + 1) / (trained + CALM_WITHOUT_COPIES)

@@ -144,6 +144,8 @@ def begun(turn: Turn) -> None:
         turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
     seconds = state.usual_step or state.progress.earlier.step_seconds or 0.0
     cause = RestoreCause(c.reason) if c.reason in list(RestoreCause) else None
+    if repeated and state.spec.checkpoint and not c.reason:
+        cause = RestoreCause.SUSPENDED
     turn.put(state.progress.begun_with(first))
     copies.begun(turn, c.found)
     known = state.checkpoints.repeating(repeated, seconds)
