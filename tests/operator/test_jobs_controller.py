@@ -51,6 +51,22 @@ def test_a_job_goes_with_its_namespace() -> None:
     asyncio.run(check())
 
 
+async def test_of_a_job_that_a_finalizer_keeps_nothing_runs_by_its_status() -> None:
+    """Its workers are told to stop at once."""
+    server = Server()
+    async with managed(server) as jobs:
+        jobs.job_event("ADDED", body("u1"))
+        await until(lambda: "Running" in server.conditions)
+        deleted = body("u1")
+        deleted["metadata"] |= {"deletionTimestamp": LATE, "finalizers": ["example.com/kept"]}
+        for _ in range(2):
+            jobs.job_event("MODIFIED", deleted)
+        assert uids(jobs) == []
+        for kind in ("Running", "WorkersReady", "Degraded", "Protected"):
+            await until(lambda kind=kind: server.conditions[kind] == ("False", "JobDeleted"))
+        assert server.conditions["Accepted"] == ("True", "Accepted")
+
+
 class Checking(Server):
     """Takes its time for dry runs."""
 

@@ -33,6 +33,7 @@ class JobController:
         self._shared = shared
         self._reconcilers: dict[JobKey, tuple[JobReconciler, asyncio.Task[None]]] = {}
         self._restarts: dict[JobKey, asyncio.TimerHandle] = {}
+        self._deletions: set[asyncio.Task[None]] = set()  # statuses of jobs that are being deleted, to be written
         self._stopped = False
         cluster, uid_of = shared.cluster, shared.api.uid_of
         self.jobs = Resync(self._uids, lambda key: uid_of(job_path(*key)), self._job_deleted)
@@ -58,6 +59,8 @@ class JobController:
             known[0].deleted()
             known[1].cancel()
             self.deleted_jobs.job_deleted(key, known[0].uid)
+            if gone and kind != "DELETED":
+                self._write_deletion(*known)
             known = None
         elif gone:
             self.deleted_jobs.job_deleted(key, metadata["uid"])
@@ -70,6 +73,15 @@ class JobController:
         task = asyncio.create_task(reconciler.run(), name=f"{key[0]}/{key[1]}")
         task.add_done_callback(lambda done: self._ended(key, done))
         self._reconcilers[key] = (reconciler, task)
+
+    def _write_deletion(self, job: JobReconciler, running: "asyncio.Task[None]") -> None:
+        async def write() -> None:
+            await asyncio.wait({running})
+            await job.write_deletion()
+
+        task = asyncio.create_task(write(), name=f"deletion of {job.key[0]}/{job.key[1]}")
+        self._deletions.add(task)
+        task.add_done_callback(self._deletions.discard)
 
     def pod_changed(self, pod: Mapping[str, Any]) -> None:
         """It is in the cluster's cache by now."""
@@ -119,7 +131,7 @@ class JobController:
     async def stop(self) -> None:
         """For good."""
         self._stopped = True
-        tasks = [task for _, task in self._reconcilers.values()]
+        tasks = [*(task for _, task in self._reconcilers.values()), *self._deletions]
         self._reconcilers.clear()
         for timer in self._restarts.values():
             timer.cancel()

@@ -28,7 +28,7 @@ from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListe
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.jobs.training import Training
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.client import API_ERRORS
+from bamboo_operator.kube.client import API_ERRORS, JobGone
 from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
@@ -110,6 +110,12 @@ class JobReconciler:
         """The job was deleted: its workers need not wait for the end of their pods' grace period."""
         if self.runner:
             self.runner.stop_workers("JobDeleted", "the job was deleted")
+
+    async def write_deletion(self) -> None:
+        """Write that nothing runs any more, for as long as the job is there: a finalizer may keep it. After run()."""
+        self._status.update(deleted=True)
+        with contextlib.suppress(JobGone):
+            await self._write_until_done(None)
 
     async def run(self) -> None:
         """Until the job is deleted because its time is over, or this task is cancelled."""

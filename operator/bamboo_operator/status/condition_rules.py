@@ -61,6 +61,8 @@ class RuleInput:
         """Why nothing runs, if that is meant to be so."""
         if self.over:
             return ConditionResult(False, "JobOver", "the job is over")
+        if self.facts.deleted:
+            return ConditionResult(False, "JobDeleted", "the job is being deleted")
         return ConditionResult(False, "Suspended", "the job is suspended") if self.facts.suspended else None
 
     def ready(self) -> int:
@@ -329,6 +331,8 @@ def displayed_state(found: Mapping[str, ConditionResult]) -> str:
     accepted = found["Accepted"]
     if not accepted.holds and not running.holds:
         return "Invalid"
+    if running.reason == "JobDeleted":
+        return "Terminating"
     for name in ("Suspended", "Restoring"):
         if found[name].holds:
             return name

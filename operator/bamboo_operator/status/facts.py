@@ -49,6 +49,7 @@ class StatusFacts:
     spec: JobSpec | None  # the one in force; None if there never was a valid one
     problems: tuple[str, ...] = ()  # what is wrong with the newest manifest
     refused: str = ""  # what of it a running job does not follow
+    deleted: bool = False  # it is being deleted; its workers were told to stop
     unattended: bool = False  # its workers train, and no operator manages them
     warnings: tuple[str, ...] = ()  # what of it has no effect
     earlier: EarlierCounts = EarlierCounts()
