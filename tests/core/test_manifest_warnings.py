@@ -122,3 +122,41 @@ def test_a_pools_template_that_asks_for_other_gpus_than_devices_is_warned_of(gpu
     }
     found = [warning for warning in warnings(parse_manifest(document)) if warning.startswith("node pool l4")]
     assert bool(found) is warned
+
+
+@pytest.mark.parametrize(
+    ("pools", "told"),
+    [
+        ([{"revert": True}, {"revert": True, "afterSeconds": 60}], ["node pool n0: revert has no effect in the first"]),
+        ([{"afterSeconds": 60}], ["node pool n0: afterSeconds has no effect in the first"]),
+        ([{}, {"revert": True}], []),
+        ([], []),
+    ],
+)
+def test_what_a_first_pool_says_of_those_before_it_is_warned_of(pools: list[dict[str, Any]], told: list[str]) -> None:
+    document = manifest()
+    document["spec"]["nodePools"] = [{"name": f"n{number}", **pool} for number, pool in enumerate(pools)]
+    found = [warning for warning in warnings(parse_manifest(document)) if "no effect" in warning]
+    assert len(found) == len(told)
+    assert all(warning.startswith(start) for warning, start in zip(found, told, strict=True))
+
+
+@pytest.mark.parametrize("name", ["trianer", "Trainer", "trainers", "traner"])
+def test_a_container_that_was_to_be_the_workers_is_warned_of(name: str) -> None:
+    """It would run beside the worker's, which gets nothing of what it says."""
+    document = manifest()
+    containers = [{"name": "logs", "image": "x"}, {"name": name, "env": []}]
+    document["spec"]["worker"] = {"template": {"spec": {"containers": containers}}}
+    document["spec"]["nodePools"] = [{"name": "a", "template": {"spec": {"containers": [{"name": name}]}}}]
+    found = [warning for warning in warnings(parse_manifest(document)) if "container" in warning]
+    beside = f"{name}: a container of its own beside the worker's, which is called trainer"
+    assert found == [
+        f"spec.worker.template.spec.containers[1].name {beside}",
+        f"spec.nodePools[0].template.spec.containers[0].name {beside}",
+    ]
+    document = manifest()
+    names = [{"name": name} for name in ("trainer", "istio-proxy", "training-logs", "training")]
+    document["spec"]["worker"] = {"template": {"spec": {"containers": names}}}
+    assert not any("container" in warning for warning in warnings(parse_manifest(document)))
+    document["spec"]["worker"] = {"template": {"spec": {"containers": "none"}}}
+    warnings(parse_manifest(document))

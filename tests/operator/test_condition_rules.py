@@ -219,6 +219,13 @@ def test_what_a_job_waits_for_in_its_queue_is_told_whether_or_not_it_trains_with
     assert found["message"].endswith("; 2 worker(s) wait for quota")
 
 
+def test_who_applies_a_manifest_reads_what_may_surprise_in_its_condition() -> None:
+    """kubectl shows no warning of its own."""
+    found = conditions(seen(PENDING, spec=job(spread={"policy": "SingleZone"})))["Accepted"]
+    assert (found["status"], found["reason"]) == ("True", "Accepted")
+    assert "spec.spread.policy SingleZone without spec.checkpoint: the job ends if" in found["message"]
+
+
 def test_a_queue_without_effect_is_a_warning() -> None:
     found = conditions(seen(said(), spec=job(queue={"name": "q"}), unmanaged="spec.queue: no effect"))["Accepted"]
     assert (found["status"], found["reason"], found["message"]) == ("True", "AcceptedInPart", "spec.queue: no effect")

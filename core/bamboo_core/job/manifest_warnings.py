@@ -1,8 +1,13 @@
 """What is allowed in a manifest and may surprise: a sentence for each. Pure."""
 
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+
 from bamboo_core.job.node_placement import worker_resources
 from bamboo_core.job.placement_spec import GPU_SUFFIX, MOST_DEVICES, SpreadPolicy
+from bamboo_core.job.pod_fields import templates_of
 from bamboo_core.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, most_pipelines, pod_spread, wanted_workers
+from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.text import count
 
 NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by the number of its replicas
@@ -19,8 +24,32 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
         _devices(spec),
         _devices_of_pools(spec),
         _budget(spec),
+        *_first_pool(spec),
+        *_containers(spec),
     )
     return tuple(filter(None, found))
+
+
+def _first_pool(spec: JobSpec) -> Iterator[str]:
+    """Yield what the first pool says of earlier pools, of which there are none."""
+    for first in spec.node_pools[:1]:
+        if first.revert:
+            yield f"node pool {first.name}: revert has no effect in the first pool; it belongs to a later one"
+        if first.after_seconds:
+            yield f"node pool {first.name}: afterSeconds has no effect in the first pool; it belongs to a later one"
+
+
+def _containers(spec: JobSpec) -> Iterator[str]:
+    """Yield the containers with a misspelt name, which run beside the worker's."""
+    for path, template in templates_of(spec):
+        inside = template.get("spec")
+        containers = inside.get("containers") if isinstance(inside, Mapping) else None
+        for index, container in enumerate(containers if isinstance(containers, list) else ()):
+            name = container.get("name") if isinstance(container, Mapping) else None
+            alike = isinstance(name, str) and get_close_matches(name.lower(), [TRAINER_CONTAINER], cutoff=0.8)
+            if alike and name != TRAINER_CONTAINER:
+                beside = f"a container of its own beside the worker's, which is called {TRAINER_CONTAINER}"
+                yield f"{path}.spec.containers[{index}].name {name}: {beside}"
 
 
 def _one_zone(spec: JobSpec) -> str:
