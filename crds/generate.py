@@ -29,7 +29,7 @@ from msgspec.inspect import (
 )
 from msgspec.inspect import type_info as inspect_type
 
-from bamboo_core.job.forms import ANYTHING, Schema
+from bamboo_core.job.forms import ANYTHING, VALIDATIONS, Schema
 from bamboo_core.job.manifest_rules import RULES
 from bamboo_core.job.model import (
     ApiField,
@@ -43,7 +43,6 @@ from bamboo_core.job.status import BambooJobStatus
 
 FRAME, FILE = (Path(__file__).parent / name for name in ("frame.yaml", "bamboojob.yaml"))
 HEAD = "# Made by `make docs` from the types in core/bamboo_core/job/ and from crds/frame.yaml; change those instead.\n"
-VALIDATIONS = "x-kubernetes-validations"
 CANNOT_CHANGE = "cannot change; create a new job instead"
 ONLY_SUSPENDED = "can change only while the job is suspended"
 COMES_AND_GOES = "can come or go only while the job is suspended"

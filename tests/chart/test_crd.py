@@ -16,7 +16,7 @@ from crd_kit import CRD, STATUS_VALIDATOR, VERSION, compiled, defaulted, nodes
 NODES = dict(nodes())
 CORE_CEL = {
     *("_==_", "_!=_", "_<=_", "_>=_", "_&&_", "_||_", "!_", "_*_", "_/_", "_%_", "_+_", "_-_", "_?_:_"),
-    *("_[_]", "size", "matches", "endsWith", "string", "@not_strictly_false"),
+    *("_[_]", "size", "matches", "endsWith", "string", "type", "@not_strictly_false"),
 }
 
 
@@ -35,6 +35,12 @@ def test_the_parser_takes_the_metadata_that_kubernetes_has() -> None:
 def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
     """As JSON, and half of it to spare."""
     assert len(json.dumps(CRD, separators=(",", ":"))) < 262_144 / 2
+
+
+def test_a_server_refuses_what_a_spec_says_with_a_sentence() -> None:
+    """Of a pattern it says nothing but the pattern, and of anyOf that no schema fits; a rule has a message."""
+    for path, node in NODES.items():
+        assert not (path.startswith("spec") and node.keys() & {"pattern", "anyOf"}), path
 
 
 def json_path(path: str) -> Mapping[str, Any]:
@@ -94,5 +100,5 @@ def test_a_rule_is_core_cel_and_says_what_was_expected(path: str, rule: Mapping[
     assert re.match("expected|cannot change|can (change|come or go) only", rule["message"])
     program = compiled(rule["rule"])
     assert set(program.functions()) <= CORE_CEL
-    assert set(program.variables()) <= {"self", "oldSelf", "n", "@result"}
+    assert set(program.variables()) <= {"self", "oldSelf", "n", "int", "@result"}
     assert path + rule.get("fieldPath", "") in NODES

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.spec import MOST_WORKERS
 from bamboo_core.job.training_spec import TrainingSpec
-from crd_kit import ABSENT, SCHEMA
+from crd_kit import ABSENT, SCHEMA, text_pattern
 from manifest_kit import WHOLE
 
 Path = tuple[str | int, ...]
@@ -72,6 +72,13 @@ CHOSEN: dict[str, Any] = {"topology": {}, "elastic": {"maxWorkers": 8}}  # what 
 FIXED: dict[str, Any] = {"topology.pipelines": 2, "elastic": ABSENT}
 UNTIL: dict[str, Any] = {"training.steps": ABSENT, "training.until": {"epochs": 2}}
 RULES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"budget": {"doneBy": "tomorrow"}, "elastic": ABSENT},
+        "spec.budget.doneBy: expected a date and time of this century with its zone",
+    ),
+    ({"checkpoint.storage": {"uri": "s3:bucket"}}, "spec.checkpoint.storage.uri: expected the URL of a store"),
+    ({"worker.image": "a b"}, "spec.worker.image: expected a container image"),
+    ({"worker.resources.limits": {"cpu": "1mi"}}, "spec.worker.resources.limits.cpu: expected a Kubernetes quantity"),
     (
         {"task.initialFrom.rename": {"a b": "x"}},
         'spec.task.initialFrom.rename: expected the name of a tensor with at most one "*"',
@@ -255,7 +262,7 @@ def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         return st.integers(schema["minimum"], schema.get("maximum", 2**63 - 1))
     if kind == "boolean":
         return st.booleans()
-    texts = st.from_regex(re.compile(schema["pattern"][1:-1], re.ASCII), fullmatch=True)
+    texts = st.from_regex(re.compile(text_pattern(schema) or "", re.ASCII), fullmatch=True)
     fitting = texts.filter(lambda text: len(text) <= schema["maxLength"])
     numbers = st.integers(schema.get("minimum", 0), schema.get("maximum", 2**63 - 1))
     return fitting | numbers if kind == "quantity" else fitting

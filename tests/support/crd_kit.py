@@ -129,8 +129,19 @@ def parsed(document: Mapping[str, Any]) -> JobSpec | None:
 # The structural schema
 
 
+def text_pattern(schema: Mapping[str, Any]) -> str | None:
+    """The regular expression of a text, from its rule or, of the name, from its pattern; None if there is none."""
+    rules = (rule["rule"].partition("self.matches(r'^") for rule in schema.get("x-kubernetes-validations", ()))
+    ruled = next((end.removesuffix("$')") for _, found, end in rules if found), None)
+    return ruled or schema.get("pattern", "")[1:-1] or None
+
+
 def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
     strict = dict(schema)
+    if "x-kubernetes-int-or-string" in schema:
+        strict["type"] = ["integer", "string"]
+    if isinstance(schema.get("additionalProperties"), Mapping):
+        strict["additionalProperties"] = _strict(schema["additionalProperties"])
     if "properties" in schema:
         strict["properties"] = {name: _strict(inner) for name, inner in schema["properties"].items()}
         strict["additionalProperties"] = False

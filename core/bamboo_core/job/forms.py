@@ -23,7 +23,12 @@ RESOURCE_NAMES = (
 
 Schema = dict[str, Any]
 ANYTHING: Schema = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
-_NUMBER_OR_TEXT: Schema = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+VALIDATIONS = "x-kubernetes-validations"
+
+
+def _fits(form: TextPattern, unless: str = "") -> Schema:
+    """Return a rule by which a text is of that form: a schema's pattern would be all that an API server says of it."""
+    return {"rule": f"{unless}self.matches(r'^({form.pattern.pattern})$')", "message": f"expected {form.said}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,7 @@ class TextOf:
         return None if value is None else self.made(value)
 
     def schema(self) -> Schema:
-        return {"type": "string", "maxLength": self.pattern.most, "pattern": f"^{self.pattern.pattern.pattern}$"}
+        return {"type": "string", "maxLength": self.pattern.most, VALIDATIONS: [_fits(self.pattern)]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +297,7 @@ class Renames:
             "type": "object",
             "maxProperties": MAX_RENAMES,
             "additionalProperties": new,
-            "x-kubernetes-validations": [names, both],
+            VALIDATIONS: [names, both],
         }
 
 
@@ -355,9 +360,13 @@ class Quantities:
         return read
 
     def schema(self) -> Schema:
-        number = {**_NUMBER_OR_TEXT, "minimum": 0, "maxLength": QUANTITY.most}
-        quantity = {"pattern": f"^{QUANTITY.pattern.pattern}$"}
-        described = {"description": "A Kubernetes quantity, such as 1, 500m or 16Gi."}
+        quantity = {
+            "x-kubernetes-int-or-string": True,
+            "minimum": 0,
+            "maxLength": QUANTITY.most,
+            "description": "A Kubernetes quantity, such as 1, 500m or 16Gi.",
+            VALIDATIONS: [_fits(QUANTITY, unless="type(self) == int || ")],
+        }
         names = {
             "rule": f"self.all(n, size(n) <= {RESOURCE.most} && n.matches('^({RESOURCE.pattern.pattern})$'))",
             "message": RESOURCE_NAMES,
@@ -365,8 +374,8 @@ class Quantities:
         return {
             "type": "object",
             "maxProperties": MAX_RESOURCES,
-            "additionalProperties": {**number, **quantity, **described},
-            "x-kubernetes-validations": [names],
+            "additionalProperties": quantity,
+            VALIDATIONS: [names],
         }
 
 
