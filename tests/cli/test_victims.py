@@ -10,7 +10,7 @@ from bamboo.remote.job_view.parsing import workers_of
 from bamboo.remote.victims import VictimChoice
 from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.view.job_view import view_of
-from remote_kit import SPEC, Json, condition, ended, job, pod
+from remote_kit import NOW, SPEC, Json, condition, ended, job, pod, stamp
 
 UNPROTECTED = condition("Protected", False, "Unprotected", "stage 2 has no copy")
 
@@ -78,6 +78,11 @@ NONE = {**SPEC, "redundancy": {"mode": "None"}}
     ("body", "kill", "said"),
     [
         (job(), True, None),
+        (
+            job(training={"step": 1, "lastReportedTime": stamp(300)}),
+            False,
+            "no operator is running; without an operator",
+        ),
         (job(spec=NONE), True, "redundancy.mode None"),
         (job(spec=NONE), False, None),
         (job(conditions=[UNPROTECTED]), False, "is not fully protected (stage 2 has no copy)"),
@@ -86,6 +91,6 @@ NONE = {**SPEC, "redundancy": {"mode": "None"}}
     ],
 )
 def test_drills_that_could_cost_the_job_are_objected_to(body: Json, kill: bool, said: str | None) -> None:
-    objection = victims.objections(view_of(body), kill=kill)
+    objection = victims.objections(view_of(body), NOW, kill=kill)
     assert (objection is None) == (said is None)
     assert (said or "") in (objection or "")

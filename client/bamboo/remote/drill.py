@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from bamboo.remote import victims
@@ -39,7 +40,7 @@ async def drill(
     if snapshot.missing and not snapshot.workers:
         raise RemoteError(snapshot.missing[0].removeprefix("workers: "))
     chosen = victims.victim(job, snapshot.workers, choice, random.SystemRandom().choice)
-    if objection := victims.objections(job, kill=kill):
+    if objection := victims.objections(job, datetime.now(UTC), kill=kill):
         confirm(objection, yes=yes)
     began = time.monotonic()
     await session.api.delete_pod(job.namespace, chosen.name, chosen.uid, 0 if kill else None)

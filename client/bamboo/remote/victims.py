@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.objects import RemoteWorker
@@ -77,8 +78,10 @@ def _alive(worker: RemoteWorker) -> RemoteWorker:
     return worker
 
 
-def objections(job: JobView, *, kill: bool) -> str | None:
+def objections(job: JobView, now: datetime, *, kill: bool) -> str | None:
     """Return why the drill could cost more than a pause; None if nothing speaks against it."""
+    if stale := phrases.stale(job, now):
+        return f"of {job.name} {stale}; without an operator nothing is taken over"
     protection = job.status.condition("Protected")
     if protection is not None and not job.protected:
         return f"{job.name} is not fully protected ({protection.message}); it could fail"
