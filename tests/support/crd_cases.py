@@ -78,7 +78,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"checkpoint.storage": {"uri": "s3:bucket"}}, "spec.checkpoint.storage.uri: expected the URL of a store"),
     ({"worker.image": "a b"}, "spec.worker.image: expected a container image"),
-    ({"worker.resources.limits": {"cpu": "1mi"}}, "spec.worker.resources.limits.cpu: expected a Kubernetes quantity"),
     (
         {"task.initialFrom.rename": {"a b": "x"}},
         'spec.task.initialFrom.rename: expected the name of a tensor with at most one "*"',
