@@ -64,7 +64,7 @@ SCENARIOS = {
         "zero_bubble",
         "zone_traffic_of_engines",
     },
-    "operator": {"kube_connections", "operator_failures", "operator_many", "operator_waiting"},
+    "operator": {"cost_views", "kube_connections", "operator_failures", "operator_many", "operator_waiting"},
     "cli": {"cli_docs"},
     "page": {"page_browser"},
 }

@@ -32,7 +32,7 @@ def stage() -> Stage:
 
 def started(stage: Stage, layout: Layout | None = LAYOUT, batches: int = 0, *, only: bool = False) -> CellStep:
     one = CellStep(CELL)
-    one.start(stage, 2, layout, False, 0, Evaluating(batches, only))
+    one.start(stage, 2, layout, False, Evaluating(batches, only))
     return one
 
 
@@ -51,7 +51,7 @@ def test_a_step_begins_at_the_stages_version_with_nothing_done(stage: Stage) -> 
 def test_a_cell_without_a_layout_waits_and_one_that_is_not_in_it_does_nothing(stage: Stage) -> None:
     for one in (started(stage, None), CellStep(Cell(1, 1))):
         if one.layout is None and one.step < 0:
-            one.start(stage, 2, LAYOUT, False, 0, Evaluating())
+            one.start(stage, 2, LAYOUT, False, Evaluating())
         assert (one.program, one.work, one.next) == ([], None, None)
 
 
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused_or_dropped_when_its_step_begins(stage: Sta
     early.accept(misfit, None)
     early.accept(activation(1), None)
     assert len(early.inbox) == 2
-    early.start(stage, 2, LAYOUT, False, 0, Evaluating())
+    early.start(stage, 2, LAYOUT, False, Evaluating())
     assert [address.microbatch for address in early.inbox] == [1]
 
 

@@ -102,8 +102,8 @@ def test_the_sums_of_a_checkpoint_are_told_again_also_after_those_of_newer_state
     """They may be lost with a connection, and the coordinator commits the checkpoint when all have told them."""
     states, said = Here(), list[Any]()
     log = SimpleNamespace(commits={10: SimpleNamespace(checkpoint="a")}, end=None)
-    plan, coordinator = SimpleNamespace(current=SimpleNamespace(mixed=False)), SimpleNamespace(tell=said.append)
-    checks = StateChecks(plan, states, log, coordinator, steps=17)  # type: ignore[arg-type]
+    coordinator = SimpleNamespace(tell=said.append)
+    checks = StateChecks(states, log, coordinator, steps=17, deterministic=True)  # type: ignore[arg-type]
     for version in range(18):
         states[0] = SimpleNamespace(version=version, checksums=lambda: {"w": 1})
         checks.look(0)
