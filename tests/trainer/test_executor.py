@@ -30,14 +30,13 @@ def test_forwards_are_run_in_the_programs_order_however_their_inputs_come() -> N
     one = OneEngine("w1", PLAN)
     assert one.work() == []
     assert one.engine.waits_for() == "ACTIVATION for stage 1 of pipeline 0, step 1, microbatch 0"
-    one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), microbatch=1)
-    assert one.work() == []
+    for microbatch in (2, 1):
+        one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), microbatch=microbatch)
+        assert one.work() == []
     one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), microbatch=0)
-    assert done(one, "Forward") == [("Forward", 0), ("Forward", 1)]
-    assert [sent for sent in one.sent() if sent[1] is FrameKind.ACTIVATION] == [
-        ("w2", FrameKind.ACTIVATION, 0),
-        ("w2", FrameKind.ACTIVATION, 1),
-    ]
+    assert done(one, "Forward") == [("Forward", m) for m in range(3)]
+    sent = [sent for sent in one.sent() if sent[1] is FrameKind.ACTIVATION]
+    assert sent == [("w2", FrameKind.ACTIVATION, m) for m in range(3)]
     assert one.engine.waits_for() == "GRADIENT for stage 1 of pipeline 0, step 1, microbatch 0"
 
 
@@ -101,10 +100,10 @@ def test_a_commit_is_applied_before_the_next_step_begins() -> None:
 
 
 def test_of_two_cells_backwards_come_first_and_of_forwards_the_later_stages() -> None:
-    """w2 is lost, so w1 runs the last two stages: at the fifth place it has the choice."""
+    """w2 is lost, so w1 runs the last two stages: at the fifth and at the eighth place it has the choice."""
     one = OneEngine("w1", after_loss(PLAN, {"w2"}))
     assert set(one.inside.executor.cells) == {MIDDLE, LAST}
-    feed(one, MIDDLE, range(2))
+    feed(one, MIDDLE, range(3))
     one.work()
     order = [(name, cell.stage, m) for name, cell, m in one.did if name in ("Forward", "Backward")]
     assert order == [
@@ -112,9 +111,12 @@ def test_of_two_cells_backwards_come_first_and_of_forwards_the_later_stages() ->
         ("Forward", 2, 0),
         ("Backward", 2, 0),
         ("Forward", 1, 1),
-        ("Backward", 1, 0),
         ("Forward", 2, 1),
         ("Backward", 2, 1),
+        ("Forward", 1, 2),
+        ("Backward", 1, 0),
+        ("Forward", 2, 2),
+        ("Backward", 2, 2),
     ]
 
 
