@@ -113,7 +113,7 @@ def test_a_spare_worker_that_has_the_state_makes_a_loss_cheaper_than_a_neighbour
 
 
 def test_what_a_mirror_has_done_is_not_repeated_where_backwards_are_split() -> None:
-    lost = StepLoss(lost=((2, 15.0),), planned=15.5, heirs=(((0, 2), 1),))
+    lost = StepLoss(lost=((2, 30.0),), planned=30.5, heirs=(((0, 2), 1),))
     one = group(4, 8, order=StageOrder(ZBH1), mirrors=((3, 0, 1, 2),), layers=(1, 1, 1, 1))
     helped, alone = execute(one, lost), execute(replace(one, mirrors=(), layers=()), lost)
     assert helped.end < alone.end
