@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from bamboo_core.coordinator.events import Status, WorkerState
 from bamboo_core.job.api_object import whole_seconds
+from bamboo_core.job.fields import MAX_INT64
 from bamboo_core.job.status import (
     BambooJobStatus,
     CheckpointStatus,
@@ -81,4 +82,4 @@ def _rounded(number: float | None, digits: int) -> float | None:
 
 
 def _whole(seconds: float | None) -> int | None:
-    return max(0, round(seconds)) if seconds is not None and math.isfinite(seconds) else None
+    return max(0, round(seconds)) if seconds is not None and abs(seconds) <= MAX_INT64 else None
