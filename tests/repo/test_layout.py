@@ -56,8 +56,6 @@ SCENARIOS = {
         "spot_check_alarms",
         "suspension",
         "transport",
-        "transport_memory",
-        "transport_refusals",
         "unused_parameters",
         "weighted_loss",
         "wire_versions",

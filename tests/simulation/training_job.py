@@ -8,7 +8,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
@@ -19,7 +19,6 @@ from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.digests import add_digests
-from bamboo_core.control.history_feed import HistoryFeed
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     AddWorkers,
@@ -35,7 +34,7 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.coordinator.grids.choosing import SECONDS_PER_OPERATION
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import ReplicaPlacement
-from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan
+from bamboo_core.planning.plan import Cell, CheckpointId, Plan
 from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.layer_file import decode, encode
@@ -57,11 +56,7 @@ from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
-from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from memory_transport import MemoryNetwork
-from sim_history import URL, SimHistory
-
-HISTORY_TURNS = 3  # of the job, from one of a worker's history to the next
 
 NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # what a job trains with
 
@@ -92,11 +87,10 @@ class Fault:
 
 @dataclass
 class Node:
-    """inside: once it has a plan. history: if the task has callbacks."""
+    """inside: once it has a plan."""
 
     name: str
     engine: Engine
-    history: SimHistory | None = None
     events: deque[Any] = field(default_factory=deque)
     alive: bool = True
 
@@ -151,18 +145,13 @@ class MemoryStore:
 
 @dataclass
 class ToCoordinator:
-    """See `Coordinator`. history: is complete before the root's cell is."""
+    """See `Coordinator`."""
 
     inbox: "deque[Any]"
     worker: str
-    history: HistoryKeeper | None = None
 
     def tell(self, message: protocol.Message) -> None:
-        said = partial(self.inbox.append, Received(self.worker, message))
-        if self.history and isinstance(message, protocol.CellFinished) and message.cell == ROOT:
-            self.history.complete(said)
-        else:
-            said()
+        self.inbox.append(Received(self.worker, message))
 
 
 @dataclass(frozen=True)
@@ -267,17 +256,7 @@ class Job:
         self.executed_by: defaultdict[str, list[Fault]] = defaultdict(list)
         self.inbox: deque[Any] = deque()
         self.documented, self.spec = self.spec, with_steps(self.spec, self.task)
-        self.history: dict[str, bytes] = {}  # its files, if the task has callbacks
-        self.writes = 0  # to these
-        self.feed = HistoryFeed("shell", lambda: self.now)
-        self.state = coordinator.initial(
-            self.documented,
-            manifest,
-            secret="s",
-            save_path=None,
-            now=0.0,
-            history=URL if self.task.callbacks else "",
-        )
+        self.state = coordinator.initial(self.documented, manifest, secret="s", save_path=None, now=0.0)
 
     def run(self, limit: int = 200_000) -> "Job":
         while self.finish is None:
@@ -350,14 +329,8 @@ class Job:
                     node.engine.keep_last_state(item)
                 elif isinstance(item, protocol.DropCopies):
                     node.engine.drop_copies(item.checkpoints)
-                elif isinstance(item, protocol.HistoryEvents) and node.history:
-                    node.history.keeper.happened(item)
                 elif isinstance(item, protocol.CommitCheckpoint):
-                    commit = partial(self._commit, node, item)
-                    if node.history:
-                        node.history.keeper.when_written(commit)
-                    else:
-                        commit()
+                    self.inbox.append(Received(node.name, self.store.commit(item)))
                 elif isinstance(item, protocol.FindCheckpoint):
                     self.inbox.append(Received(node.name, self.store.find(item)))
                 elif isinstance(item, protocol.ProfileRequest):
@@ -365,18 +338,8 @@ class Job:
                 elif not isinstance(item, protocol.Message):
                     node.engine.handle(item)
             node.engine.turn()
-            if node.history and self.turns % HISTORY_TURNS == 0:
-                node.history.turn()
         except Killed:
             self.kill(node.name)
-
-    def _commit(self, node: Node, request: protocol.CommitCheckpoint) -> None:
-        self.inbox.append(Received(node.name, self.store.commit(request)))
-
-    def _writes_history(self, worker: str, moment: str) -> None:
-        """Something is about to be written, or was. Raises Killed."""
-        self.writes += moment == "before"
-        Watch(self, worker).strike(Fault("WriteHistory", ROOT, self.writes, after=moment == "after"))
 
     def _times(self, node: Node) -> tuple[StageTimes, ...] | None:
         """What a worker says that its stages take."""
@@ -409,10 +372,6 @@ class Job:
 
     def _coordinate(self, event: Any) -> None:
         self.state, commands = coordinator.step(self.state, event, self.now)
-        told = [command for command in commands if isinstance(command, Emit)]
-        owed = self.feed.follow(event, told, self.state.plan if self.task.callbacks else None)
-        if owed and owed[0] in self.nodes:
-            self.nodes[owed[0]].events.append(owed[1])
         for command in commands:
             match command:
                 case Send(worker, message) if worker in self.nodes:
@@ -440,12 +399,7 @@ class Job:
         config = TrainingConfig.of(training)
         events: deque[Any] = deque()
 
-        coordinator, history = ToCoordinator(self.inbox, name), None
-        if self.task.callbacks:
-            strike = partial(self._writes_history, name)
-            batch = training.global_batch_size
-            history = SimHistory(self.history, self.task.callbacks, batch, coordinator.tell, strike)
-            coordinator.history = history.keeper
+        coordinator = ToCoordinator(self.inbox, name)
 
         def told(text: str) -> None:
             coordinator.tell(protocol.WorkerWarning(reason=protocol.INITIAL_WEIGHTS, message=text))
@@ -461,7 +415,7 @@ class Job:
                 transport=self.network.attach(name, events.append),
                 copies=self.copies() if on_cpu else together(self._by_device[name]),
                 coordinator=coordinator,
-                history=history.keeper if history else NoHistory(),
+                history=NoHistory(),
                 observer=Watch(self, name),
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,
@@ -473,7 +427,7 @@ class Job:
             ),
             self.spec.worker.devices,
         )
-        self.nodes[name] = Node(name, engine, history, events)
+        self.nodes[name] = Node(name, engine, events)
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))
         self.inbox.append(Received(name, protocol.WorkerReady(samples=len(self.task.dataset), steps=training.steps)))
 
@@ -490,6 +444,13 @@ class Job:
     @property
     def digests(self) -> tuple[str, ...]:
         return tuple(digest for cell, digest in self.state.ending.finished if cell.pipeline == 0)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What the owners hold; a replica may still be one step behind."""
+        held = (state for node in self.nodes.values() for state in node.states.values())
+        owned = (state.stage.values.state_tensors() for state in held if state.stage and state.owned)
+        return {name: tensor for tensors in owned for name, tensor in tensors.items()}
 
 
 def run_each(manifest: Callable[[int, int], dict[str, Any]], *ways: tuple[Any, ...]) -> list[Job]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from safetensors.torch import load_file
 
 from bamboo_core.control.protocol import (
     Bye,
@@ -27,7 +26,7 @@ from bamboo_core.control.protocol import (
     WorkerFailed,
     WorkerReady,
 )
-from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo_core.control.weights import CommitWeights, Save, Saved
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo_core.planning.grid import initial_plan
@@ -235,28 +234,6 @@ def test_what_is_told_late_of_a_commit_leaves_before_the_worker_waits(agent: Wor
     assert told[0] == ("StepCommitted", True)
     assert [name for name, _ in told if name != "wake"] == ["StepCommitted", "StepCommitted", "CellFinished"]
     assert told[-1] == ("wake", False), "there is nothing to do, so it is not waited for the next instruction"
-
-
-def test_weights_are_written_once_the_stage_is_trained_and_then_committed(
-    agent: WorkerAgent, channel: Channel, tmp_path: Path
-) -> None:
-    folder = tmp_path / "weights"
-    there_before: list[bool] = []
-
-    def answers(message: Message | None) -> Iterator[ToWorker]:
-        if message == Saved(stage=0, number=5):
-            there_before.append(folder.exists())
-            yield CommitWeights(stages=1, path=str(folder), number=5)
-        elif message == WeightsCommitted(number=5):
-            yield STOP
-
-    channel.answers = answers
-    run(agent, welcome(), Save(stage=0, stages=1, path=str(folder), number=5), SendPlan(plan=plan()))
-    assert there_before == [False]
-    assert [file.name for file in folder.iterdir()] == ["stage-000.safetensors"]
-    assert set(load_file(folder / "stage-000.safetensors")) == {
-        f"layers.{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")
-    }
 
 
 @pytest.mark.parametrize(("given_up", "left"), [(5, []), (6, [".weights-5"]), (None, [".weights-5"])])

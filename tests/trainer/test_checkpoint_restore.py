@@ -76,17 +76,6 @@ def test_a_job_that_loses_a_stage_ends_with_the_same_bits(pipelines: int, stage:
     assert (job.store.committed[0].step, job.store.committed[-1].step) == (3, STEPS)
 
 
-@pytest.mark.parametrize(("before", "after"), [((3, 1), (2, 2)), ((2, 2), (4, 1))])
-def test_another_grid_goes_on_with_the_same_bits(before: tuple[int, int], after: tuple[int, int]) -> None:
-    store = MemoryStore()
-    Job(manifest(*before, steps=4, every=4), store=store).run()
-    assert [one.step for one in store.committed] == [4]
-    job = Job(manifest(*after, every=100), store=store).run()
-    digest, losses = undisturbed()
-    assert result(job) == (digest, {step: loss for step, loss in losses.items() if step >= 4})
-    assert {fault.step for fault in job.executed if fault.name == "Forward"} == set(range(4, STEPS))
-
-
 @dataclass
 class SlowStore:
     """The files of that step are durable only when all stages have finished."""

@@ -1,16 +1,14 @@
 """How a step is committed: what the root decides, whom it tells, and what a new root waits for."""
 
-import math
 from collections import deque
 
 import msgspec
 import pytest
 
-from bamboo_core.control.protocol import CheckpointBegun, StepCommitted, TakeCheckpoint
+from bamboo_core.control.protocol import CheckpointBegun, TakeCheckpoint
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
-from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
 from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.frames.payloads import Commit, Ready
 from bamboo_trainer.routing.outbox import Outbox
@@ -29,9 +27,9 @@ WISH = TakeCheckpoint(number=4, at=2, writers=((FIRST,), (SECOND,), (THIRD,)))
 class One:
     """A worker's committer, with no states of its own, and what it says."""
 
-    def __init__(self, worker: str, plan: Plan = PLAN, policy: StepPolicy = APPLIES_ALL) -> None:
+    def __init__(self, worker: str) -> None:
         self.now, self.said, self.net = 0.0, Told(), RecordingTransport()
-        self.plan = PlanState(worker, plan)
+        self.plan = PlanState(worker, PLAN)
         self.outbox = Outbox(self.plan, self.net, deque())
         states = StageStates(StagesOfTask(small_task()), False, {})
         self.committer = Committer(
@@ -42,13 +40,12 @@ class One:
             lambda: self.now,
             lambda: "attempt",
             NoHistory(),
-            policy=policy,
         )
 
-    def report(self, step: int, loss: float = 1.0, *, last: str = THIRD) -> None:
-        """Each cell's owner reports it. last: who reports the last cell."""
-        for stage, worker in enumerate((FIRST, SECOND, last)):
-            losses = dict.fromkeys(range(8), loss) if stage == 2 else {}
+    def report(self, step: int) -> None:
+        """Each cell's owner reports it."""
+        for stage, worker in enumerate((FIRST, SECOND, THIRD)):
+            losses = dict.fromkeys(range(8), 1.0) if stage == 2 else {}
             self.committer.log.ready(step, Ready(cell=Cell(0, stage), squared_norm=[1.0], losses=losses), worker)
 
     def decide(self, step: int) -> Commit | None:
@@ -73,52 +70,11 @@ def commit_of(root: One, step: int) -> Commit:
     return commit
 
 
-def test_the_root_tells_everybody_and_the_coordinator() -> None:
-    root = One(FIRST)
-    assert root.committer.is_root
-    assert not One(SECOND).committer.is_root
-    assert root.decide(0) is None
-    commit = commit_of(root, 0)
-    root.committer.publish(0, commit)
-    assert [(peer, frame.address.kind) for peer, frame in root.net.take()] == [
-        (worker, FrameKind.COMMIT) for worker in sorted([SECOND, THIRD])
-    ]
-    (told,) = root.said
-    assert isinstance(told, StepCommitted)
-    assert (told.step, told.loss, told.microbatches, told.skipped) == (0, 1.0, 8, False)
-
-
 def test_a_commit_is_recorded_once() -> None:
     root = One(FIRST)
     commit = commit_of(root, 0)
     assert not root.committer.record(0, commit)
     assert root.decide(0) is None, "what is committed is not decided again"
-
-
-@pytest.mark.parametrize(("policy", "skipped"), [(APPLIES_ALL, False), (StepPolicy(skips=True), True)])
-def test_a_step_that_is_not_finite_is_skipped_if_the_policy_says_so(policy: StepPolicy, skipped: bool) -> None:
-    root = One(FIRST, policy=policy)
-    root.report(0, loss=math.inf)
-    commit = root.decide(0)
-    assert commit is not None
-    assert commit.skipped is skipped
-
-
-@pytest.mark.parametrize(("reporters", "waits"), [(("gone",), True), (("gone", THIRD), False), ((THIRD,), False)])
-def test_a_plan_waits_as_long_as_an_owner_repeats_what_somebody_else_has_reported(
-    reporters: tuple[str, ...], waits: bool
-) -> None:
-    """It has no last gradients yet for whoever would take the cell over."""
-    root, later = One(FIRST), msgspec.structs.replace(PLAN, epoch=PLAN.epoch + 1, boundary=True)
-    assert root.plan.offer(later) is None
-    root.committer.take_checkpoint(msgspec.structs.replace(WISH, at=1))
-    for worker in reporters:
-        root.report(0, last=worker)
-    first = root.decide(0)
-    assert first is not None
-    assert (first.epoch, first.checkpoint is not None) == (PLAN.epoch if waits else later.epoch, waits)
-    assert root.committer.record(0, first)
-    assert commit_of(root, 1).epoch == later.epoch
 
 
 def test_the_wish_for_a_checkpoint_is_met_by_the_step_that_it_names_and_once() -> None:

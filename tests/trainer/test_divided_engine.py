@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from test_engine import STEPS, manifest, owned_weights
+from test_engine import STEPS, manifest
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.events import Outcome
@@ -36,8 +36,8 @@ def with_one_device(stages: int, pipelines: int, steps: int = STEPS, tied: bool 
 def test_the_number_of_devices_does_not_change_the_bits(stages: int, pipelines: int, devices: int, tied: bool) -> None:
     job, calm = Job(divided(stages, pipelines, tied=tied), per_worker=devices).run(), with_one_device(1, 1, tied=tied)
     check_same_bits(job, calm)
-    weights = owned_weights(calm)
-    assert all(tensor.equal(weights[name]) for name, tensor in owned_weights(job).items())
+    weights = calm.weights
+    assert all(tensor.equal(weights[name]) for name, tensor in job.weights.items())
     plan = job.state.current_plan
     assert (len(plan.stages), devices_of(plan)) == (stages, devices)
     assert {f.cell.stage for f in job.executed if f.name == "Forward"} == set(range(stages * devices))
@@ -45,42 +45,6 @@ def test_the_number_of_devices_does_not_change_the_bits(stages: int, pipelines: 
         cell: worker for worker, did in job.executed_by.items() for cell in {f.cell for f in did if f.name == "Forward"}
     }
     assert owners == {cell: expanded(plan).at(cell).owner for cell in expanded(plan).cells()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "mode", "every"),
-    [
-        (2, 1, "LazyForward", False),
-        (2, 1, "LazyForward", True),
-        (3, 1, "EagerForward", True),
-        (2, 2, "LazyForward", True),
-        (1, 3, "LazyForward", True),
-        (2, 1, "EagerBackward", True),
-    ],
-)
-def test_a_kill_at_an_instruction_leaves_the_bits(stages: int, pipelines: int, mode: str, every: bool) -> None:
-    """At every one of a step, or at one of each kind in every part of a stage."""
-    calm = with_one_device(stages, pipelines)
-
-    def judge(job: Job) -> list[tuple[int, int, int]]:
-        check_same_bits(job, calm)
-        return [(t.pipeline, t.stage, t.forwards) for t in job.state.moves.takeovers]
-
-    document = divided(stages, pipelines, mode=mode)
-    executed = [fault for fault in Job(document, per_worker=2).run().executed if fault.step == 2]
-    chosen = set(executed) if every else one_of_each_kind(executed, lambda fault: (fault.name, fault.cell))
-
-    class Killed(BranchingJob):
-        def strikes(self, fault: Fault) -> bool:
-            return fault in chosen and self.branch(fault)
-
-    killed = each_way(lambda: Killed(document, per_worker=2), judge)
-    assert killed.keys() == chosen
-    assert {f.cell for f in killed} == {Cell(d, s) for d in range(pipelines) for s in range(2 * stages)}
-    taken = {taken for each in killed.values() for taken in each}
-    assert {(d, s) for d, s, _ in taken} == {(d, s) for d in range(pipelines) for s in range(stages)}
-    assert max(forwards for *_, forwards in taken) <= 4, "a forward of a stage is one of each of its parts"
 
 
 def test_workers_are_lost_leave_and_come() -> None:

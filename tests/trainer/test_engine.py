@@ -2,7 +2,6 @@
 
 import functools
 import os
-from itertools import product
 from typing import Any
 
 import pytest
@@ -62,15 +61,6 @@ def assert_same(job: Job, stages: int, pipelines: int) -> None:
     assert job.digests == reference.digests
 
 
-def owned_weights(job: Job) -> dict[str, torch.Tensor]:
-    held: dict[str, torch.Tensor] = {}
-    for node in job.nodes.values():
-        for holding in node.states.values():
-            if holding.stage and holding.owned:  # a replica may still be one step behind
-                held |= holding.stage.values.state_tensors()
-    return held
-
-
 @pytest.mark.parametrize(("stages", "pipelines", "tied"), [(1, 1, False), (4, 2, True)])
 def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: int, tied: bool) -> None:
     """Float tolerance: the same sums in another order (stages' norms, pipelines' gradients), a few ulps a step.
@@ -82,7 +72,7 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, weights = train(load_task(spec.task.entrypoint, spec.task.config), config, STEPS)
     torch.testing.assert_close(list(job.state.progress.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
-    held = owned_weights(job)
+    held = job.weights
     for name, expected in weights.items():
         torch.testing.assert_close(held[name], expected, rtol=1e-4, atol=1e-5)
 
@@ -94,11 +84,11 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
 )
 def test_the_grid_does_not_change_the_bits(tied: bool, grids: tuple[tuple[int, int], ...]) -> None:
     jobs = [Job(manifest(*grid, tied=tied)).run() for grid in grids]
-    expected = owned_weights(jobs[0])
+    expected = jobs[0].weights
     for job in jobs:
         assert job.state.progress.losses == jobs[0].state.progress.losses
         assert add_digests(job.digests) == add_digests(jobs[0].digests)
-        torch.testing.assert_close(owned_weights(job), expected, rtol=0, atol=0)
+        torch.testing.assert_close(job.weights, expected, rtol=0, atol=0)
 
 
 def killed_in_step(
@@ -232,19 +222,6 @@ def test_replicas_in_host_memory_take_over_with_the_same_bits(kind: Kind | None)
     document["spec"]["redundancy"]["placement"] = "Host"
     killed = killed_in_step(document, 3, (4, 1), Cell(0, 2), kind)
     assert sum(killed.values()) > 0
-
-
-def test_a_kill_is_the_same_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kill(fault: Fault) -> bool:
-        return (fault.name, fault.step, fault.microbatch) == ("Backward", 1, 0)
-
-    def judge(job: Job) -> tuple[Any, ...]:
-        return job.digests, [e.reason for e in job.emitted], job.turns
-
-    forked = kill_at_each(manifest(2, 1), kill, judge)
-    assert len(forked) == 4
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert kill_at_each(manifest(2, 1), kill, judge) == forked
 
 
 def test_what_a_kill_does_wrong_is_told() -> None:
@@ -410,24 +387,6 @@ def test_neighbours_are_killed_at_once_at_an_instruction(
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
-@sweep(of_name)
-@pytest.mark.parametrize(
-    ("mode", "placement", "done"),
-    [
-        ("EagerForward", "Host", "RedundantForward"),
-        pytest.param("EagerBackward", "Device", "RedundantBackward", marks=pytest.mark.slow),
-    ],
-)
-def test_neighbours_are_killed_at_once_with_redundant_work(
-    mode: str, placement: str, done: str, kind: Kind | None
-) -> None:
-    document = manifest(4, 1, mode=mode, standby=1)
-    document["spec"]["redundancy"]["placement"] = placement
-    killed = killed_with_neighbours(document, 3, 2, Cell(0, 3) if mode == "EagerForward" else None, kind)
-    assert done in {f.name for f in killed}
-    assert sum(killed.values()) > 0
-
-
 def test_without_redundancy_a_loss_ends_the_job() -> None:
     job = Job(manifest(4, 1, mode="None"), (Fault("Forward", Cell(0, 1), 1, 0),)).run()
     assert job.outcome is Outcome.UNRECOVERABLE
@@ -469,42 +428,6 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
     assert "Shrinking" in reasons
     assert "Growing" in reasons[reasons.index("Resized") :]
     assert job.plan.target.pipelines == 2
-
-
-@pytest.mark.parametrize("turns", [14, pytest.param(7, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("change", ["Growing", pytest.param("Shrinking", marks=pytest.mark.slow)])
-def test_a_loss_while_the_grid_changes(change: str, turns: int) -> None:
-    """Whoever dies, and whenever: between the plan and the first step under the new layout.
-
-    With few moments the root dies at each of them, and the others at one.
-    """
-    moments = range(0, 40, turns)
-    ways = set(product(range(6), moments))  # who, and how many turns after the plan
-    if len(moments) < 4:
-        ways = {way for way in ways if way[0] in (0, moments.index(way[1]) + 1, moments.index(way[1]) + 3)}
-    undisturbed(3, 1, 8)
-    judged = each_way(lambda: _resized(change, ways), lambda job: assert_close(job, 3, 8))
-    assert judged.keys() == ways
-
-
-def _resized(change: str, ways: set[tuple[int, int]]) -> BranchingJob:
-    since: list[int] = []
-
-    def decide(job: Job) -> None:
-        assert isinstance(job, BranchingJob)
-        if job.state.step == 1:
-            job.capacity = 6 if change == "Growing" else 5
-            if change == "Shrinking" and not job.state.membership.preemptions:
-                job.kill("w5")
-        if change not in [e.reason for e in job.emitted]:
-            return
-        since.append(job.turns)
-        for victim, delay in sorted(ways):
-            if job.turns == since[0] + delay and job.branch((victim, delay)):
-                job.kill(f"w{victim}")
-
-    pipelines = 1 if change == "Growing" else 2
-    return BranchingJob(manifest(3, pipelines, steps=8, most=2), decide=decide, capacity=3 * pipelines)
 
 
 def test_the_mode_is_switched_at_a_step_boundary() -> None:

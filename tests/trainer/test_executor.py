@@ -4,7 +4,6 @@ import msgspec
 import pytest
 import torch
 
-from bamboo_core.control.protocol import TakenOver
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.frames.frame import FrameKind
@@ -44,16 +43,6 @@ def committed(epoch: int = PLAN.epoch) -> Commit:
     return Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=epoch)
 
 
-def test_the_last_stage_goes_back_at_once_and_reports_to_the_root() -> None:
-    one = OneEngine("w2", PLAN)
-    feed(one, LAST, range(8))
-    ran = done(one, "Forward", "Backward", "SyncReplicas", "ReportReady")
-    each = [(name, m) for m in range(8) for name in ("Forward", "Backward")]
-    assert ran == [*each, ("SyncReplicas", 0), ("ReportReady", 0)]
-    assert ("w0", FrameKind.READY, 0) in one.sent()
-    assert one.engine.waits_for() == "the commit of step 1"
-
-
 def test_a_step_is_not_reported_before_the_replica_has_the_state_that_it_began_with() -> None:
     one = OneEngine("w2", PLAN)
     announce(one, 0)
@@ -86,17 +75,6 @@ def announce(one: OneEngine, version: int) -> None:
     """The replica of the last stage says what it holds."""
     said = Announce(version=version, secured=version, digest=one.inside.states[2].digest() if version == 0 else "")
     one.get(FrameKind.ANNOUNCE, LAST, sender="w1", payload=said)
-
-
-def test_a_commit_is_applied_before_the_next_step_begins() -> None:
-    one = OneEngine("w2", PLAN)
-    feed(one, LAST, range(8))
-    one.work()
-    one.get(FrameKind.COMMIT, ROOT, payload=committed())
-    feed(one, LAST, range(1), 1)
-    ran = one.work()
-    assert [name for name, _ in ran if name in ("OptimizerStep", "Forward")] == ["OptimizerStep", "Forward"]
-    assert one.inside.states[2].version == 1
 
 
 def test_of_two_cells_backwards_come_first_and_of_forwards_the_later_stages() -> None:
@@ -188,15 +166,3 @@ def test_whoever_takes_a_committed_step_over_waits_for_its_gradients_unless_the_
     one.inside.on_link_down("w2")
     one.work()
     assert [cell for name, cell, _ in one.did if name == "Forward" and cell == LAST]
-
-
-def test_a_takeover_is_told_with_what_it_repeated_once_its_step_is_done() -> None:
-    one = OneEngine("w1", PLAN)
-    feed(one, MIDDLE, range(8))
-    one.work()
-    one.engine.obey(after_loss(PLAN, {"w2"}))
-    one.work()
-    (told,) = [message for message in one.said if isinstance(message, TakenOver)]
-    assert (told.cell, told.step, told.forwards, told.backwards, told.reused) == (LAST, 0, 2, 2, 0), (
-        "the rest had never been done"
-    )

@@ -32,35 +32,6 @@ def test_a_step_has_what_was_measured(job):
     )
 
 
-def test_a_new_root_goes_on_where_the_one_before_it_ended(job):
-    job.train_and_write(5)
-    job.train(5)  # these are told, and not written
-    job.replace_root("b")
-    job.train_and_write(5)
-    assert job.raw() == first(15)
-
-
-def test_what_was_written_and_never_told_is_not_written_again(job):
-    job.train_and_write(5)
-    job.train_and_write(5)  # no commit has told of these five
-    job.lose("a")
-    assert len(job.keepers["b"].unwritten()) > 0
-    job.lead("b", 2)
-    job.train_and_write(1)
-    assert job.raw() == first(11)
-
-
-def test_a_root_that_joined_late_gets_from_the_others_what_it_has_never_heard(job):
-    job.train_and_write(1)
-    job.train(6)
-    job.join("c")
-    job.train(1)
-    job.lose("a")
-    job.lead("c", 2)
-    job.train_and_write(2)
-    assert job.raw() == first(10)
-
-
 def test_a_root_that_joined_late_writes_nothing_before_it_has_heard_the_others(job):
     """Else what it knows counted as all that there is, and the others forgot what they were about to tell."""
     job.train(10)
@@ -77,19 +48,6 @@ def test_a_root_that_joined_late_writes_nothing_before_it_has_heard_the_others(j
     job.train_and_write(2)
     assert job.raw() == first(22)
     assert not [record for record in HistoryFiles(job.url).read_all() if isinstance(record, GapRecord)]
-
-
-def test_who_joins_is_told_what_is_not_written_yet(job):
-    """The only other worker that heard the first steps is lost, and then the root is."""
-    job.lose("b")
-    job.train(6)
-    job.join("c")
-    job.tell_newcomer("c")
-    job.train(6)
-    job.lose("a")
-    job.lead("c", 2)
-    job.train_and_write(1)
-    assert job.raw() == first(13)
 
 
 def test_what_all_who_knew_it_took_with_them_is_told_as_a_gap(job):
@@ -114,35 +72,6 @@ def test_what_all_who_knew_it_took_with_them_is_told_as_a_gap(job):
     ], "the gap is told once"
 
 
-def test_a_new_root_reads_as_many_files_as_no_commit_has_told_of(job, monkeypatch):
-    monkeypatch.setattr("bamboo_trainer.worker.history.history_keeper.MOST_RECORDS", 2)
-    job.train_and_write(1)
-    job.train_and_write(12)  # in many files, and told by no commit
-    job.lose("a")
-    job.lead("b", 2)
-    job.train_and_write(1)
-    assert job.raw() == first(14)
-
-
-def test_a_root_that_dies_before_it_has_written_anything_leaves_no_trace_of_an_attempt(job):
-    job.train(4)
-    job.replace_root("b")
-    job.train_and_write(4)
-    job.train_and_write(1)
-    assert job.raw() == first(9)
-
-
-def test_a_frozen_root_that_wakes_spoils_nothing(job):
-    job.train_and_write(3)
-    job.train(3)
-    frozen = job.keepers.pop("a")
-    job.lead("b", 2)
-    job.train_and_write(3)
-    frozen.close(PATIENCE)  # writes what it had
-    records = merged(HistoryFiles(job.url).read_all())
-    assert [(r.attempt, r.step) for r in records] == first(9)
-
-
 def test_going_back_begins_another_attempt(job):
     job.train_and_write(6)
     job.go_back(4, 5)
@@ -153,31 +82,6 @@ def test_going_back_begins_another_attempt(job):
     job.lead("b", 7, moved=True)
     job.train_and_write(1)
     assert job.raw()[-1] == (2, 7), "layers that were split anew are no new attempt"
-
-
-def test_what_was_done_before_going_back_is_written_by_who_comes_after(job):
-    """Nobody has written anything, nor said which attempt it is."""
-    job.train(6)
-    job.lose("a")
-    job.go_back(4, 5)
-    job.lead("b", 5)
-    job.train_and_write(2)
-    assert sorted(job.raw()) == [*first(6), (2, 5), (2, 6)]
-
-
-def test_who_joins_when_the_job_goes_back_is_told_which_attempt_the_rest_belongs_to(job):
-    job.train_and_write(3)
-    job.train(4)
-    job.lose("a")
-    left = job.keepers.pop("b")
-    job.go_back(5, 5)
-    job.join("c")
-    job.lead("c", 5)
-    job.train_and_write(1)
-    for records in left.unwritten():
-        job.keepers["c"].heard(records)  # late
-    job.train_and_write(1)
-    assert sorted(job.raw()) == [*first(7), (2, 6), (2, 7)]
 
 
 def events(*numbers: int) -> HistoryEvents:

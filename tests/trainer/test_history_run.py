@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bamboo_core.history.files import find
-from bamboo_core.history.merge import curve, merged
+from bamboo_core.history.merge import merged
 from bamboo_core.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, from_lines
 from manifest_kit import bamboojob, gpt_task, training
 
@@ -75,20 +75,6 @@ def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     assert sorted(set(numbers)) == list(range(1, STEPS + 1)), "the logger has every step, whoever was the root"
 
 
-@pytest.mark.slow
-def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tmp_path: Path) -> None:
-    """Two stages: who replaces one owner has heard none of the first steps when the other one is killed, before the
-    history was written for the first time.
-    """
-    usual = {"topology": {"stages": 2}, "training": training(STEPS, 8, 2), "standby": {"workers": 0}}
-    records = run(tmp_path, "--preempt", "at:6:1", "--preempt", "at:14:0", **usual)
-    steps = [(record.attempt, record.step) for record in records if isinstance(record, StepRecord)]
-    assert steps == [(1, step) for step in range(1, STEPS + 1)]
-    reasons = [record.reason for record in records if isinstance(record, EventRecord)]
-    assert reasons[-1] == "Complete", "nothing is waited for where there is no logger"
-    check(tmp_path / "out", records)
-
-
 SLOW_LOGGER = """\
 import time
 
@@ -119,32 +105,6 @@ def test_the_end_waits_for_a_logger_that_needs_longer_than_workers_have_to_leave
     assert reasons[-1] == "LoggersAwaited"
 
 
-FAILING = """
-
-def build(config):
-    from bamboo_trainer.models.gpt import build
-
-    task = build(config)
-
-    def rate(step):
-        if step == 5:
-            raise RuntimeError("no rate")
-        return 0.1
-
-    return dataclasses.replace(task, learning_rate=rate)
-"""
-
-
-def test_a_job_whose_task_fails_lets_its_loggers_finish_too(tmp_path: Path) -> None:
-    """What led to it is what somebody wants to see."""
-    own = "import dataclasses\n" + SLOW_LOGGER + FAILING
-    task = {**gpt_task(dModel=16, context=8), "entrypoint": "own_logger:build"}
-    spec = {"task": task, "topology": {"stages": 2}, "training": training(9, 8, 2, loggers=[OWN])}
-    records = run(tmp_path, logger=own, code=1, **spec)
-    assert (tmp_path / "out" / "history" / "kept" / "logged").read_text() == "1 2 3 4 5"
-    assert "LoggersAwaited" in [record.reason for record in records if isinstance(record, EventRecord)]
-
-
 def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Path) -> None:
     (tmp_path / "own_logger.py").write_text(SLOW_LOGGER.replace("time.sleep(8)", "time.sleep(600)"))
     job, training_ = tmp_path / "job.yaml", training(6, 8, 2, loggers=[OWN])
@@ -164,35 +124,6 @@ def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Pat
         watchdog.cancel()
     assert code == 0, said
     assert any("LoggerIncomplete" in line and "as you asked" in line for line in said), said
-
-
-@pytest.mark.slow
-def test_a_job_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
-    """Two neighbours of the only pipeline are killed at once, so steps are repeated."""
-    url = (tmp_path / "checkpoints").as_uri()
-    checkpoint = {"storage": {"uri": url}, "everySteps": 8}
-    together = ("--preempt", "at:13:0", "--preempt", "at:13:1")
-    records = run(tmp_path, *together, checkpoint=checkpoint, redundancy={"mode": "None"}, standby={"workers": 0})
-    steps = [record for record in records if isinstance(record, StepRecord)]
-    newest = max(record.attempt for record in steps)
-    assert newest > 1
-    for attempt in range(1, newest + 1):
-        done = [record.step for record in steps if record.attempt == attempt]
-        assert done == list(range(done[0], done[0] + len(done)))
-    assert [record.step for record in curve(records)] == list(range(1, STEPS + 1))
-    check(tmp_path / "checkpoints", records)
-
-
-@pytest.mark.slow
-def test_another_run_goes_on_from_the_checkpoint_of_one_that_was_stopped(tmp_path: Path) -> None:
-    checkpoint = {"storage": {"uri": (tmp_path / "checkpoints").as_uri()}, "everySteps": 8}
-    first = run(tmp_path, checkpoint=checkpoint, training=training(STEPS, 8, 2))
-    (tmp_path / "out").rename(tmp_path / "first")
-    again = run(tmp_path, checkpoint=checkpoint, training=training(2 * STEPS, 8, 2))
-    steps = [record for record in again if isinstance(record, StepRecord)]
-    before, after = ([r for r in steps if r.attempt == attempt] for attempt in (1, 2))
-    assert [r.loss for r in before] == [r.loss for r in first if isinstance(r, StepRecord)]
-    assert [r.step for r in after] == list(range(STEPS + 1, 2 * STEPS + 1))
 
 
 UNWRITABLE = "/proc/nowhere/store"  # it can be read as an empty one

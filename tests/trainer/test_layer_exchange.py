@@ -62,17 +62,13 @@ def alive(job: Job) -> int:
 class Shortage:
     """A worker is lost at a step, and there is no other one until a later step; then, or never, there are nodes again.
 
-    strike: a further worker is lost that many turns after the layers began to be split anew (None: nobody is).
+    turns: since the layers began to be split anew.
     """
 
     lost_at: int = 12
     over_at: int | None = None
-    strike: int | None = None
-    victim: int = 0
     stages: list[int] = field(default_factory=list)
-    turns: int = -1  # since a cut was asked for
-    struck: bool = False
-    moved: int = 0  # turns that the first one took
+    turns: int = -1
     _lost: bool = False
     _step: int = 0
 
@@ -92,19 +88,8 @@ class Shortage:
         calm = state.grids.resize and all(copies(plan, state.plans.synced, c) > 0 for c in plan.cells())
         if calm and not state.splits.resplit and not plan.sources:
             job.now += 1.0  # the workers have been too few for long enough
-        self._count(job)
-
-    def _count(self, job: Job) -> None:
-        going_on = job.state.splits.resplit is not None
-        if going_on or self.turns >= 0:
+        if state.splits.resplit is not None or self.turns >= 0:
             self.turns += 1
-        if going_on and not self.struck:
-            self.moved = max(self.moved, self.turns)
-        if self.strike is not None and self.turns >= self.strike and not self.struck:
-            self.struck = True
-            job.capacity = min(job.capacity, alive(job) - 1)
-            living = sorted(job.state.workers)
-            job.kill(living[self.victim % len(living)])
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -123,35 +108,6 @@ def test_stages_do_not_become_fewer_than_they_may() -> None:
     job = _job(manifest(MLP, minStages=4), decide=shortage).run()
     assert shortage.stages == [4]
     assert result(job) == undisturbed()
-
-
-@cache
-def turns_of_a_resplit() -> int:
-    shortage = Shortage()
-    _job(manifest(MLP), decide=shortage).run()
-    assert shortage.moved > 5
-    return shortage.moved
-
-
-EVERY = 7  # turn, of those at which somebody may be lost
-
-
-@pytest.mark.parametrize(
-    ("victim", "first"),
-    [
-        pytest.param(victim, first, marks=pytest.mark.slow if first != victim else ())
-        for victim in range(3)
-        for first in range(EVERY)
-    ],
-)
-def test_whoever_is_lost_at_any_moment_of_it_the_bits_are_the_same(victim: int, first: int) -> None:
-    for strike in range(first, turns_of_a_resplit() + 3, EVERY):
-        shortage = Shortage(strike=strike, victim=victim)
-        job = _job(manifest(MLP), decide=shortage).run()
-        assert shortage.struck
-        assert result(job) == undisturbed(), f"w{victim} was lost at turn {strike}"
-        assert job.state.checkpoints.counts.repeated == 0, f"w{victim} was lost at turn {strike}"
-        assert shortage.stages[-1] == 2, shortage.stages
 
 
 @pytest.mark.parametrize("strike", [3, 8])

@@ -27,14 +27,6 @@ def outbox(worker: str, plan: Plan = PLAN) -> tuple[Outbox, RecordingTransport, 
     return Outbox(PlanState(worker, plan), sent, own), sent, own
 
 
-def test_a_frame_goes_to_the_owner_of_its_cell_and_stays_in_the_log() -> None:
-    box, sent, own = outbox(OWNER[0])
-    box.emit(Address(FrameKind.ACTIVATION, 0, 1, 4, 2), [torch.ones(2)])
-    ((peer, frame),) = sent.frames
-    assert (peer, frame.epoch, frame.origin, own) == (OWNER[1], PLAN.epoch, PLAN.origin, deque())
-    assert box.log.get(frame.address) is frame
-
-
 def test_what_is_for_oneself_does_not_travel() -> None:
     box, sent, own = outbox(OWNER[1])
     box.emit(Address(FrameKind.ACTIVATION, 0, 1, 4, 2))
@@ -116,9 +108,3 @@ def test_what_is_sent_again_says_so_and_has_the_epoch_of_now() -> None:
         (OWNER[1], PLAN.epoch + 1, Again()),
         ("w9", PLAN.epoch + 1, Again()),
     ]
-
-
-def test_links_lead_to_the_others_of_the_plan() -> None:
-    box, sent, _ = outbox(OWNER[0])
-    box.connect()
-    assert sent.addresses == dict.fromkeys(PLAN.worker_ids() - {OWNER[0]}, ("h", 1))

@@ -239,8 +239,8 @@ class Paused(Exception):
     """The job has reached the step, for now."""
 
 
-def job(until: int) -> Job:
-    """A small job, stopped at a step, in the middle of its work."""
+def stopped(document: dict[str, Any], until: int) -> Job:
+    """A job that is stopped at a step, in the middle of its work."""
     paused: list[int] = []
 
     def decide(job: Job) -> None:
@@ -248,6 +248,13 @@ def job(until: int) -> Job:
             paused.append(job.turns)
             raise Paused
 
+    made = Job(document, decide=decide)
+    with suppress(Paused):
+        made.run()
+    return made
+
+
+def job(until: int) -> Job:
     config = {"width": 16, "blocks": 1, "samples": 8}
     document = bamboojob(
         task={"entrypoint": "bamboo_trainer.models.mlp:build", "config": config},
@@ -255,10 +262,7 @@ def job(until: int) -> Job:
         topology={"stages": 2},
         redundancy={"mode": "EagerBackward"},
     )
-    made = Job(document, decide=decide)
-    with suppress(Paused):
-        made.run()
-    return made
+    return stopped(document, until)
 
 
 @cache
@@ -335,23 +339,13 @@ def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog
 
 
 def normed(until: int) -> Job:
-    """Two pipelines of a model with BatchNorm, stopped at a step, after the first reductions."""
-    paused: list[int] = []
-
-    def decide(job: Job) -> None:
-        if job.state.step == until and not paused:
-            paused.append(job.turns)
-            raise Paused
-
+    """Two pipelines of a model with BatchNorm, stopped after the first reductions."""
     document = bamboojob(
         task={"entrypoint": "running_tasks:build", "config": {}},
         training=training(3, 12, 3),
         topology={"stages": 2, "pipelines": 2},
     )
-    made = Job(document, decide=decide)
-    with suppress(Paused):
-        made.run()
-    return made
+    return stopped(document, until)
 
 
 def misfits(node: Any, step: int) -> list[Frame]:

@@ -91,13 +91,6 @@ def test_a_worker_takes_as_many_pretended_gpus_as_it_has_devices() -> None:
     assert choose_devices("w1", 2) == (torch.device("cuda:2"), torch.device("cuda:3"))
 
 
-@on_one
-def test_a_pretended_gpu_gives_its_streams_in_turn() -> None:
-    first, second = ([torch.cuda.Stream(device).stream_id for _ in range(64)] for device in ("cuda:0", "cuda:1"))
-    assert first[:32] == first[32:]
-    assert len({*first, *second}) == 64
-
-
 COPYING = """
 import torch
 from bamboo_trainer.memory.host_copies import CudaCopies
@@ -123,59 +116,6 @@ def test_nobody_waits_for_the_events_of_copies_that_are_gone() -> None:
     (waiting,) = set(threading.enumerate()) - before
     del copies
     waiting.join()
-
-
-@on_one
-@pytest.mark.parametrize("other", ["cpu", "cuda:1"])
-def test_tensors_of_a_pretended_gpu_are_not_used_with_others(other: str) -> None:
-    with pytest.raises(RuntimeError, match="same device"):
-        torch.ones(3, device="cuda:0") + torch.ones(3, device=other)
-
-
-@on_one
-def test_a_copy_from_a_pretended_gpu_is_made_when_it_is_waited_for() -> None:
-    stream, event, there = torch.cuda.Stream("cuda:0"), torch.cuda.Event(), torch.ones(8, device="cuda:0")
-    stream.wait_stream(torch.cuda.current_stream("cuda:0"))
-    with torch.cuda.stream(stream):
-        here = torch.empty(8, pin_memory=True).copy_(there, non_blocking=True)
-        event.record(stream)
-    assert here.isnan().all()
-    there.fill_(2.0)  # too early: nobody has waited for the copy
-    assert not event.query()
-    event.synchronize()
-    assert event.query()
-    assert here.eq(2.0).all()
-
-
-@on_one
-def test_memory_of_a_pretended_gpu_is_not_kept_for_a_copy_that_nobody_told_of() -> None:
-    stream = torch.cuda.Stream("cuda:0")
-    found = []
-    for told in (True, False):
-        there = torch.ones(8, device="cuda:0")
-        stream.wait_stream(torch.cuda.current_stream("cuda:0"))
-        with torch.cuda.stream(stream):
-            here = torch.empty(8, pin_memory=True).copy_(there, non_blocking=True)
-        if told:
-            there.record_stream(stream)
-        del there
-        stream.synchronize()
-        found.append(bool(here.eq(1.0).all()))
-    assert found == [True, False]
-    with pytest.raises(RuntimeError, match="without record_stream"):
-        torch.ones(8, device="cuda:0")
-
-
-@on_one
-def test_a_copy_to_a_pretended_gpu_is_there_for_what_was_told_to_wait_for_it() -> None:
-    side, here = torch.cuda.Stream("cuda:0"), torch.ones(8).pin_memory()
-    with torch.cuda.stream(side):
-        there = here.to("cuda:0", non_blocking=True)
-    with pytest.raises(RuntimeError, match="does not wait"):
-        there.isnan()
-    torch.cuda.current_stream("cuda:0").wait_stream(side)
-    there.record_stream(torch.cuda.current_stream("cuda:0"))
-    assert there.eq(1.0).all()
 
 
 def _without(line: str, module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:

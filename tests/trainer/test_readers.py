@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bamboo_trainer.data import Prefetched
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
@@ -118,9 +117,3 @@ def test_what_a_model_of_the_library_makes_of_its_data_is_read_by_their_readers(
     finally:
         reader.close()
     assert len(makers) > 1, "the first batch is read here"
-
-
-@pytest.mark.parametrize(("options", "said"), [({"readers": 0}, "readers must be from 1"), ({"ahead": 0}, "readAhead")])
-def test_numbers_that_cannot_be_are_refused(tmp_path, options, said):
-    with pytest.raises(ValueError, match=said):
-        Prefetched(Told(tmp_path), **options)

@@ -11,7 +11,7 @@ from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.frames.payloads import Announce, Commit, RefusedFrame
+from bamboo_trainer.frames.payloads import Announce, Commit
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from manifest_kit import bamboojob, gpt_task, training
@@ -51,42 +51,6 @@ class One:
     def announce(self, version: int, *, secured: int | None = None, digest: str = "", epoch: int = 1) -> None:
         said = Announce(version=version, secured=version if secured is None else secured, digest=digest)
         self.replicator.announced(CELL, REPLICA, epoch, said)
-
-    def step(self) -> None:
-        held = self.states[2]
-        step = held.version
-        self.replicator.finalize(2, step, (torch.full((held.final.size,), float(step + 1)),))
-        while self.replicator.owes_gradients:
-            self.replicator.send_next()
-        self.states.apply(2, COMMIT)
-
-
-def test_a_replica_with_the_same_state_is_fed_with_gradients_from_then_on() -> None:
-    owner = One(OWNER)
-    owner.step()
-    assert owner.sent() == [], "nobody has said that it is there"
-    owner.announce(1)
-    assert owner.said == [ReplicaSynced(cell=CELL, replica=REPLICA)]
-    owner.step()
-    assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
-    assert list(owner.replicator.synced()) == [(CELL, REPLICA)]
-
-
-def test_a_replica_without_a_state_gets_it_whole_and_catches_up() -> None:
-    owner, replica = One(OWNER), One(REPLICA)
-    owner.step()
-    owner.announce(-1)
-    ((peer, frame),) = owner.sent()
-    assert (peer, frame.address.kind, frame.address.step) == (REPLICA, FrameKind.STATE, 1)
-    assert replica.replicator.restore(frame.address, frame.tensors, frame.payload)
-    assert replica.states[2].digest() == owner.states[2].digest()
-    assert not replica.replicator.restore(frame.address, frame.tensors, frame.payload), "it is no newer"
-    owner.step()
-    ((_, sync),) = owner.sent()
-    replica.replicator.received(sync.address, sync.tensors)
-    assert replica.states.secured(2) == 2
-    ((_, said),) = replica.sent()
-    assert (said.address.kind, said.payload.version, said.payload.secured) == (FrameKind.ANNOUNCE, 1, 2)
 
 
 def test_first_states_that_differ_are_replaced() -> None:
@@ -128,21 +92,6 @@ def test_whoever_runs_the_cell_from_now_on_gets_what_it_was_still_to_get() -> No
     assert kept.address == Address(FrameKind.SYNC, *CELL, 0)
     owner.replicator.hand_over(CELL, REPLICA, 0)
     assert owner.sent() == [], "it has been sent"
-
-
-def test_gradients_of_another_size_are_refused() -> None:
-    replica = One(REPLICA)
-    owner = One(OWNER)
-    tensors, facts = owner.states[2].snapshot()
-    size = owner.states[2].final.size
-    with pytest.raises(RefusedFrame, match=f"a gradient of {size + 1} elements, torch.float32, expected {size}"):
-        replica.replicator.received(Address(FrameKind.SYNC, *CELL, 0), (torch.zeros(size + 1),))
-    owner.step()
-    owner.announce(-1)
-    ((_, frame),) = owner.sent()
-    with pytest.raises(RefusedFrame):
-        replica.replicator.restore(frame.address, frame.tensors[:-1], frame.payload)
-    assert (replica.states.version(2), len(tensors), facts["version"]) == (0, len(frame.tensors), 0)
 
 
 REPORTED = 3  # steps that all workers report with replicas in step

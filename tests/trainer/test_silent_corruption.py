@@ -1,82 +1,15 @@
 """A bit flips somewhere, and nobody says so: it is found, and undone once."""
 
-import asyncio
-import json
-import os
-import signal
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.checkpoint_counts import RestoreCause
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.planning.plan import Cell
-from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.worker.launch import process
 from flipped_job import Flip, FlippedJob, Place
-from folders import TASK_PATH
-from processes import Processes
 from training_job import Job
-
-ENVIRONMENT = "BAMBOO_TEST_FLIP"  # {"mark": file, "place": [name, pipeline, stage, step, microbatch]}
-
-
-def flip(tensor: Tensor) -> None:
-    """The lowest bit of the exponent of its first number, which is then twice or half of what it was."""
-    with torch.no_grad():
-        tensor.view(torch.int32).view(-1)[0] ^= 1 << 23
-
-
-class Flipping:
-    """Strikes in the parameters, after the step that comes next."""
-
-    def __init__(self) -> None:
-        document = json.loads(os.environ[ENVIRONMENT])
-        self.mark, self.place = Path(document["mark"]), tuple(document["place"])
-        self.armed = False
-
-    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        self.armed = (name, cell.pipeline, cell.stage, step, microbatch) == self.place
-
-    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        self.armed = False
-
-    def event(self, name: str, **facts: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def strikes(self) -> bool:
-        """Now, for the first time?"""
-        if not self.armed:
-            return False
-        try:
-            self.mark.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-
-def flipping_worker(worker_id: str = "", **arguments: str) -> int:
-    """A worker in which a bit flips at a chosen place, once per job, without any error."""
-    name, flipping = arguments.pop("worker", worker_id), Flipping()
-    apply = StageValues.apply
-
-    def wrong_apply(values: StageValues, *given: Any, **named: Any) -> None:
-        apply(values, *given, **named)
-        if flipping.strikes():
-            flip(next(tensor.detach() for _, tensor in values.parameters.named()))
-
-    StageValues.apply = wrong_apply  # type: ignore[method-assign]
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return process.main(worker=name, observer=flipping, **arguments)
-
 
 STEPS, FLIPPED = 8, 5
 OWNER, SHADOW = "w1", "w0"  # of stage 1
@@ -155,21 +88,3 @@ def test_a_worker_that_is_wrong_every_time_is_found_by_a_spot_check(place: Place
     assert job.finish.reason == "ResultsDiffer"
     assert f"in step {FLIPPED + 1}, microbatch 0 of stage 1" in job.finish.message
     assert job.state.guard.differences == 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["OptimizerStep", "ReplicaUpdate"])
-def test_a_bit_that_flips_in_a_real_worker_is_undone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document, mark = manifest(), tmp_path / "flipped"
-    document["spec"]["checkpoint"]["storage"]["uri"] = f"file://{tmp_path}/store"
-    monkeypatch.setenv(ENVIRONMENT, json.dumps({"mark": str(mark), "place": (name, 0, 1, FLIPPED, 0)}))
-    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
-    processes = Processes(document, tmp_path, main="test_silent_corruption:flipping_worker")
-    job = asyncio.run(processes.run(seconds=180.0))
-    assert mark.exists()
-    assert job.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.checkpoints.counts.restores == {RestoreCause.RESULTS_DIFFER: 1}
-    assert add_digests(digest for _, digest in job.state.ending.finished) == undisturbed()

@@ -1,7 +1,6 @@
 """Errors of the user's code: each is the task's, in one line that names file, line and function; memory is memory."""
 
 import errno
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks import task_errors
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
 from bamboo_trainer.tasks.user_code import unchanged_buffers
-from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
+from bamboo_trainer.worker.failure_reasons import failure_message, failure_reason
 from stage_kit import CONFIG, one_step, small_task
 
 HERE = Path(__file__)
@@ -240,12 +239,3 @@ def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same() -> None:
         TaskError, match=r"^layer 2 \(Falling\) raised Mute: str\(\) of it raises AttributeError \(.*in fall"
     ):
         train(small_task(layers=(*LAYERS[:2], Falling)))
-
-
-@pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (9, 9), (256 + 3, 3), (-1, 255), ("why", 1)])
-def test_an_exit_has_the_code_that_python_gives_it(
-    given: int | str | None, code: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.ERROR):
-        assert exit_code(SystemExit(given)) == code
-    assert ("why" in caplog.text) is (given == "why")

@@ -5,6 +5,8 @@ import time
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.tensors import DTYPES
@@ -125,3 +127,32 @@ def test_close_does_not_wait_for_a_stuck_peer(net: Net) -> None:
             a.close(0.2)
             assert time.monotonic() - began < SECONDS / 2
             assert our_threads() == []
+
+
+VALID = b"".join(wire.encode_frame(make_frame(torch.ones(2, 3), torch.tensor(True), payload={"a": 1})).buffers)
+
+
+@settings(deadline=None)
+@given(
+    st.binary(min_size=wire.HEADER.size, max_size=wire.HEADER.size),
+    st.binary(max_size=64),
+    st.integers(0, 64),
+)
+def test_no_bytes_crash_the_parser(raw: bytes, meta: bytes, body: int) -> None:
+    for parse in (
+        lambda: wire.parse_header(raw),
+        lambda: wire.parse_header(wire.MAGIC + b"\x01" + raw[5:]),
+        lambda: wire.parse_meta(meta, body),
+        lambda: wire.parse_hello(meta, b"", b"", "b"),
+    ):
+        try:
+            parse()
+        except wire.WireError:
+            continue
+
+
+@given(st.lists(st.binary(max_size=200)), st.integers(1, 100))
+def test_coalescing_keeps_the_bytes(buffers: list[bytes], limit: int) -> None:
+    joined = list(wire.coalesce(buffers, limit))
+    assert b"".join(joined) == b"".join(buffers)
+    assert all(len(buffer) < limit or buffer in buffers for buffer in joined)
