@@ -453,11 +453,6 @@ class Job:
         return {name: tensor for tensors in owned for name, tensor in tensors.items()}
 
 
-def run_each(manifest: Callable[[int, int], dict[str, Any]], *ways: tuple[Any, ...]) -> list[Job]:
-    """Jobs that have ended. ways: stages, pipelines and the faults on the way of each one."""
-    return [Job(manifest(stages, pipelines), tuple(faults)).run() for stages, pipelines, *faults in ways]
-
-
 def check_same_bits(first: Job, *others: Job) -> None:
     """All complete, after the faults that were planned, with the same losses and weights on whatever grid."""
     for job in (first, *others):

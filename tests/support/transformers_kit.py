@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
-from bamboo_trainer.task import Task
+from bamboo_trainer.models import huggingface
+from bamboo_trainer.task import Task, Weighted
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, run_layer
 
@@ -81,3 +83,33 @@ def run(layers: list[nn.Module], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ..
     for number, layer in enumerate(layers):
         passed = run_layer(layer, number, passed, lambda given, layer=layer: call_layer(layer, given))
     return tuple(passed)
+
+
+def check_as_transformers(config: dict[str, Any], head: Any = None, attention: str | None = None) -> None:
+    """Its logits, loss and gradients are those of transformers. head: its objective, if it is no language model."""
+    task = huggingface.build(config)
+    layers = layers_of(task)
+    published = huggingface.published_config(huggingface.read_settings(config))
+    objective = head or huggingface.objective_of(published)
+    model = huggingface.make_model(published, objective, attention)
+    assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
+    for module in (*layers, model):
+        module.eval()
+    inputs, (labels,) = task.dataset.batch([1, 5, 7])
+    mask = inputs[1] if len(inputs) > 1 else None
+    shifted = {"shift_labels": labels} if objective == "causal" else {}
+    output = model(input_ids=inputs[0], attention_mask=mask, labels=labels, **shifted)
+    (logits,) = run(layers, inputs)
+    counts = mask.bool() if mask is not None and objective not in ("sequence", "choice") else slice(None)
+    assert torch.equal(logits[counts], output.logits[counts])
+    weighted = task.loss((logits,), (labels,))
+    assert isinstance(weighted, Weighted)
+    loss = weighted.total / weighted.weight
+    torch.testing.assert_close(loss, output.loss)
+    loss.backward()
+    output.loss.backward()
+    ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
+    theirs = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert len(theirs) > 20
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient)

@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.models.parts.sequences import IGNORED
 from bamboo_trainer.tasks.task_errors import TaskError
-from manifest_kit import bamboojob, training
-from training_job import Fault, Job
 from transformers_kit import FAMILIES, transformers
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -92,20 +88,6 @@ def test_a_conversation_that_is_too_long_ends_where_the_sequence_does(tmp_path: 
     (ids, _), (targets,) = huggingface.build(config(tmp_path, length=6)).dataset.batch(range(3))
     assert words(ids[0]) == "<user> w1 w2 <end> <assistant> w3"
     assert words(targets[0][targets[0] != IGNORED]) == "w3 w4"
-
-
-@pytest.mark.parametrize("data", [{"trim": 4}, {"packed": True}])
-def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(data: dict[str, Any], tmp_path: Path) -> None:
-    settings = config(tmp_path, **data)
-
-    def job(stages: int, *faults: Fault) -> Job:
-        task = {"entrypoint": ENTRYPOINT, "config": settings}
-        document = bamboojob(task=task, training=training(2, 4, 2), topology={"stages": stages, "pipelines": 1})
-        return Job(document, faults).run()
-
-    alone, lost = job(1), job(3, Fault("Backward", Cell(0, 1), 1, 1))
-    assert lost.state.moves.takeovers
-    assert add_digests(lost.digests) == add_digests(alone.digests)
 
 
 @pytest.mark.parametrize(

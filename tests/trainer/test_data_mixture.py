@@ -13,7 +13,6 @@ from bamboo_trainer.data import Mixture, TensorDataset, dataset_from
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import TrainingFacts
-from disturbed_jobs import disturbed_alike
 from stage_kit import small_task
 
 GPT2 = {"vocabulary": 64, "positions": 12, "width": 16, "heads": 2, "blocks": 3}
@@ -94,19 +93,6 @@ def test_what_is_no_mixture_is_one_sentence(config: dict[str, Any], said: str) -
     with pytest.raises(ValueError, match=r"^data") as refused:
         dataset_from({"kind": "mixture", **config})
     assert said in str(refused.value)
-
-
-@pytest.mark.slow
-def test_a_mixture_trains_with_the_same_bits_on_any_grid() -> None:
-    sources = [{**SOURCE, "padding": True, "weight": 3}, {**SOURCE, "padding": True}]
-    data = {"kind": "mixture", "sources": sources, "trim": 2}
-    settings = {
-        "architecture": {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 3, "n_head": 2},
-        "data": data,
-        "warmupSteps": 10,  # else the rate is 0 after the first step, as no job's length is known here
-    }
-    pytest.importorskip("transformers")
-    disturbed_alike({"entrypoint": "bamboo_trainer.models.huggingface:build", "config": settings})
 
 
 def test_a_language_model_of_the_library_learns_a_mixture() -> None:

@@ -12,8 +12,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.sources import Checkpoint
@@ -21,7 +19,6 @@ from bamboo_trainer.task import Task
 from export_kit import averages, quiet, write
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
-from training_job import Fault, Job, check_same_bits, run_each
 
 AVERAGED = replace(CONFIG, ema=0.9)
 
@@ -38,14 +35,6 @@ def document(stages: int, pipelines: int, decay: float = 0.9) -> dict[str, Any]:
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": "LazyForward"},
     )
-
-
-def test_no_grid_and_no_loss_of_a_worker_changes_the_averages() -> None:
-    """Digests cover them."""
-    lost = (3, 1, Fault("Backward", Cell(0, 1), 2)), (2, 2, Fault("OptimizerStep", Cell(1, 1), 2))
-    alone, *others = run_each(document, (1, 1), *lost)
-    check_same_bits(alone, *others)
-    assert add_digests(Job(document(1, 1, decay=0.5)).run().digests) != add_digests(alone.digests)
 
 
 @pytest.mark.parametrize("decay", [0, 1, 1.5, "x"])

@@ -13,7 +13,6 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, quotient
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage
@@ -21,10 +20,9 @@ from bamboo_trainer.task import Evaluation, Parts, Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
-from branching_job import Kind, kill_at_each, of_role, sweep
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, begin, small_task
-from training_job import Fault, Job, check_same_bits
+from training_job import Job, check_same_bits
 
 STEPS = 5
 
@@ -94,18 +92,13 @@ def plainly(weights: Mapping[str, Tensor]) -> dict[str, float]:
         return {"loss": float(task.loss(outputs, targets)), "close": float(right) / of, "largest": highest}
 
 
-def weights_of(job: Job) -> dict[str, Tensor]:
-    stages = [s.stage for node in job.nodes.values() for s in node.states.values() if s.stage and s.owned]
-    return {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
-
-
 def test_the_metrics_are_those_of_plain_pytorch_and_do_not_depend_on_the_grid() -> None:
     jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (3, 1), (2, 2), (1, 3))]
     check_same_bits(*jobs)
     for job in jobs:
         assert list(job.state.progress.evaluations) == [2, 4, STEPS]
         assert job.state.progress.evaluations == jobs[0].state.progress.evaluations, "bit-equal"
-    assert jobs[0].state.progress.evaluations[STEPS] == pytest.approx(plainly(weights_of(jobs[0])), rel=1e-5)
+    assert jobs[0].state.progress.evaluations[STEPS] == pytest.approx(plainly(jobs[0].weights), rel=1e-5)
     told = [emit.message for emit in jobs[0].emitted if emit.reason == "Evaluated"]
     assert [text.partition(":")[0] for text in told] == ["after step 2", "after step 4", f"after step {STEPS}"]
 
@@ -125,50 +118,6 @@ def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None
     document["spec"]["training"]["steps"] = 3
     shorter = Job(document).run()
     assert shorter.state.progress.evaluations == {3: longer.state.progress.evaluations[3]}
-
-
-@sweep(of_role)
-@pytest.mark.parametrize(
-    ("grid", "mode", "step", "names"),
-    [
-        ((2, 2), "LazyForward", 2, {"Evaluate", "ReportReady", "OptimizerStep"}),
-        pytest.param((3, 1), "EagerForward", 4, {"Evaluate"}, marks=pytest.mark.slow),
-        pytest.param((2, 2), "LazyForward", STEPS, {"Evaluate", "ReportReady"}, marks=pytest.mark.slow),
-    ],
-)
-def test_a_kill_in_an_evaluation_changes_nothing(
-    grid: tuple[int, int], mode: str, step: int, names: set[str], kind: Kind | None
-) -> None:
-    document = manifest(*grid, mode=mode)
-    undisturbed = Job(document).run()
-
-    def judge(job: Job) -> None:
-        assert job.finish is not None
-        assert job.finish.reason == "Complete", (job.finish, job.emitted)
-        assert job.digests == undisturbed.digests
-        assert job.state.progress.losses == undisturbed.state.progress.losses
-        assert job.state.progress.evaluations == undisturbed.state.progress.evaluations
-
-    struck = kill_at_each(document, lambda fault: fault.step == step and fault.name in names, judge, kind)
-    assert {fault.name for fault in struck} == names
-
-
-def test_two_losses_in_an_evaluation_change_nothing() -> None:
-    document = manifest(4, 1, standby={"workers": 1})
-    document["spec"]["task"]["entrypoint"] = "test_evaluation:build_four"
-    undisturbed = Job(document).run()
-    for step in (2, STEPS):
-        for second in (Fault("Evaluate", Cell(0, 3), step, 2), Fault("ReportReady", Cell(0, 3), step)):
-            job = Job(document, (Fault("Evaluate", Cell(0, 1), step, 1, after=True), second)).run()
-            assert job.state.membership.preemptions >= 1
-            assert (job.digests, job.state.progress.evaluations) == (
-                undisturbed.digests,
-                undisturbed.state.progress.evaluations,
-            )
-
-
-def build_four(config: Mapping[str, Any]) -> Task:
-    return replace(build(config), layers=(*build(config).layers[:2], lambda: nn.Linear(2, 2), lambda: Block(2)))
 
 
 def test_bf16_evaluates_as_it_trains_and_leaves_no_casts_behind() -> None:
@@ -294,28 +243,6 @@ def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
 def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last(grid: tuple[int, int]) -> None:
     """It is that of a job that has no more steps: what was computed of the step after it counts for nothing."""
     check_stopped(Job(stopping(*grid)).run(), six_steps())
-
-
-@sweep(of_role)
-@pytest.mark.parametrize(("grid", "mode"), [((2, 2), "LazyForward"), ((3, 1), "EagerForward")])
-def test_a_kill_at_an_early_stop_changes_nothing(grid: tuple[int, int], mode: str, kind: Kind | None) -> None:
-    expected = six_steps()
-    names = {"Evaluate", "ReportReady", "OptimizerStep"}
-
-    def is_near(fault: Fault) -> bool:
-        return fault.name in names and (fault.step, fault.name == "OptimizerStep") in {(5, True), (6, False)}
-
-    struck = kill_at_each(stopping(*grid, mode=mode), is_near, lambda job: check_stopped(job, expected), kind)
-    assert {fault.name for fault in struck} == names
-
-
-def test_two_losses_at_an_early_stop_change_nothing() -> None:
-    expected = six_steps()
-    for after in (False, True):
-        faults = (Fault("ReportReady", Cell(0, 0), 6, after=after), Fault("ReportReady", Cell(1, 1), 6, after=True))
-        job = Job(stopping(2, 2, standby={"workers": 1}), faults).run()
-        assert job.state.membership.preemptions == 2
-        check_stopped(job, expected)
 
 
 def test_a_job_that_goes_on_from_a_checkpoint_stops_where_it_would_have_stopped() -> None:

@@ -8,18 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import plain_models
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.from_module import from_module
-from bamboo_trainer.reference import train
 from bamboo_trainer.task import Evaluation, Parts
 from bamboo_trainer.tasks.evaluation import measured
 from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import check_metrics, task_metrics
-from bamboo_trainer.training import TrainingConfig
 from from_module_kit import layers_of, run, small, whole
-from manifest_kit import bamboojob, training
-from training_job import Fault, Job, check_same_bits
 
 MODELS = ("chain", "dictionaries", "sizes", "encoded", "normed")
 
@@ -44,46 +39,6 @@ def test_the_layers_compute_what_the_model_computes(name: str) -> None:
     assert gradients.keys() >= named.keys()
     for key, parameter in named.items():
         torch.testing.assert_close(gradients[key], parameter.grad)
-
-
-def job(name: str, stages: int, pipelines: int, *faults: Fault) -> Job:
-    document = bamboojob(
-        task={"entrypoint": "plain_models:build", "config": {"model": name}},
-        training=training(3, 8, 2, maxGradientNorm=1.0),
-        topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": "EagerForward"},
-    )
-    return Job(document, faults=faults).run()
-
-
-LOSSES = [
-    ("chain", 2, 2),
-    ("dictionaries", 4, 1),
-    ("normed", 4, 1),
-    *(
-        pytest.param(name, stages, pipelines, marks=pytest.mark.slow)
-        for name, stages, pipelines in (
-            ("chain", 4, 1),
-            ("dictionaries", 4, 2),
-            ("dictionaries", 2, 1),
-            ("sizes", 4, 1),
-            ("encoded", 2, 2),
-            ("normed", 2, 2),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "stages", "pipelines"), LOSSES)
-def test_a_worker_is_lost_and_the_bits_stay(name: str, stages: int, pipelines: int) -> None:
-    calm = job(name, stages, pipelines)
-    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
-    killed = job(name, stages, pipelines, fault)
-    check_same_bits(calm, killed)
-    task = plain_models.build({"model": name})
-    config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
-    losses, _ = train(task, config, 3)
-    torch.testing.assert_close(list(calm.state.progress.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
 
 
 class Normed(nn.Module):

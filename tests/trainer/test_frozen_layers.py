@@ -8,16 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.forwarding import split_needs, with_needs
 from bamboo_trainer.stage.work import NO_GRADIENT
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
-from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, begin, chain, microbatch, one_step, state_of
-from training_job import Fault, check_same_bits, run_each
 
 WIDTH = 4
 
@@ -83,19 +80,6 @@ def test_numbers_are_those_of_plain_pytorch_on_any_split() -> None:
         for step in range(3):
             one_step(stages, step)
         torch.testing.assert_close(state_of(stages), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
-    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
-        return bamboojob(
-            task={"entrypoint": "test_frozen_layers:build"},
-            training=training(3, 8, 2),
-            topology={"stages": stages, "pipelines": pipelines},
-            redundancy={"mode": "EagerBackward"},
-        )
-
-    lost = (5, 1, Fault("Backward", Cell(0, 1), 1)), (3, 2, Fault("Forward", Cell(1, 2), 1, 2))
-    check_same_bits(*run_each(manifest, (1, 1), *lost))
 
 
 def test_a_backward_that_is_not_run_costs_nothing() -> None:

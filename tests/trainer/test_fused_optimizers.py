@@ -24,7 +24,7 @@ from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, training
 from split_state_kit import LAYERS, SPLITS, files_of
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
-from training_job import Fault, Job, MemoryStore, check_same_bits, run_each
+from training_job import Fault, Job, MemoryStore
 
 Named = Iterable[tuple[str, nn.Parameter]]
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -259,14 +259,6 @@ def _manifest(build: str, stages: int, pipelines: int, steps: int = 4, **spec: A
         topology={"stages": stages, "pipelines": pipelines},
         **spec,
     )
-
-
-FAULTS = (Fault("OptimizerStep", Cell(0, 1), 2), Fault("ReplicaUpdate", Cell(0, 0), 2, after=True))
-
-
-def test_a_job_has_the_same_bits_on_any_grid_and_after_losses() -> None:
-    grids = partial(_manifest, "build_open")
-    check_same_bits(*run_each(grids, (1, 1), (4, 1), (2, 2), *((2, 2, fault) for fault in FAULTS)))
 
 
 @cache

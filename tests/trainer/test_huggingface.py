@@ -7,19 +7,24 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
-from bamboo_trainer.reference import train
-from bamboo_trainer.task import Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import call_layer
-from bamboo_trainer.training import TrainingConfig, shown_to_build
 from folders import ROOT
 from manifest_kit import bamboojob, training
-from training_job import Fault, Job, check_same_bits
-from transformers_kit import FAMILIES, LENGTH, WORDS, config_of, layers_of, run, state_of, transformers
+from training_job import Job
+from transformers_kit import (
+    FAMILIES,
+    LENGTH,
+    WORDS,
+    check_as_transformers,
+    config_of,
+    layers_of,
+    run,
+    state_of,
+    transformers,
+)
 
 pytest_plugins = ["transformers_fixtures"]
 
@@ -39,36 +44,9 @@ LOGITS = [
 ]
 
 
-SLOW_LOSSES = [pytest.param(family, 2, 2, marks=pytest.mark.slow) for family in ("bert", "mixtral")]
-
-
 @pytest.mark.parametrize(("family", "attention", "padding"), LOGITS)
 def test_logits_losses_and_gradients_are_those_of_transformers(family: str, attention: str, padding: bool) -> None:
-    config = config_of(family, attention=attention, data={"padding": padding})
-    task = huggingface.build(config)
-    layers = layers_of(task)
-    published = huggingface.published_config(huggingface.read_settings(config))
-    objective = huggingface.objective_of(published)
-    model = huggingface.make_model(published, objective, attention)
-    assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
-    for module in (*layers, model):
-        module.eval()
-    inputs, (labels,) = task.dataset.batch([1, 5, 7])
-    mask = inputs[1] if padding else torch.ones_like(inputs[0])
-    theirs = {"labels": labels} if objective == "masked" else {"labels": labels, "shift_labels": labels}
-    output = model(input_ids=inputs[0], attention_mask=mask if padding else None, **theirs)
-    (logits,) = run(layers, inputs)
-    assert torch.equal(logits[mask.bool()], output.logits[mask.bool()])
-    weighted = task.loss((logits,), (labels,))
-    assert isinstance(weighted, Weighted)
-    loss = weighted.total / weighted.weight
-    torch.testing.assert_close(loss, output.loss)
-    loss.backward()
-    output.loss.backward()
-    ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(ours[name], parameter.grad)
+    check_as_transformers(config_of(family, attention=attention, data={"padding": padding}), attention=attention)
 
 
 def test_the_page_has_what_each_family_was_compared_in() -> None:
@@ -108,40 +86,6 @@ def test_a_microbatch_without_padding_goes_the_way_of_all_others(family: str) ->
         model = huggingface.make_model(published, "causal").eval()
         model.load_state_dict(state_of(layers), strict=False)
         torch.testing.assert_close(logits, model(ids).logits)
-
-
-def job(config: dict[str, Any], stages: int, pipelines: int, *faults: Fault) -> Job:
-    document = bamboojob(
-        task={"entrypoint": ENTRYPOINT, "config": config},
-        training=training(3, 8, 2, maxGradientNorm=1.0),
-        topology={"stages": stages, "pipelines": pipelines},
-    )
-    return Job(document, faults=faults).run()
-
-
-@pytest.mark.parametrize(("family", "stages", "pipelines"), [*SLOW_LOSSES, ("gpt2", 4, 1)])
-def test_a_worker_is_lost_and_the_bits_stay(family: str, stages: int, pipelines: int) -> None:
-    """With dropout, padding, and embeddings that are the head's, too."""
-    balance = {"routerAuxLossCoef": 0.1} if family == "mixtral" else {}
-    config = config_of(family, data={"padding": True}, learningRate=1e-3, **balance)
-    calm = job(config, stages, pipelines)
-    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][3]
-    killed = job(config, stages, pipelines, fault)
-    check_same_bits(calm, killed)
-    plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
-    losses, _ = train(load_task(ENTRYPOINT, config, shown_to_build(calm.spec.training)), plain, 3)
-    torch.testing.assert_close(list(calm.state.progress.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
-
-
-def test_a_tied_model_with_parameters_in_bf16_trains_with_the_same_bits_on_any_grid() -> None:
-    """The last layer imagines what comes before it with the tied parameter, whose gradient is in fp32."""
-    digests = []
-    for stages in (1, 2):
-        numbers = training(2, 4, 2, precision="bf16", parameterPrecision="bf16")
-        task = {"entrypoint": ENTRYPOINT, "config": config_of("gpt2")}
-        job = Job(bamboojob(task=task, training=numbers, topology={"stages": stages, "pipelines": 1})).run()
-        digests.append(add_digests(job.digests))
-    assert digests[0] == digests[1]
 
 
 def test_masked_tokens_are_chosen_by_the_sample() -> None:
@@ -205,8 +149,7 @@ def test_a_config_names_the_data_to_evaluate() -> None:
     done = Job(document).run()
     assert done.finish is not None
     assert done.finish.message == "all 1 steps are done"
-    stages = [s.stage for node in done.nodes.values() for s in node.states.values() if s.stage and s.owned]
-    tensors = {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
+    tensors = done.weights
     task = load_task(ENTRYPOINT, config)
     layers = layers_of(task)
     for n, layer in enumerate(layers):

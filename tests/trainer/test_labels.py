@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.models.parts.labels import label_accuracy
 from bamboo_trainer.task import Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
-from manifest_kit import bamboojob, training
-from training_job import Fault, Job, check_same_bits
-from transformers_kit import FAMILIES, LENGTH, config_of, layers_of, run, state_of, transformers
+from transformers_kit import FAMILIES, LENGTH, check_as_transformers, config_of, layers_of, run, state_of, transformers
 
 pytest_plugins = ["transformers_fixtures"]
 ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
@@ -57,32 +54,7 @@ def npz(path: Path, **arrays: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("family", "objective", "padding"), HEADS)
 def test_logits_losses_and_gradients_are_those_of_transformers(family: str, objective: str, padding: bool) -> None:
     labels = {} if objective == "choice" else {"labels": 5}
-    config = headed(family, objective, data={"padding": padding}, **labels)
-    task = huggingface.build(config)
-    layers = layers_of(task)
-    published = huggingface.published_config(huggingface.read_settings(config))
-    model = huggingface.make_model(published, objective)  # type: ignore[arg-type]
-    assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
-    for module in (*layers, model):
-        module.eval()
-    inputs, (target,) = task.dataset.batch([1, 5, 7])
-    output = model(input_ids=inputs[0], attention_mask=inputs[1] if padding else None, labels=target)
-    (logits,) = run(layers, inputs)
-    counts = inputs[1].bool() if padding and objective == "token" else slice(None)
-    assert torch.equal(logits[counts], output.logits[counts])
-    weighted = task.loss((logits,), (target,))
-    assert isinstance(weighted, Weighted)
-    loss = weighted.total / weighted.weight
-    torch.testing.assert_close(loss, output.loss)
-    loss.backward()
-    output.loss.backward()
-    ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
-    compared = 0
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(ours[name], parameter.grad)
-            compared += 1
-    assert compared > 20
+    check_as_transformers(headed(family, objective, data={"padding": padding}, **labels), objective)
 
 
 @pytest.mark.parametrize("labels", [1, 3])
@@ -109,23 +81,6 @@ def test_values_and_labels_that_hold_or_not_are_learned_as_transformers_does(lab
     torch.testing.assert_close(weighted.total / weighted.weight, output.loss)
     right, of = label_accuracy((logits,), (wanted,))
     assert 0 <= right <= of == 6 * labels
-
-
-@pytest.mark.parametrize(("family", "objective"), [("bert", "choice"), ("gpt2", "sequence")])
-def test_a_worker_is_lost_and_the_bits_stay(family: str, objective: str) -> None:
-    config = headed(
-        family, objective, data={"padding": True}, learningRate=1e-3, evaluation={"samples": 8, "padding": True}
-    )
-    numbers = training(3, 8, 2, maxGradientNorm=1.0, evaluation={"everySteps": 3})
-
-    def job(*faults: Fault) -> Job:
-        task = {"entrypoint": ENTRYPOINT, "config": config}
-        return Job(bamboojob(task=task, training=numbers, topology={"stages": 3, "pipelines": 1}), faults).run()
-
-    calm = job()
-    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][3]
-    check_same_bits(calm, job(fault))
-    assert 0 <= calm.state.progress.evaluations[3]["accuracy"] <= 1
 
 
 def test_a_published_model_gets_a_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

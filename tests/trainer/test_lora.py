@@ -19,9 +19,9 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from folders import ROOT
-from manifest_kit import TEXT, bamboojob, training
+from manifest_kit import TEXT
 from stage_kit import CONFIG, SPLITS, chain, one_step, small_task, state_of
-from training_job import Fault, Job, check_same_bits, run_each
+from training_job import Job
 
 PATTERNS = ("*qkv", "projection", "head")
 
@@ -90,19 +90,6 @@ def test_a_layer_that_is_a_linear_itself_gets_an_adapter() -> None:
 def test_what_cannot_be_is_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_lora(tiny(), **options)
-
-
-def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
-    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
-        return bamboojob(
-            task={"entrypoint": "test_lora:build"},
-            training=training(4, 8, 2, maxGradientNorm=1.0),
-            topology={"stages": stages, "pipelines": pipelines},
-            redundancy={"mode": "LazyForward"},
-        )
-
-    lost = (4, 1, Fault("Backward", Cell(0, 0), 2)), (2, 2, Fault("Forward", Cell(1, 1), 2, 2))
-    check_same_bits(*run_each(manifest, (1, 1), *lost))
 
 
 def test_the_example_trains_adapters_of_a_transformers_model() -> None:

@@ -1,8 +1,5 @@
 """The models that come with Bamboo: their published sizes, their published arithmetic, and their bits under losses."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,17 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.reference import train
 from bamboo_trainer.task import Task, TrainingFacts, Weighted
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer
-from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
-from training_job import Fault, Job, check_same_bits
+from training_job import Job
 
 MODELS = ("gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 LSTM = 4 * 1024  # rows of each of an LSTM's two matrices and two vectors
@@ -209,51 +203,6 @@ def test_logits_are_those_of_the_published_model(model: str) -> None:
     torch.testing.assert_close(outputs(layers, inputs)[keep], expected[keep], rtol=1e-4, atol=1e-4)
 
 
-def job(model: str, stages: int, pipelines: int, *faults: Fault) -> Job:
-    document = bamboojob(
-        task={"entrypoint": entrypoint(model), "config": {"size": "tiny"}},
-        training=training(2, 8, 2, maxGradientNorm=1.0),
-        topology={"stages": stages, "pipelines": pipelines},
-    )
-    return Job(document, faults=faults).run()
-
-
-LOSSES = [
-    pytest.param(model, grid, marks=() if (model, grid) in (("resnet", (4, 1)), ("gnmt", (2, 2))) else pytest.mark.slow)
-    for model in MODELS
-    for grid in ((4, 1), (2, 2), (4, 2))
-]
-
-
-@pytest.mark.parametrize(("model", "grid"), LOSSES)
-def test_a_worker_is_lost_and_the_bits_stay(model: str, grid: tuple[int, int]) -> None:
-    """Dropout, BatchNorm's statistics, tied matrices and LSTMs included; and plain PyTorch comes to the same."""
-    calm = job(model, *grid)
-    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
-    killed = job(model, *grid, fault)
-    check_same_bits(calm, killed)
-    plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
-    losses, _ = train(load_task(entrypoint(model), {"size": "tiny"}), plain, 2)
-    torch.testing.assert_close(list(calm.state.progress.losses.values()), list(losses), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("model", MODELS)
-def test_a_process_is_killed_and_the_bits_stay(model: str, tmp_path: Path) -> None:
-    document = bamboojob(
-        task={"entrypoint": entrypoint(model), "config": {"size": "tiny"}},
-        training=training(6, 8, 2, maxGradientNorm=1.0),
-        topology={"stages": 2, "pipelines": 2},
-    )
-    (tmp_path / "job.yaml").write_text(json.dumps(document))
-    command = [sys.executable, "-m", "bamboo", "run", "job.yaml", "--preempt", "at:3:1", "--verify"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1700, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "takeovers: 1" in done.stdout
-    assert "bit-equal: yes" in done.stdout
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_a_config_that_cannot_be_is_refused(model: str) -> None:
     for config, said in (
@@ -323,9 +272,8 @@ def test_a_config_names_the_data_to_evaluate(model: str) -> None:
         topology={"stages": 2},
     )
     done = Job(document).run()
-    stages = [s.stage for node in done.nodes.values() for s in node.states.values() if s.stage and s.owned]
     layers = layers_of(task)
-    tensors = {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
+    tensors = done.weights
     for n, layer in enumerate(layers):
         layer.load_state_dict({k: tensors[f"layers.{n}.{k}"] for k in layer.state_dict()})
     assert done.state.progress.evaluations[1] == pytest.approx(measured(layers, task), rel=1e-4)

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from bamboo_core.control.digests import add_digests
-from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.user_code import build_layer
 from export_kit import averages
@@ -55,25 +53,3 @@ def test_averages_are_torchs(optimizer: str, split: list[tuple[int, int]]) -> No
         "it is accounted for"
     )
     assert held == state_bytes(without[0])[0]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_replica_and_another_split_go_on_with_the_same_averages(optimizer: str) -> None:
-    (stage,) = chain(task_with(optimizer), [(0, 3)], AVERAGED)
-    for step in range(2):
-        one_step([stage], step, AVERAGED)
-    (replica,), parts = (chain(task_with(optimizer), split, AVERAGED) for split in ([(0, 3)], [(0, 1), (1, 3)]))
-    replica.values.park(True)
-    replica.values.restore(*stage.values.snapshot())
-    for part in parts:
-        part.values.restore_layers(stage.values.layer_states())
-    for one in (stage, replica, *parts):
-        one.values.skip(finite=True)  # a skipped step moves nothing
-    for step in range(3, 5):
-        one_step([stage], step, AVERAGED)
-        one_step([replica], step, AVERAGED)
-        one_step(parts, step, AVERAGED)
-    assert stage.values.digest() == replica.values.digest() == add_digests(part.values.digest() for part in parts)
-    (without,) = chain(task_with(optimizer), [(0, 3)], CONFIG)
-    with pytest.raises(ValueError, match=AVERAGE):
-        without.values.restore(*stage.values.snapshot())

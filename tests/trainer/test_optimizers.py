@@ -8,15 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
-from manifest_kit import bamboojob, training
 from stage_kit import small_task
-from training_job import Fault, Job
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
@@ -32,22 +28,6 @@ def build(config: Mapping[str, Any]) -> Task:
     """One layer has no matrix, and one nothing but matrices."""
     layers = (lambda: nn.LayerNorm(2), lambda: nn.Linear(2, 2, bias=False), lambda: nn.Linear(2, 2))
     return small_task(layers=layers, optimizer=muon_and_adagrad, learning_rate=lambda step: 0.02 / (1 + step))
-
-
-def job(stages: int, *faults: Fault) -> Job:
-    document = bamboojob(
-        task={"entrypoint": "test_optimizers:build"},
-        training=training(3, 8, 2),
-        topology={"stages": stages},
-    )
-    return Job(document, faults).run()
-
-
-def test_a_worker_is_lost_and_all_parts_go_on_with_what_they_remember() -> None:
-    calm, killed = job(1), job(3, Fault("Backward", Cell(0, 1), 1, 2))
-    assert killed.state.moves.takeovers
-    assert killed.state.progress.losses == calm.state.progress.losses
-    assert add_digests(killed.digests) == add_digests(calm.digests)
 
 
 def test_its_steps_are_those_of_its_parts() -> None:

@@ -1,21 +1,17 @@
 """Parameters in bf16: half the memory of state, gradients summed in fp32, the same bits on any grid."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.stage.stage import Stage, build_stage
-from manifest_kit import bamboojob, training
 from precision_kit import build
 from stage_kit import ROUNDED, SPLITS, chain, one_step, small_gpt, state_bytes, state_of
-from training_job import Fault, check_same_bits, run_each
 
 UNCLIPPED = replace(ROUNDED, max_gradient_norm=None)
 
@@ -35,24 +31,6 @@ def test_it_trains_like_plain_pytorch_with_rounded_parameters(tmp_path, stages: 
         assert told == losses
         torch.testing.assert_close(trained, state, rtol=0, atol=0)
     assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("fused", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_job_has_the_same_bits_on_any_grid_and_after_losses(fused: bool) -> None:
-    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
-        return bamboojob(
-            task={"entrypoint": "test_parameter_precision:build", "config": {"fused": fused}},
-            training=training(4, 8, 2, precision="bf16", parameterPrecision="bf16", maxGradientNorm=1.0, emaDecay=0.99),
-            topology={"stages": stages, "pipelines": pipelines},
-            redundancy={"mode": "EagerForward"},
-        )
-
-    faults = [
-        Fault("Backward", Cell(0, 1), 2, 0),
-        Fault("OptimizerStep", Cell(0, 1), 2),
-        Fault("Forward", Cell(1, 0), 3, 2),
-    ]
-    check_same_bits(*run_each(manifest, (1, 1), (4, 1), (2, 2), *((2, 2, fault) for fault in faults)))
 
 
 def test_the_state_is_half_as_large_and_moves_to_other_splits_in_checkpoints() -> None:

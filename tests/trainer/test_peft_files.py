@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.__main__ import main as export
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
@@ -21,7 +20,6 @@ from bamboo_trainer.training import TrainingConfig
 from export_kit import write
 from manifest_kit import bamboojob, training
 from stage_kit import chain, state_of
-from training_job import Fault, Job, check_same_bits
 from transformers_kit import FAMILIES, LENGTH, transformers
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of PEFT and transformers
@@ -30,12 +28,15 @@ PLAIN = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microba
 IDS = torch.arange(2 * LENGTH).reshape(2, LENGTH)
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
+def saved_llama(folder: Path) -> Path:
     torch.manual_seed(1)
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**FAMILIES["llama"], pad_token_id=0)).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_llama(tmp_path_factory.mktemp("llama"))
 
 
 def config_of(model: Path, lora: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -126,17 +127,10 @@ def test_an_adapter_of_peft_goes_on_where_it_was(changes: dict[str, Any], llama:
     assert len(changed) == len(given), "just what PEFT has saved is trained"
 
 
-def test_an_adapter_of_peft_is_trained_with_the_same_bits_on_any_grid(llama: Path, tmp_path: Path) -> None:
-    saved_by_peft(llama, tmp_path, lora_dropout=0.1)
-    task = {"entrypoint": ENTRYPOINT, "config": config_of(llama, {"adapter": str(tmp_path)})}
-
-    def run(stages: int, pipelines: int, *faults: Fault) -> Job:
-        grid = {"stages": stages, "pipelines": pipelines}
-        return Job(bamboojob(task=task, training=training(3, 8, 2), topology=grid), faults=faults).run()
-
-    calm = run(1, 1)
-    check_same_bits(calm, run(3, 1, Fault("Backward", Cell(0, 1), 1)))
-    check_same_bits(calm, run(2, 2, Fault("Forward", Cell(1, 1), 2, 2)))
+def adapter_task(folder: Path) -> dict[str, Any]:
+    """An adapter of PEFT that goes on."""
+    saved_by_peft(saved_llama(folder / "llama"), folder / "adapter", lora_dropout=0.1)
+    return {"entrypoint": ENTRYPOINT, "config": config_of(folder / "llama", {"adapter": str(folder / "adapter")})}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Layers that are run again in the backward: less memory, the same bits, also when a worker is lost."""
 
-import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,51 +9,14 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from bamboo_core.coordinator.events import Outcome
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
 from bamboo_trainer.tasks.task_errors import TaskError
-from manifest_kit import bamboojob, gpt_task, training
 from stage_kit import CONFIG, SPLITS, begin, chain, microbatch, one_step, small_gpt, small_task, storages
-from training_job import Fault, Job
 
 BF16 = replace(CONFIG, precision="bf16")
-
-
-def manifest(checkpoint: bool, precision: str, mode: str) -> dict[str, Any]:
-    return bamboojob(
-        task=gpt_task(dModel=16, blocks=2, context=8, checkpoint=checkpoint),
-        training=training(4, 8, 2, maxGradientNorm=1.0, precision=precision),
-        topology={"stages": 3},
-        redundancy={"mode": mode},
-    )
-
-
-@functools.cache
-def undisturbed(checkpoint: bool, precision: str) -> Job:
-    return Job(manifest(checkpoint, precision, "LazyForward")).run()
-
-
-@pytest.mark.parametrize(
-    ("precision", "mode"),
-    [
-        pytest.param("fp32", "LazyForward", marks=pytest.mark.slow),
-        pytest.param("fp32", "EagerBackward", marks=pytest.mark.slow),
-        ("bf16", "EagerForward"),
-    ],
-)
-def test_a_job_has_the_same_bits_whatever_happens(precision: str, mode: str) -> None:
-    """A worker is lost in the middle of step 3: before its second backward, or while it is at a forward."""
-    plain, kept = undisturbed(False, precision), undisturbed(True, precision)
-    fault = [Fault("Backward", Cell(0, 1), 3, 1), Fault("Forward", Cell(0, 2), 3, 2)]
-    for job in (kept, *(Job(manifest(True, precision, mode), (f,)).run() for f in fault)):
-        assert job.outcome is Outcome.COMPLETE, job.emitted
-        assert not job.faults
-        assert job.state.progress.losses == plain.state.progress.losses
-        assert job.digests == plain.digests
 
 
 @pytest.mark.parametrize("config", [CONFIG, BF16], ids=["fp32", "bf16"])

@@ -1,12 +1,9 @@
 """Buffers that forwards update are as in plain PyTorch, and their bits depend on no grid, kill or repetition."""
 
-import functools
 import random
-import signal
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import running_tasks
-from bamboo_core.control.digests import add_digests
-from bamboo_core.coordinator.events import Outcome
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.task import Task, contribute, track_buffers
 from bamboo_trainer.tasks.inspection.sharing import settled
@@ -24,13 +18,9 @@ from bamboo_trainer.tasks.running_buffers import evaluating
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-from branching_job import kill_at_each
-from manifest_kit import bamboojob, training
-from processes import run_with_faults
 from running_tasks import build
 from stage_kit import CONFIG as SMALL
 from stage_kit import begin, chain, microbatch, one_step, small_task, state_of
-from training_job import Job
 
 STEPS, MICROBATCHES = 5, 4
 CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=MICROBATCHES, micro_batch_size=3)
@@ -118,86 +108,6 @@ def test_a_forward_leaves_buffers_as_they_are_however_often_it_is_run(precision:
     for stage, expected, work in zip(stages, once, again, strict=True):
         assert torch.equal(stage.values.final.folded(work.contributions)[0], expected[0])
     assert [stage.values.checksums() for stage in stages] == sums
-
-
-# jobs
-
-
-def manifest(stages: int, pipelines: int, mode: str = "LazyForward", **more: Any) -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": "running_tasks:build", "config": {"checkpointed": [1]}},
-        training=training(STEPS, 3 * MICROBATCHES, 3),
-        topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": mode},
-        **more,
-    )
-
-
-def buffers_of(job: Job) -> dict[str, Tensor]:
-    held = [held for node in job.nodes.values() if node.engine.components for held in node.states.values()]
-    state = state_of(one.stage for one in held if one.stage and one.version == STEPS)
-    return {name: state[name] for name in BUFFERS}
-
-
-@functools.cache
-def undisturbed() -> tuple[dict[int, float], str, dict[str, Tensor]]:
-    job = Job(manifest(1, 1)).run()
-    return dict(job.state.progress.losses), add_digests(job.digests), buffers_of(job)
-
-
-def assert_same(job: Job) -> None:
-    losses, digest, buffers = undisturbed()
-    assert job.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.progress.losses == losses
-    torch.testing.assert_close(buffers_of(job), buffers, rtol=0, atol=0)
-    assert add_digests(job.digests) == digest
-
-
-@pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (1, 2), (3, 4)])
-def test_the_grid_does_not_change_their_bits(stages: int, pipelines: int) -> None:
-    assert_same(Job(manifest(stages, pipelines)).run())
-
-
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "mode", "step"),
-    [
-        (4, 1, "EagerForward", 3),
-        pytest.param(2, 2, "LazyForward", 2, marks=pytest.mark.slow),
-        pytest.param(1, 2, "LazyForward", 2, marks=pytest.mark.slow),
-        pytest.param(2, 1, "EagerBackward", 3, marks=pytest.mark.slow),
-    ],
-)
-def test_nor_does_a_kill_at_an_instruction_of_any_kind(stages: int, pipelines: int, mode: str, step: int) -> None:
-    undisturbed()
-    document = manifest(stages, pipelines, mode, standby={"workers": 1})
-    killed = kill_at_each(document, lambda fault: fault.step == step, assert_same, lambda fault: fault.name)
-    assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {fault.name for fault in killed}
-
-
-def test_a_standby_is_filled_and_a_job_goes_on_from_a_checkpoint_with_them() -> None:
-    """Of two neighbours that are lost at once nothing is left but the checkpoint."""
-
-    def decide(job: Job) -> None:
-        if job.state.step == 4 and job.store.committed and not job.state.membership.preemptions and job.state.plan:
-            for stage in (1, 2):
-                job.kill(job.state.plan.at(Cell(0, stage)).owner)
-
-    document = manifest(4, 1, checkpoint={"storage": {"uri": "memory://x"}, "everySteps": 2}, standby={"workers": 2})
-    job = Job(document, decide=decide)
-    job.run()
-    assert sum(job.state.checkpoints.counts.restores.values()) == 1
-    assert_same(job)
-
-
-@pytest.mark.slow
-def test_processes_that_are_killed_leave_them_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its pipeline has sent what its forwards contribute, and before it has what the other one's do."""
-    fault = ("ReduceGradients", 1, 1, 3, 0, signal.SIGKILL)
-    job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, fault)
-    assert job.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.membership.preemptions == 1
-    digests = [digest for cell, digest in sorted(job.state.ending.finished) if cell.pipeline == 1]
-    assert add_digests(digests) == undisturbed()[1]
 
 
 # what cannot be

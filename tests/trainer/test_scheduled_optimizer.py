@@ -12,15 +12,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
-from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
-from training_job import Fault, check_same_bits, run_each
 
 Named = Iterable[tuple[str, nn.Parameter]]
 UNCLIPPED = replace(CONFIG, max_gradient_norm=None)
@@ -202,18 +199,6 @@ def test_a_group_keeps_its_multiple_of_the_learning_rate(default, own, moved):
         torch.testing.assert_close(other.detach(), torch.full((2,), -moved * steps))
 
 
-@pytest.mark.parametrize("name", GROUPED)
-def test_a_restored_stage_keeps_its_groups(name):
-    task = grouped_task(GROUPED[name])
-    one = build_stage(task, 0, SPLITS[0], CONFIG)
-    one_step([one], 0)
-    two = build_stage(task, 0, SPLITS[0], CONFIG)
-    two.values.restore(*one.values.snapshot())
-    for stage in (one, two):
-        one_step([stage], 1)
-    assert one.values.digest() == two.values.digest()
-
-
 def pairs_in_groups(named: Named) -> torch.optim.Optimizer:
     pairs = list(named)
     biases = [pair for pair in pairs if pair[0].endswith("bias")]
@@ -260,15 +245,3 @@ def test_owners_and_replicas_of_any_split_have_the_same_bits_with_fused_kernels(
 
 def fused(config: Mapping[str, Any]) -> Task:
     return grouped_task(GROUPED["fused AdamW"])
-
-
-def test_a_job_with_a_fused_optimizer_has_the_same_bits_on_any_grid_and_after_a_loss() -> None:
-    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
-        return bamboojob(
-            task={"entrypoint": "test_scheduled_optimizer:fused"},
-            training=training(4, 4, 2, maxGradientNorm=1.0),
-            topology={"stages": stages, "pipelines": pipelines},
-        )
-
-    lost = (Fault("OptimizerStep", Cell(0, 1), 2), Fault("ReplicaUpdate", Cell(0, 0), 2, after=True))
-    check_same_bits(*run_each(manifest, (1, 1), (4, 1), (2, 2), *((2, 2, fault) for fault in lost)))

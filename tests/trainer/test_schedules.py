@@ -9,16 +9,12 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference, schedules
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
-from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, accumulate, chain, one_step, small_task, state_of
-from training_job import Fault, check_same_bits, run_each
 
 STEPS = 20
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -141,22 +137,6 @@ def test_scheduled_numbers_train_as_in_plain_pytorch(kind: str, split: list[tupl
     torch.testing.assert_close(state_of(stages), reference.train(scheduled(kind), CONFIG, 6)[1], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("when", [0, 1, 2, 3, 5])
-@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
-def test_a_replica_goes_on_from_any_step_with_the_same_bits(kind: str, when: int) -> None:
-    (stage,) = chain(scheduled(kind), [(0, 3)])
-    for step in range(when):
-        one_step([stage], step)
-    (replica,) = chain(scheduled(kind), [(0, 3)])
-    replica.values.restore(*stage.values.snapshot())
-    by_layer = chain(scheduled(kind), [(0, 1), (1, 3)])
-    for part in by_layer:
-        part.values.restore_layers(stage.values.layer_states())
-    for step in range(when, 6):
-        assert one_step([stage], step) == one_step([replica], step) == one_step(by_layer, step)
-    assert stage.values.digest() == replica.values.digest() == add_digests(part.values.digest() for part in by_layer)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -178,17 +158,3 @@ def test_a_wrong_schedule_is_told_by_name(changes: dict[str, Any], message: str)
 
 def build(config: dict[str, Any]) -> Task:
     return scheduled(config["kind"])
-
-
-@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
-def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(kind: str) -> None:
-    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
-        return bamboojob(
-            task={"entrypoint": "test_schedules:build", "config": {"kind": kind}},
-            training=training(5, 8, 2, maxGradientNorm=1.0),
-            topology={"stages": stages, "pipelines": pipelines},
-            redundancy={"mode": "LazyForward"},
-        )
-
-    lost = (3, 1, Fault("Backward", Cell(0, 2), 3)), (2, 2, Fault("Forward", Cell(1, 0), 3, 2))
-    check_same_bits(*run_each(manifest, (1, 1), (3, 1), *lost))

@@ -12,7 +12,6 @@ from bamboo_trainer.models import huggingface
 from bamboo_trainer.models.parts.sequences import IGNORED, positions_in, trimmed_width
 from bamboo_trainer.task import Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
-from disturbed_jobs import disturbed_alike
 from token_file_kit import tokenized
 from transformers_kit import LENGTH, config_of, layers_of, run, state_of
 
@@ -21,14 +20,13 @@ PACKS = sorted(huggingface.PACKS)
 QUICK = ("gpt2", "llama")
 
 
-@pytest.fixture
-def packed(tmp_path: Path) -> dict[str, Any]:
+def packed(folder: Path) -> dict[str, Any]:
     """Data of short and long documents, and a sequence that is one document."""
-    text = tmp_path / "text.txt"
+    text = folder / "text.txt"
     lines = ["a bee", "it", "x" * 5, "one document that is longer than a whole sequence of it", "and", "so on"] * 12
     text.write_text("\n".join(lines))
-    tokenized(text, "--output", tmp_path / "text.tokens", "--document", "line")
-    return {"kind": "tokens", "path": str(tmp_path / "text.tokens"), "length": LENGTH, "documents": "numbered"}
+    tokenized(text, "--output", folder / "text.tokens", "--document", "line")
+    return {"kind": "tokens", "path": str(folder / "text.tokens"), "length": LENGTH, "documents": "numbered"}
 
 
 def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -45,9 +43,9 @@ def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
         *(pytest.param(family, "eager", marks=pytest.mark.slow) for family in PACKS),
     ],
 )
-def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, packed: dict[str, Any]) -> None:
+def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, tmp_path: Path) -> None:
     """The logits are transformers' own with these positions, and those of each document alone; so are gradients."""
-    settings = config(family, packed, attention=attention)
+    settings = config(family, packed(tmp_path), attention=attention)
     task = huggingface.build(settings)
     layers = layers_of(task)
     published = huggingface.published_config(huggingface.read_settings(settings))
@@ -77,26 +75,27 @@ def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str
     torch.testing.assert_close(whole, model(input_ids=ids[:1]).logits, msg="one document needs no other way")
 
 
-def test_the_first_token_of_a_document_is_no_target(packed: dict[str, Any]) -> None:
-    (_, positions), (labels,) = huggingface.build(config("gpt2", packed)).dataset.batch(range(8))
+def test_the_first_token_of_a_document_is_no_target(tmp_path: Path) -> None:
+    (_, positions), (labels,) = huggingface.build(config("gpt2", packed(tmp_path))).dataset.batch(range(8))
     assert (labels[:, :-1][positions[:, 1:] == 0] == IGNORED).all()
     assert (labels[:, :-1][positions[:, 1:] != 0] != IGNORED).all()
 
 
-def test_packed_documents_train_with_the_same_bits_on_any_grid(packed: dict[str, Any]) -> None:
-    disturbed_alike({"entrypoint": ENTRYPOINT, "config": config("gpt2", packed, learningRate=1e-3, warmupSteps=10)})
-
-
-@pytest.mark.slow
-def test_trimmed_batches_train_with_the_same_bits_on_any_grid(tmp_path: Path) -> None:
-    """With microbatches of several lengths; but for them the losses are those of whole ones."""
+def trimmed(folder: Path) -> dict[str, Any]:
+    """Microbatches of several lengths."""
     lengths = np.array([3, 4, 9, 2, 12, 5, 6, 1] * 3)
     mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
     ids = np.random.default_rng(1).integers(1, 64, mask.shape) * mask
-    np.savez(tmp_path / "x.npz", ids=ids, mask=mask, labels=np.where(mask, ids, IGNORED))
-    data = {"kind": "npz", "path": str(tmp_path / "x.npz"), "inputs": ["ids", "mask"], "targets": ["labels"]}
-    settings = config("gpt2", {**data, "shift": True, "trim": 4}, learningRate=1e-3, warmupSteps=10)
-    task, whole = load_task(ENTRYPOINT, settings), load_task(ENTRYPOINT, settings | {"data": {**data, "shift": True}})
+    np.savez(folder / "x.npz", ids=ids, mask=mask, labels=np.where(mask, ids, IGNORED))
+    data = {"kind": "npz", "path": str(folder / "x.npz"), "inputs": ["ids", "mask"], "targets": ["labels"]}
+    return config("gpt2", {**data, "shift": True, "trim": 4}, learningRate=1e-3, warmupSteps=10)
+
+
+def test_losses_of_trimmed_batches_are_those_of_whole_ones(tmp_path: Path) -> None:
+    settings = trimmed(tmp_path)
+    task = load_task(ENTRYPOINT, settings)
+    del settings["data"]["trim"]
+    whole = load_task(ENTRYPOINT, settings)
     widths = [task.dataset.batch(pair)[0][0].shape[1] for pair in ([0, 1], [2, 3], [4, 5], [6, 7])]
     assert widths == [4, 12, 12, 8]
     losses = []
@@ -109,7 +108,6 @@ def test_trimmed_batches_train_with_the_same_bits_on_any_grid(tmp_path: Path) ->
         assert isinstance(weighted, Weighted)
         losses.append(weighted.total / weighted.weight)
     torch.testing.assert_close(*losses)
-    disturbed_alike({"entrypoint": ENTRYPOINT, "config": settings})
 
 
 def test_positions_begin_again_with_each_document() -> None:
@@ -134,8 +132,8 @@ def test_the_longest_sequence_says_how_wide_a_batch_is(multiple: int, width: int
         ("gpt2", {"trim": 0}, "data.trim must be a whole number of at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_is_refused(family: str, data: dict[str, Any], said: str, packed: dict[str, Any]) -> None:
-    given = data if "trim" in data else {**packed, **data}
+def test_what_cannot_be_is_refused(family: str, data: dict[str, Any], said: str, tmp_path: Path) -> None:
+    given = data if "trim" in data else {**packed(tmp_path), **data}
     with pytest.raises(TaskError) as refused:
         load_task(ENTRYPOINT, config(family, given))
     assert said in str(refused.value)

@@ -9,9 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.coordinator.events import Outcome
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.check import check
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
@@ -22,7 +19,6 @@ from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
 from stage_kit import one_step, small_task, state_of
-from training_job import Fault, Job
 
 STEPS = 5
 CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=3)
@@ -63,36 +59,6 @@ def manifest(sharing: str, stages: int, pipelines: int) -> dict[str, Any]:
         training=training(STEPS, 12, 3),
         topology={"stages": stages, "pipelines": pipelines},
     )
-
-
-@pytest.mark.parametrize(
-    ("sharing", "stages", "pipelines"),
-    [*((sharing, 4, 1) for sharing in (*SHARING, "frozen")), ("made_before", 2, 2), ("left_behind", 2, 2)],
-)
-def test_jobs_train_what_plain_pytorch_trains(sharing: str, stages: int, pipelines: int) -> None:
-    """Also if a worker is lost; workers keep replicas of stages that share parameters with their own."""
-    expected = plainly(build({"sharing": sharing}))
-    calm = Job(manifest(sharing, stages, pipelines)).run()
-    for node in calm.nodes.values():
-        for holding in node.states.values():
-            if holding.stage and holding.owned:
-                for name, tensor in holding.stage.values.state_tensors().items():
-                    torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
-    struck = Job(manifest(sharing, stages, pipelines), (Fault("Backward", Cell(0, stages - 1), 2, 1),)).run()
-    assert struck.outcome is Outcome.COMPLETE, struck.emitted
-    assert struck.digests == calm.digests
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("sharing", [*SHARING, "frozen"])
-def test_the_state_counts_alike_however_it_is_split(sharing: str, precision: str) -> None:
-    """Parameters in bf16 are rounded: what layers share is not, behind the back of other stages."""
-    found = set()
-    for grid in [(1, 1), (4, 1), (2, 2)]:
-        job = manifest(sharing, *grid)
-        job["spec"]["training"] |= {"precision": precision, "parameterPrecision": precision}
-        found.add(add_digests(Job(job).run().digests))
-    assert len(found) == 1
 
 
 def test_what_is_shared_is_tied_under_the_first_layers_name() -> None:

@@ -1,18 +1,13 @@
 """What a step does not use is not trained by it: idle experts, skipped layers, ignored outputs. As in plain PyTorch."""
 
-import functools
-import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_core.coordinator.events import Outcome
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage
@@ -20,11 +15,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.scheduled_optimizer import fuse
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-from branching_job import kill_at_each
-from manifest_kit import bamboojob, training
-from processes import run_with_faults
 from stage_kit import chain, one_step, small_task, state_bytes, state_of
-from training_job import Fault, Job, check_same_bits
 
 WIDTH = 4
 KINDS = (0, 0, 1, 0, 2, 0, 0, 3, 0, 1, 0, 0)  # of the samples; most experts have nothing to do in most microbatches
@@ -186,99 +177,6 @@ def test_bf16_trains_the_same_parameters() -> None:
         for step in range(STEPS):
             one_step(stages, step, config)
         torch.testing.assert_close(state_of(stages), expected, rtol=1e-3, atol=1e-4)
-
-
-def manifest(stages: int, pipelines: int, optimizer: str = "AdamW", mode: str = "LazyForward") -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": "test_unused_parameters:build", "config": {"optimizer": optimizer}},
-        training=training(STEPS, 4, 1, maxGradientNorm=1.0),
-        topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": mode, "placement": "Host"},
-    )
-
-
-@functools.cache
-def undisturbed(stages: int, pipelines: int, optimizer: str = "AdamW", mode: str = "LazyForward") -> Job:
-    return Job(manifest(stages, pipelines, optimizer, mode)).run()
-
-
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "optimizer"),
-    [
-        *((*grid, "NAdam") for grid in ((1, 1), (4, 1), (4, 2), (2, 4))),
-        (4, 1, "AdamW"),
-        (2, 2, "momentum"),
-    ],
-)
-def test_jobs_train_what_plain_pytorch_trains(stages: int, pipelines: int, optimizer: str) -> None:
-    """In one pipeline the gradients are those of plain training; of several, the sums have another order."""
-    expected, _ = plainly(optimizer, replace(CONFIG, max_gradient_norm=1.0))
-    job = undisturbed(stages, pipelines, optimizer)
-    for node in job.nodes.values():
-        for holding in node.states.values():
-            if holding.stage and holding.owned:
-                for name, tensor in holding.stage.values.state_tensors().items():
-                    torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "optimizer", "mode"),
-    [
-        (4, 1, "NAdam", "EagerBackward"),
-        pytest.param(2, 2, "momentum", "LazyForward", marks=pytest.mark.slow),
-        pytest.param(4, 1, "AdamW", "LazyForward", marks=pytest.mark.slow),
-    ],
-)
-def test_a_kill_at_an_instruction_of_any_kind_leaves_the_unused_alone(
-    stages: int, pipelines: int, optimizer: str, mode: str
-) -> None:
-    reference = undisturbed(stages, pipelines, optimizer, mode)
-    judge = functools.partial(check_same_bits, reference)
-    document = manifest(stages, pipelines, optimizer, mode)
-    killed = kill_at_each(document, lambda fault: fault.step == 3 and fault.after, judge, lambda fault: fault.name)
-    assert len(killed) >= 6
-
-
-def test_a_standby_is_filled_with_a_state_that_lacks_what_was_never_used() -> None:
-    reference = undisturbed(4, 1, "NAdam")
-    document = manifest(4, 1, "NAdam")
-    document["spec"]["standby"] = {"workers": 1}
-    for stage in range(4):
-        job = Job(document, (Fault("Backward", Cell(0, stage), 1, 1),)).run()
-        assert "Replicating" in [e.reason for e in job.emitted]
-        assert job.digests == reference.digests
-
-
-def test_owners_and_replicas_end_with_the_same_bits() -> None:
-    job = undisturbed(4, 1)
-    versions: dict[tuple[int, int], set[str]] = {}
-    for node in job.nodes.values():
-        for index, holding in node.states.items():
-            assert holding.stage is not None
-            versions.setdefault((index, holding.version), set()).add(holding.stage.values.digest())
-    assert all(len(digests) == 1 for digests in versions.values())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "fault"),
-    [
-        pytest.param(4, 1, ("SyncReplicas", 0, 2, 3, 0, signal.SIGKILL), marks=pytest.mark.slow),
-        (1, 2, ("ReduceGradients", 1, 0, 3, 0, signal.SIGKILL)),
-    ],
-)
-def test_processes_that_are_killed_leave_the_unused_alone(
-    stages: int,
-    pipelines: int,
-    fault: tuple[str, int, int, int, int, int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job = run_with_faults(manifest(stages, pipelines), tmp_path, monkeypatch, fault)
-    assert job.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.membership.preemptions == 1
-    assert dict(job.state.ending.finished) == dict(undisturbed(stages, pipelines).state.ending.finished)
 
 
 class Silent(torch.autograd.Function):

@@ -1,21 +1,17 @@
 """Losses that are sums with a weight, losses that layers add, and metrics: as in one process, the same on any grid."""
 
-import functools
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer import reference
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.user_code import build_layer, forward_seed
 from bamboo_trainer.training import TrainingConfig
-from branching_job import kill_at_each
 from manifest_kit import bamboojob, training
 from stage_kit import chain, state_of
 from training_job import Job
@@ -101,46 +97,6 @@ def manifest(stages: int, pipelines: int, mode: str = "LazyForward", **config: A
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": mode},
     )
-
-
-@functools.cache
-def undisturbed(weighted: bool = True) -> tuple[dict[int, float], str, tuple[tuple[str, float | None], ...]]:
-    job = Job(manifest(1, 1, weighted=weighted)).run()
-    return dict(job.state.progress.losses), add_digests(job.digests), tuple(sorted(job.state.progress.metrics.items()))
-
-
-def assert_same(job: Job, weighted: bool = True) -> None:
-    losses, digest, metrics = undisturbed(weighted)
-    assert job.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.progress.losses == losses
-    assert tuple(sorted(job.state.progress.metrics.items())) == metrics
-    assert add_digests(job.digests) == digest
-
-
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "weighted"),
-    [(2, 1, True), (1, 2, False), (2, 2, True), (4, 1, False), (3, 4, True)],
-)
-def test_the_grid_changes_neither_bits_nor_losses_nor_metrics(stages: int, pipelines: int, weighted: bool) -> None:
-    job = Job(manifest(stages, pipelines, weighted=weighted)).run()
-    assert_same(job, weighted)
-    expected = plainly(build({}), replace(CONFIG, microbatches=MICROBATCHES), STEPS, weighted=weighted)[0]
-    assert list(job.state.progress.losses.values()) == pytest.approx(expected, rel=1e-5)
-    assert job.state.progress.metrics.keys() == {"accuracy", "balance", "constant", "decay", "largest", "last"}
-
-
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "mode", "step"),
-    [
-        (4, 1, "EagerForward", 3),
-        pytest.param(3, 2, "LazyForward", 2, marks=pytest.mark.slow),
-        pytest.param(3, 1, "EagerBackward", 3, marks=pytest.mark.slow),
-    ],
-)
-def test_nor_does_a_kill_at_an_instruction_of_any_kind(stages: int, pipelines: int, mode: str, step: int) -> None:
-    undisturbed()
-    document = manifest(stages, pipelines, mode)
-    assert kill_at_each(document, lambda fault: fault.step == step, assert_same, lambda fault: fault.name)
 
 
 @pytest.mark.parametrize(("policy", "outcome"), [("Fail", Outcome.FAILED), ("Skip", Outcome.COMPLETE)])

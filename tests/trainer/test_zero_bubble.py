@@ -1,17 +1,13 @@
 """Jobs whose weight gradients are postponed (ZB-H1): the bits of 1F1B, in calm and after every kill."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.coordinator.events import Outcome, SpecChanged
+from bamboo_core.coordinator.events import SpecChanged
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell
-from branching_job import kill_at_each
 from manifest_kit import bamboojob, gpt_task, training
-from processes import Processes, run
 from training_job import Fault, Job, check_same_bits
 
 
@@ -22,38 +18,6 @@ def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: 
         topology={"stages": stages, "pipelines": pipelines, "schedule": schedule},
         redundancy={"mode": "LazyForward"} | changes,
     )
-
-
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "changes"),
-    [
-        (2, 2, {"task": {"tieEmbeddings": True}}),
-        pytest.param(3, 2, {"mode": "EagerForward"}, marks=pytest.mark.slow),
-        (3, 1, {"mode": "EagerBackward", "task": {"checkpoint": True}}),
-        (3, 1, {"training": {"precision": "bf16"}}),
-    ],
-)
-def test_bits_are_those_of_1f1b(stages: int, pipelines: int, changes: dict[str, Any]) -> None:
-    split, whole = (Job(manifest(stages, pipelines, schedule=s, **dict(changes))).run() for s in ("ZBH1", "1F1B"))
-    check_same_bits(whole, split)
-    ran = {fault.name for fault in split.executed}
-    assert {"Backward", "BackwardInput", "BackwardWeight"} <= ran  # the first stage postpones nothing
-
-
-@pytest.mark.parametrize(
-    ("pipelines", "mode"), [(1, "EagerForward"), pytest.param(2, "LazyForward", marks=pytest.mark.slow)]
-)
-def test_a_kill_at_every_part_of_a_backward_leaves_the_bits(pipelines: int, mode: str) -> None:
-    expected = Job(manifest(3, 1, schedule="1F1B")).run()
-    document = manifest(3, pipelines, mode=mode)
-
-    def judge(job: Job) -> int:
-        check_same_bits(expected, job)
-        return sum(t.reused for t in job.state.moves.takeovers)
-
-    parts = ("BackwardInput", "BackwardWeight")
-    killed = kill_at_each(document, lambda f: f.step == 3 and f.cell == Cell(0, 1) and f.name in parts, judge)
-    assert {f.name for f in killed} == set(parts)
 
 
 def test_the_heir_computes_weight_gradients_last() -> None:
@@ -101,28 +65,3 @@ def test_the_schedule_may_change_at_any_step_and_changes_no_bit(pipelines: int, 
     postponed = [step for step, names in ran.items() if "BackwardWeight" in names]
     assert 0 < len(postponed) < 12
     assert {"Backward"} == {name for step in (0, 1) for name in ran[step] if name.startswith("Backward")}
-
-
-def test_processes_change_their_schedule_while_one_of_them_is_killed(tmp_path: Path) -> None:
-    """Real workers: one of them is killed as soon as the others know of the second change."""
-    document = manifest(3, 1, schedule="1F1B", steps=14)
-    document["spec"]["standby"] = {"workers": 1}
-    left = [(3, "ZBH1"), (7, "1F1B"), (10, "ZBH1")]
-    killed: list[str] = []
-
-    def decide(job: Processes) -> None:
-        changes = sum(emit.reason == "ScheduleChanged" for emit in job.emitted)
-        if left and job.state.plan and job.state.step >= left[0][0]:
-            wanted = manifest(3, 1, schedule=left.pop(0)[1], steps=14)
-            wanted["spec"]["standby"] = {"workers": 1}
-            job.queue.put_nowait(SpecChanged(parse_manifest(wanted)))
-        if changes == 2 and not killed:
-            killed.append(job.owner(0, 1))
-            job.signal(killed[0])
-
-    job = run(document, tmp_path, decide)
-    assert job.outcome is Outcome.COMPLETE, job.emitted
-    assert killed
-    assert sum(emit.reason == "ScheduleChanged" for emit in job.emitted) == 3
-    expected = Job(manifest(3, 1, schedule="1F1B", steps=14)).run()
-    assert add_digests(digest for _, digest in job.state.ending.finished) == add_digests(expected.digests)

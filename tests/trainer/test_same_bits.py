@@ -1,0 +1,524 @@
+"""Each task and feature trains to the same bits: on any grid, after the loss of a worker, and from a checkpoint.
+
+A row is a task with the features of its training; the columns are what befalls its job.
+"""
+
+import signal
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_chats import config as chats
+from test_evaluation import STOPPING
+from test_huggingface import ENTRYPOINT
+from test_initial_first_task import initial_task
+from test_labels import headed
+from test_peft_files import adapter_task
+from test_sequences import config as sequences
+from test_sequences import packed, trimmed
+
+import training_job
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Interrupted, Outcome
+from bamboo_core.planning.plan import ROOT, Cell
+from bamboo_core.planning.spot_checks import SpotSchedule
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.reference import train
+from bamboo_trainer.stage.state import loss_scale
+from bamboo_trainer.training import TrainingConfig, shown_to_build
+from branching_job import BranchingJob, each_way
+from manifest_kit import bamboojob, gpt_task, training
+from processes import run_with_faults
+from training_job import Fault, Job, MemoryStore
+from transformers_kit import config_of
+
+pytest_plugins = ["compiled_fixtures", "transformers_fixtures"]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),  # of PEFT and transformers
+]
+Grid = tuple[int, int]  # stages and pipelines
+COLUMNS = ("deep", "wide", "resumed")
+GRIDS = COLUMNS[:2]
+COMPUTED = ("Forward", "Backward", "BackwardInput", "BackwardWeight", "RedundantForward", "RedundantBackward")
+EACH = ("each kind",)
+NUMBERS = training(4, 8, 2, maxGradientNorm=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A task with the features of its training.
+
+    task: its entrypoint and config, or what makes them with files in a folder. numbers: the manifest's training. deep:
+    the stages of one pipeline. wide: another grid. kills: before which instructions a worker is lost, each in a job of
+    its own; EACH: before and after one of each kind. steps: in which. spec: what else the manifest has. alone: what the
+    undisturbed job has instead. plain: its losses are those of plain PyTorch. fast: the columns that are not slow.
+    """
+
+    task: dict[str, Any] | Callable[[Path], dict[str, Any]]
+    numbers: dict[str, Any] | None = None
+    mode: str = "LazyForward"
+    deep: int = 3
+    wide: Grid = (2, 2)
+    kills: tuple[str, ...] = ("Backward", "OptimizerStep")
+    steps: tuple[int, ...] = (2,)
+    spec: dict[str, Any] | None = None
+    alone: dict[str, Any] | None = None
+    plain: bool = False
+    fast: tuple[str, ...] = GRIDS
+
+
+def own(build: str, **config: Any) -> dict[str, Any]:
+    return {"entrypoint": build, "config": config}
+
+
+def gpt(**config: Any) -> dict[str, Any]:
+    return gpt_task(dModel=16, context=8, **config)
+
+
+def numbers(steps: int = 4, batch: int = 8, micro: int = 2, **more: Any) -> dict[str, Any]:
+    return training(steps, batch, micro, **{"maxGradientNorm": 1.0, **more})
+
+
+def transformer(make: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict[str, Any]]:
+    return lambda folder: {"entrypoint": ENTRYPOINT, "config": make(folder)}
+
+
+def library(model: str, *fast: str) -> Row:
+    """A model that comes with Bamboo: dropout, BatchNorm's statistics, tied matrices and LSTMs included."""
+    task = own(f"bamboo_trainer.models.{model}:build", size="tiny")
+    return Row(task=task, numbers=numbers(2), deep=4, steps=(1,), kills=("Forward",), plain=True, fast=fast)
+
+
+def split(model: str, deep: int, *fast: str) -> Row:
+    task = own("plain_models:build", model=model)
+    return Row(task=task, numbers=numbers(3), mode="EagerForward", deep=deep, steps=(1,), plain=True, fast=fast)
+
+
+def shared(sharing: str, column: str, precision: str = "fp32") -> Row:
+    rounded = {} if precision == "fp32" else {"precision": precision, "parameterPrecision": precision}
+    return Row(
+        task=own("sharing_tasks:build", sharing=sharing), numbers=training(5, 12, 3, **rounded), deep=4, fast=(column,)
+    )
+
+
+def postponed(**features: Any) -> Row:
+    """Weight gradients are computed later (ZB-H1), with the bits of 1F1B."""
+    kills = ("BackwardInput", "BackwardWeight", "ReportReady")
+    topology = {"spec": {"topology": {"schedule": "ZBH1"}}, "alone": {"topology": {"schedule": "1F1B"}}}
+    return Row(**{"numbers": numbers(4, 12), "wide": (3, 2), "kills": kills, "steps": (3,), **topology, **features})
+
+
+def compiled(**features: Any) -> Row:
+    compiling = numbers(compile=True)
+    return Row(**{"task": gpt(blocks=2), "numbers": compiling, "mode": "EagerForward", "fast": (), **features})
+
+
+def fp16(**config: Any) -> Row:
+    """In step 1 gradients overflow, and the step is skipped."""
+    given = {"precision": "fp16", **({"maxGradientNorm": 1.0} if config else {})}
+    return Row(
+        task=own("test_loss_scale:build", **config),
+        numbers=training(10, 4, 2, **given),
+        mode="EagerBackward",
+        steps=(1,),
+        kills=("Backward",) if config else EACH,
+        fast=("wide",) if config else COLUMNS,
+    )
+
+
+BF16 = {"precision": "bf16", "gradientPrecision": "bf16"}
+ROUNDED = {"precision": "bf16", "parameterPrecision": "bf16", "emaDecay": 0.99}
+SOURCE = {"kind": "random", "length": 12, "samples": 9, "padding": True}
+MIXTURE = {"kind": "mixture", "sources": [{**SOURCE, "weight": 3}, {**SOURCE, "weight": 1}], "trim": 2}
+STOPPED = {"everySteps": 2, **STOPPING}
+ROWS: dict[str, Row] = {
+    # precision
+    "boundaries in bf16": Row(
+        task=gpt(), numbers=numbers(precision="bf16", boundaryPrecision="bf16"), mode="EagerForward", deep=4
+    ),
+    "gradients in bf16": Row(
+        task=gpt(tieEmbeddings=True), numbers=numbers(gradientPrecision="bf16"), deep=4, mode="EagerForward", kills=EACH
+    ),
+    "gradients and work in bf16": Row(
+        task=gpt(tieEmbeddings=True), numbers=numbers(**BF16), wide=(2, 4), fast=("wide",)
+    ),
+    "gradients in bf16, work in fp16": Row(
+        task=gpt(),
+        numbers=numbers(**{**BF16, "precision": "fp16"}),
+        wide=(1, 3),
+        fast=("wide",),
+    ),
+    "parameters in bf16": Row(
+        task=own("precision_kit:build"), numbers=numbers(**ROUNDED), mode="EagerForward", deep=4, fast=COLUMNS
+    ),
+    "parameters in bf16, fused": Row(
+        task=own("precision_kit:build", fused=True), numbers=numbers(**ROUNDED), deep=4, fast=("deep",)
+    ),
+    "parameters in bf16 of a tied transformer": Row(
+        task={"entrypoint": ENTRYPOINT, "config": config_of("gpt2")}, numbers=numbers(**ROUNDED), kills=("Backward",)
+    ),
+    "fp16": fp16(),
+    "fp16, losses of layers": fp16(balanced=True),
+    "fp16, a weighted loss": fp16(weighted=True),
+    "fp16, both": fp16(balanced=True, weighted=True),
+    # steps
+    "averages": Row(task=own("test_ema:build"), numbers=numbers(emaDecay=0.9), fast=COLUMNS),
+    "fused AdamW": Row(task=own("test_fused_optimizers:build_open"), deep=4, kills=("OptimizerStep", "ReplicaUpdate")),
+    "fused groups": Row(
+        task=own("test_scheduled_optimizer:fused"),
+        numbers=numbers(4, 4),
+        deep=4,
+        kills=("OptimizerStep", "ReplicaUpdate"),
+        fast=COLUMNS,
+    ),
+    "several optimizers": Row(task=own("test_optimizers:build"), fast=COLUMNS),
+    "scheduled SGD": Row(task=own("test_schedules:build", kind="SGD"), numbers=numbers(5), steps=(3,), fast=("deep",)),
+    "scheduled AdamW": Row(
+        task=own("test_schedules:build", kind="AdamW"), numbers=numbers(5), steps=(3,), fast=COLUMNS
+    ),
+    "loss skipped": Row(
+        task=own("test_skipped_steps:build", kind="loss"),
+        numbers=numbers(6, 4, nonFinite="Skip"),
+        kills=("ReportReady",),
+        steps=(1, 2, 3),
+        fast=COLUMNS,
+    ),
+    "gradient skipped": Row(
+        task=own("test_skipped_steps:build", kind="gradient"),
+        numbers=numbers(6, 4, nonFinite="Skip"),
+        kills=("ReportReady", "OptimizerStep"),
+        steps=(1, 2, 3),
+    ),
+    "decisions": Row(
+        task=own("test_decisions:build", tied=True),
+        numbers=numbers(9, maxGradientNorm=0.1),
+        kills=("ReportReady", "OptimizerStep"),
+        steps=(2, 6),
+        fast=COLUMNS,
+    ),
+    "evaluation": Row(
+        task=own("test_evaluation:build"),
+        numbers=numbers(5, evaluation={"everySteps": 2}),
+        kills=("Evaluate", "ReportReady"),
+        steps=(2, 5),
+    ),
+    "evaluation in bf16": Row(
+        task=own("test_evaluation:build"),
+        numbers=numbers(5, evaluation={"everySteps": 2}, precision="bf16"),
+        kills=("Evaluate",),
+        fast=("deep",),
+    ),
+    "an early stop": Row(
+        task=own("test_evaluation:build"),
+        numbers=training(12, 8, 2, evaluation=STOPPED),
+        mode="EagerForward",
+        kills=("Evaluate", "ReportReady"),
+        steps=(6,),
+        fast=COLUMNS,
+    ),
+    # layers
+    "frozen layers": Row(task=own("test_frozen_layers:build"), mode="EagerBackward", deep=5),
+    "adapters": Row(task=own("test_lora:build"), deep=4, fast=COLUMNS),
+    "unused parameters": Row(
+        task=own("test_unused_parameters:build", optimizer="NAdam"),
+        numbers=numbers(7, 4, 1),
+        mode="EagerBackward",
+        deep=4,
+        wide=(4, 2),
+        kills=EACH,
+        steps=(3,),
+        spec={"redundancy": {"mode": "EagerBackward", "placement": "Host"}},
+        fast=COLUMNS,
+    ),
+    "unused parameters, momentum": Row(
+        task=own("test_unused_parameters:build", optimizer="momentum"),
+        numbers=numbers(7, 4, 1),
+        wide=(2, 4),
+        fast=("wide",),
+    ),
+    "running buffers": Row(
+        task=own("running_tasks:build", checkpointed=[1]),
+        numbers=training(5, 12, 3),
+        mode="EagerForward",
+        deep=4,
+        wide=(3, 4),
+        kills=EACH,
+        steps=(3,),
+        fast=COLUMNS,
+    ),
+    "weighted loss": Row(
+        task=own("weighted_tasks:build", checkpointed=[2]),
+        deep=4,
+        mode="EagerForward",
+        kills=EACH,
+        steps=(3,),
+        fast=COLUMNS,
+    ),
+    "mean loss with losses of layers": Row(
+        task=own("weighted_tasks:build", weighted=False), wide=(3, 4), fast=("wide",)
+    ),
+    "made_before": shared("made_before", "deep"),
+    "cached": shared("cached", "resumed"),
+    "left_behind": shared("left_behind", "wide", "bf16"),
+    "made_here_only": shared("made_here_only", "deep", "bf16"),
+    "shared and frozen": shared("frozen", "wide", "bf16"),
+    "recomputation": Row(
+        task=gpt(checkpoint=True),
+        numbers=numbers(precision="bf16"),
+        mode="EagerForward",
+        alone={"task": gpt()},
+        fast=("deep",),
+    ),
+    # schedules, and compiled layers
+    "postponed": postponed(task=gpt(tieEmbeddings=True)),
+    "postponed, recomputed": postponed(task=gpt(checkpoint=True), mode="EagerBackward", fast=("deep",)),
+    "postponed in bf16": postponed(task=gpt(), numbers=numbers(4, 12, precision="bf16"), wide=(2, 2), fast=("wide",)),
+    "compiled": compiled(),
+    "compiled, postponed": compiled(
+        mode="EagerBackward",
+        kills=("BackwardInput", "ReportReady"),
+        fast=("deep",),
+        spec={"topology": {"schedule": "ZBH1"}},
+    ),
+    # models
+    "resnet": library("resnet", "deep"),
+    "gnmt": library("gnmt", "wide"),
+    **{model: library(model) for model in ("gpt2", "bert", "llama", "vgg", "alexnet")},
+    "a Sequential": split("chain", 4, "wide"),
+    "a module with dictionaries": split("dictionaries", 4, "deep"),
+    "a module with BatchNorm": split("normed", 4, "deep"),
+    "a module that is told sizes": split("sizes", 4),
+    "encoder and decoder": split("encoded", 2),
+    **{
+        f"transformers' {family}": Row(
+            task={
+                "entrypoint": ENTRYPOINT,
+                "config": config_of(family, data={"padding": True}, learningRate=1e-3, **more),
+            },
+            numbers=numbers(3),
+            deep=4,
+            steps=(1,),
+            plain=True,
+            fast=("deep",) if family == "gpt2" else (),
+        )
+        for family, more in {"gpt2": {}, "bert": {}, "mixtral": {"routerAuxLossCoef": 0.1}}.items()
+    },
+    **{
+        f"{family} with a head for {head}": Row(
+            task={
+                "entrypoint": ENTRYPOINT,
+                "config": headed(
+                    family, head, data={"padding": True}, learningRate=1e-3, evaluation={"samples": 8, "padding": True}
+                ),
+            },
+            numbers=numbers(3, evaluation={"everySteps": 3}),
+            steps=(1,),
+            fast=("deep",),
+        )
+        for family, head in (("bert", "choice"), ("gpt2", "sequence"))
+    },
+    # data and first values
+    "trimmed chats": Row(task=transformer(lambda folder: chats(folder, trim=4)), numbers=numbers(3, 4), fast=("deep",)),
+    "packed chats": Row(
+        task=transformer(lambda folder: chats(folder, packed=True)), numbers=numbers(3, 4), fast=("deep",)
+    ),
+    "packed documents": Row(
+        task=transformer(lambda folder: sequences("gpt2", packed(folder), learningRate=1e-3, warmupSteps=10)),
+        deep=4,
+        fast=COLUMNS,
+    ),
+    "trimmed batches": Row(task=transformer(trimmed), deep=4, fast=()),
+    "a mixture of data": Row(
+        task={"entrypoint": ENTRYPOINT, "config": config_of("gpt2", warmupSteps=10) | {"data": MIXTURE}},
+        deep=4,
+        fast=(),
+    ),
+    "an adapter of PEFT": Row(task=adapter_task, numbers=numbers(3), steps=(1,), fast=("deep",)),
+    "first values of another job": Row(
+        task=initial_task,
+        numbers=numbers(4, 12, emaDecay=0.9),
+        deep=4,
+        kills=("Forward", "Backward"),
+        steps=(0, 2),
+    ),
+}
+
+
+class Table:
+    """What becomes of the rows' jobs. Each row's job that nothing befalls is trained once."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._tasks: dict[str, dict[str, Any]] = {}
+        self._alone: dict[str, Job] = {}
+
+    def document(self, name: str, grid: Grid, **more: Any) -> dict[str, Any]:
+        row = ROWS[name]
+        if name not in self._tasks:
+            self._tasks[name] = row.task(self._folders.mktemp("row")) if callable(row.task) else row.task
+        spec = {
+            "task": self._tasks[name],
+            "training": row.numbers or NUMBERS,
+            "redundancy": {"mode": row.mode},
+            **(row.spec or {}),
+            **more,
+        }
+        spec["topology"] = {"stages": grid[0], "pipelines": grid[1], **spec.get("topology", {})}
+        return bamboojob(**spec)
+
+    def alone(self, name: str) -> Job:
+        if name not in self._alone:
+            self._alone[name] = Job(self.document(name, (1, 1), **(ROWS[name].alone or {}))).run()
+        return self._alone[name]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory, compiled_cache: None) -> Iterator[Table]:
+    """Every step has spot checks: none of them ends a correct job. Scales of fp16 fall and grow within a few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_job, "SpotSchedule", partial(SpotSchedule, early=range(1, 100)))
+        patch.setattr(loss_scale, "INITIAL", 2.0**18)
+        patch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
+        yield Table(tmp_path_factory)
+
+
+def ended(job: Job) -> dict[str, Any]:
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, (job.finish, job.emitted)
+    last = {cell.stage: digest for cell, digest in job.state.ending.finished}
+    progress = job.state.progress
+    return {
+        "bits": add_digests(last.values()),
+        "end": (job.finish.reason, job.finish.message),
+        "metrics": progress.metrics,
+        "skips": progress.skips,
+        "losses": progress.losses,
+        "evaluations": progress.evaluations,
+    }
+
+
+def check_kills(table: Table, name: str, grid: Grid, kind: Callable[[Fault], Hashable]) -> set[str]:
+    """The grid changes nothing, nor do kills: of the root in a wide grid, of the second stage in a deep one. Returns
+    the instructions at which somebody was lost.
+    """
+    row, expected, made = ROWS[name], ended(table.alone(name)), list[BranchingJob]()
+    victim, second = (ROOT, 0) if grid[1] > 1 else (Cell(0, 1), 1)
+
+    class Struck(BranchingJob):
+        def strikes(self, fault: Fault) -> bool:
+            if fault.step not in row.steps or fault.cell != victim:
+                return False
+            if row.kills is not EACH and (fault.name not in row.kills or fault.after):
+                return False
+            return (fault.microbatch == second or fault.name not in COMPUTED) and self.branch(fault, kind(fault))
+
+    def make() -> BranchingJob:
+        made.append(Struck(table.document(name, grid)))
+        return made[-1]
+
+    def judge(job: Job) -> None:
+        assert ended(job) == expected
+        assert job.state.membership.preemptions == 1
+
+    struck = each_way(make, judge)
+    assert ended(made[0]) == expected
+    checked = {fault.cell.stage for fault in made[0].executed if fault.name == "SpotCheck"}
+    assert checked == set(range(grid[0])), "a stage was not checked"
+    return {fault.name for fault in struck}
+
+
+def cells(*columns: str, rows: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
+    """Rows with columns."""
+    return pytest.mark.parametrize(
+        ("name", "column"),
+        [
+            pytest.param(name, column, id=f"{name}-{column}", marks=() if column in row.fast else pytest.mark.slow)
+            for name, row in ROWS.items()
+            for column in columns
+            if rows(row)
+        ],
+    )
+
+
+@cells("deep", "wide")
+def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(name: str, column: str, table: Table) -> None:
+    row = ROWS[name]
+    grid = (row.deep, 1) if column == "deep" else row.wide
+    struck = check_kills(table, name, grid, lambda fault: (fault.name, fault.after, fault.step))
+    if row.kills is EACH:
+        assert len(struck) >= 4
+    else:
+        not_of_root = (
+            {"BackwardInput", "BackwardWeight"} if column == "wide" else set()
+        )  # nobody waits for its gradient
+        assert struck == set(row.kills) - not_of_root
+
+
+@cells("resumed")
+def test_a_job_that_goes_on_on_another_grid_has_the_same_bits(name: str, column: str, table: Table) -> None:
+    """It is suspended soon, goes on, and loses a worker in the first step."""
+    row, store, once, expected = ROWS[name], MemoryStore(), list[bool](), ended(table.alone(name))
+    kept = {"checkpoint": {"storage": {"uri": "memory://x"}, "everySteps": 1000}}
+
+    def suspend(job: Job) -> None:
+        if job.state.step >= 1 and not once:
+            once.append(True)
+            job.inbox.append(Interrupted(reason="Suspended", keep=True))
+
+    before = Job(table.document(name, (2, 1), **kept), decide=suspend, store=store).run()
+    assert before.outcome is Outcome.INTERRUPTED
+    (checkpoint,) = store.committed
+    first = checkpoint.step
+    fault = Fault("Forward", Cell(0, 1), first, 1)
+    after = Job(table.document(name, (row.deep, 1), **kept), (fault,), store=store).run()
+    assert after.state.membership.preemptions == 1
+    found = ended(after)
+    for told in ("losses", "evaluations"):
+        expected[told] = {step: value for step, value in expected[told].items() if step in found[told]}
+        assert max(found[told], default=0) >= first or not expected[told]
+    expected["skips"] = tuple(step for step in expected["skips"] if step >= first)
+    assert found == expected
+
+
+@cells("deep", rows=lambda row: row.plain)
+def test_losses_are_those_of_plain_pytorch(name: str, column: str, table: Table) -> None:
+    spec, losses = table.alone(name).spec, list(table.alone(name).state.progress.losses.values())
+    task = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
+    expected, _ = train(task, TrainingConfig.of(spec.training), len(losses))
+    torch.testing.assert_close(losses, list(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@cells("deep", "wide", rows=lambda row: row.kills is EACH)
+def test_a_loss_at_any_instruction_changes_no_bit(name: str, column: str, table: Table) -> None:
+    grid = (ROWS[name].deep, 1) if column == "deep" else ROWS[name].wide
+    check_kills(table, name, grid, lambda fault: fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "instruction"),
+    [
+        ("gradients in bf16", "SyncReplicas"),
+        ("running buffers", "ReduceGradients"),
+        ("unused parameters", "ReduceGradients"),
+        ("compiled, postponed", "OptimizerStep"),
+        ("resnet", "Backward"),
+        ("a mixture of data", "Forward"),
+    ],
+)
+def test_processes_train_to_the_same_bits_after_a_kill(
+    name: str, instruction: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = (instruction, 1, 0, ROWS[name].steps[0], 0, signal.SIGKILL)
+    job = run_with_faults(table.document(name, (2, 2)), tmp_path, monkeypatch, fault, seconds=300.0)
+    assert job.outcome is Outcome.COMPLETE, job.emitted
+    assert job.state.membership.preemptions == 1
+    digests = {cell.stage: digest for cell, digest in job.state.ending.finished}
+    assert add_digests(digests.values()) == ended(table.alone(name))["bits"]
