@@ -108,7 +108,10 @@ def searched(at: World, limits: Limits, bounds: Bounds | None = None) -> Any:
         return [simulate_trial(at, trial) for trial in trials]
 
     like = as_the_job_is("m", at.spec)
-    return search(at, limits, like, simulate, partial(choose, bounds=bounds or Bounds()))
+    counts = Counts()
+    kept = fitting_grids(at, limits, like, counts)
+    wanted = partial(choose, bounds=bounds or Bounds())
+    return search(at, limits, like, kept, counts, simulate=simulate, choose=wanted)
 
 
 @pytest.fixture(scope="module")
