@@ -28,7 +28,6 @@ HERE = (
     "data",
     "history",
     "completion",
-    "version",
 )
 CLUSTER = (
     "submit",

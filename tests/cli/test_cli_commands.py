@@ -82,7 +82,6 @@ def processes_with(setting: str) -> list[str]:
     ("arguments", "code", "said"),
     [
         (["validate", "JOB"], 0, "small is valid: 1 x 2 workers and 0 standby, 3 steps"),
-        (["version"], 0, "."),
         (["--version"], 0, "."),
         (["dance"], 2, "No such command 'dance'"),
         (["validate", "/no/such.yaml"], 2, "bamboo: /no/such.yaml: no such file"),
@@ -91,8 +90,6 @@ def processes_with(setting: str) -> list[str]:
         (["run", "JOB", "--workers", "3"], 2, "expected a multiple of the job's 2 stages"),
         (["run", "JOB", "--workers-per-node", "65"], 2, "less than or equal to 64"),
         (["run", "JOB", "--workers", "8"], 2, "--workers 8: spec.topology.pipelines: expected at most"),
-        (["run", "SUSPENDED", "--no-load"], 2, "spec.suspend: the job is suspended; set it to false"),
-        (["run", "JOB", "--load"], 2, "--load: cannot be combined with --on here"),
         (["run", "SUSPENDED"], 2, "spec.suspend: the job is suspended; set it to false"),
         (["run", "ALONE", "--checkpoints", "/proc/no/store"], 2, "nothing else could save this job: cannot write"),
         (["run", "JOB", "--checkpoints", "ALONE"], 2, "alone.yaml is a file, expected a folder"),

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from bamboo.cli.commands import app
-from remote_command_kit import MANIFEST, Fake, type_in
+from remote_command_kit import Fake, type_in
 from remote_kit import Asked, Json, condition, job, kubeconfig, refusal, server
 
 BIN = Path(sys.executable).parent
@@ -81,21 +79,6 @@ def test_a_busy_api_server_is_asked_again(tmp_path: Path) -> None:
     code, printed, _, _ = type_in(tmp_path, busy, "submit", "FILE")  # type: ignore[arg-type]
     assert (code, printed.splitlines()[0]) == (0, "story created in namespace team")
     assert said == ["GET", "GET", "GET", "PATCH", "PATCH"]  # the second one finds no job, the third one the CRD
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--on", "cluster", "--verify"], "--verify: cannot be combined with --on cluster"),
-        (["--on", "cluster", "--seed", "0"], "--seed: cannot be combined with --on cluster"),
-        (["--namespace", "x"], "--namespace: cannot be combined with --on here"),
-        (["--load"], "--load: cannot be combined with --on here"),
-    ],
-)
-def test_flags_of_the_other_place_are_refused(tmp_path: Path, flags: list[str], said: str) -> None:
-    (tmp_path / "job.yaml").write_text(MANIFEST)
-    done = CliRunner().invoke(app, ["run", str(tmp_path / "job.yaml"), *flags])
-    assert (done.exit_code, said in done.stderr) == (2, True)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:

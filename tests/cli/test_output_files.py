@@ -8,24 +8,12 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo.cli.output_files import check_output_file
 
-GENERATE = ["traces", "generate", "hourly", "--nodes", "2", "--hours", "1"]
 JOB = "job.yaml"
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def test_a_dash_is_standard_output_where_text_is_written() -> None:
-    plain = CliRunner().invoke(app, GENERATE)
-    assert plain.stdout.startswith('{"format":"bamboo-trace"')
-    for words in ([*GENERATE, "-o", "-"], [*GENERATE, "--output=-"]):
-        assert CliRunner().invoke(app, words).stdout == plain.stdout
-    Path("made.jsonl").write_text(plain.stdout)
-    converted = CliRunner().invoke(app, ["traces", "convert", "made.jsonl", "--output", "-"])
-    assert (converted.exit_code, converted.stdout) == (0, plain.stdout)
-    assert [path.name for path in Path().iterdir()] == ["made.jsonl"]
 
 
 @pytest.mark.parametrize(

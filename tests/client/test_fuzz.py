@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from bamboo.preemption.scheduling import parse
 from bamboo.traces.files import parse_trace as parse_node_trace
-from bamboo.traces.json_lines import to_json_lines
 from bamboo.traces.trace import removal_times
 from bamboo_core.control import codec, protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
@@ -272,11 +271,11 @@ ENTRY = st.dictionaries(st.sampled_from(["at", "add", "remove", "price", "zone",
 
 
 @given(st.lists(ENTRY, max_size=4))
-def test_any_lines_are_a_trace_of_nodes_that_can_be_written_or_are_refused(entries: list[dict[str, object]]) -> None:
+def test_any_lines_are_a_trace_of_nodes_or_are_refused(entries: list[dict[str, object]]) -> None:
     lines = [{"format": "bamboo-trace", "version": 1}, *entries]
-    found, refusal = read(lambda: parse_node_trace("r.jsonl", "\n".join(json.dumps(line) for line in lines)))
+    _, refusal = read(lambda: parse_node_trace("r.jsonl", "\n".join(json.dumps(line) for line in lines)))
     assert "\n" not in refusal
-    assert refusal.startswith("r.jsonl") or parse_node_trace("r.jsonl", "".join(to_json_lines(found))) == found
+    assert not refusal or refusal.startswith("r.jsonl")
 
 
 @given(st.lists(st.text(alphabet="atrndomce:0123456789.-einf", max_size=20), max_size=3))

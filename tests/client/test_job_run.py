@@ -119,8 +119,8 @@ def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPa
 
 def test_a_small_run_is_always_the_same() -> None:
     """Golden: if this changes, so do the figures in docs; say why in the commit."""
-    generation = Generation(nodes=6, hours=6, removal=0.5, addition=0.9, zones=("a", "b"), price=1.0)
-    one = job(3, None, elastic={"maxWorkers": 6})
+    generation = Generation(nodes=6, hours=6, removal=0.5, addition=0.9, zones=("a", "b"))
+    one = job(3, None, elastic={"maxWorkers": 6}, nodePools=[{"name": "spot", "pricePerHour": "1.0"}])
     runs = [JobSeed(run=one, generation=generation, seed=seed) for seed in (1, 2, 3, 4)]
     told: list[int] = []
     found = [result.figures for result in simulate_jobs(runs, 2, told.append)]

@@ -92,7 +92,7 @@ def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
     words = ["simulate", str(files / "job.yaml"), "--profile", str(files / "profile.json"), *traces]
     for done in (invoke(files, *traces), CliRunner().invoke(app, words)):
         assert done.exit_code == 2
-        assert "it has prices for x-a, and none for nodes that say no zone; bamboo traces convert" in done.output
+        assert "it has prices for x-a, and none for nodes that say no zone; say their zone" in done.output
 
 
 ZONE = "topology.kubernetes.io/zone"

@@ -135,9 +135,8 @@ def test_nodes_that_are_there_for_no_time_are_refused_where_time_counts(tmp_path
 def test_a_table_says_what_happened_to_each_node(
     text: str, expected: tuple[tuple[float, int], ...], duration: float
 ) -> None:
-    trace = parse_trace("t.csv", text, zone="here")
+    trace = parse_trace("t.csv", text)
     assert (nodes_over_time(trace), trace.duration) == (expected, duration)
-    assert {change.zone for change in trace.changes} == {"here"}
 
 
 def test_prices_without_a_node_are_told_from_nodes_without_a_price() -> None:

@@ -51,7 +51,7 @@ def test_a_window_from_the_beginning_is_the_trace() -> None:
 @given(st.integers(1, 30), st.floats(0.0, 1.0), st.floats(0.01, 3.0))
 def test_there_are_as_many_nodes_as_in_the_trace_at_that_time(seed: int, begin: float, rounds: float) -> None:
     """make_trace refuses a node that comes twice, or goes without being there, so that is shown, too."""
-    trace = generate(Generation(nodes=6, hours=3, removal=0.5, addition=0.7, zones=("a", "b"), price=1.0), seed)
+    trace = generate(Generation(nodes=6, hours=3, removal=0.5, addition=0.7, zones=("a", "b")), seed)
     start = begin * trace.duration
     found = window(trace, start, rounds * trace.duration)
     for moment in (0.25, 0.5, 0.9):

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.job.node_supply import NodeSupply
-from bamboo.traces.json_lines import to_json_lines
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import Capacity, NodePool
 from bamboo_core.planning.profile import to_json
 from job_simulation_kit import HOUR, job, manifest, run
+from node_trace_kit import recording
 
 BOUNDARY = 10_000  # bytes
 
@@ -123,7 +123,7 @@ def test_the_command_shows_what_crosses_zones(tmp_path: Path) -> None:
     file, profiled, trace = tmp_path / "job.yaml", tmp_path / "profile.json", tmp_path / "nodes.jsonl"
     file.write_text(yaml.safe_dump(one.manifest))
     profiled.write_bytes(to_json(one.profile))
-    trace.write_text("".join(to_json_lines(over_zones("abab"))))
+    trace.write_text(recording(HOUR, {}, *({"at": 0, "add": f"n{i}", "zone": zone} for i, zone in enumerate("abab"))))
     command = ["simulate", str(file), "--profile", str(profiled), "--trace", str(trace), "--hours", "1", "--price", "1"]
     shown = CliRunner().invoke(app, command)
     assert "ZONE USD/H" in shown.output, shown.output

@@ -64,7 +64,7 @@ def test_every_wheel_has_its_license_and_types(wheels: list[Path]) -> None:
 def test_the_installed_command_and_the_five_lines_work(installed: Path, tmp_path: Path) -> None:
     asked = f"import {', '.join(PACKAGES)}; print(all('fresh' in one.__file__ for one in ({', '.join(PACKAGES)})))"
     assert call(installed / "python", "-c", asked, cwd=tmp_path) == "True\n", "not those of this checkout"
-    assert call(installed / "bamboo", "version", cwd=tmp_path) == "0.1.0\n"
+    assert call(installed / "bamboo", "--version", cwd=tmp_path) == "0.1.0\n"
     assert "bamboo-operator" in call(installed / "bamboo-operator", "--help", cwd=tmp_path)
     (tmp_path / "first.py").write_text(FIVE_LINES)
     assert call(installed / "python", "first.py", cwd=tmp_path) == "Complete 40\n"

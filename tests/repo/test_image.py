@@ -233,7 +233,7 @@ def test_an_image_says_what_it_is(built: Images, target: str) -> None:
 
 
 def call_version(built: Images, target: str) -> str:
-    return built.store.run(getattr(built, target), "version", entrypoint="bamboo", tmp=False).strip()
+    return built.store.run(getattr(built, target), "--version", entrypoint="bamboo", tmp=False).strip()
 
 
 def test_help_needs_no_file_that_can_be_written(built: Images) -> None:

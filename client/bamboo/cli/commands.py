@@ -3,33 +3,28 @@
 import logging
 import os
 import sys
-from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from bamboo import stop_signals
-from bamboo.cli import checkpoint_commands, options
+from bamboo.cli import checkpoint_commands
 from bamboo.cli.cluster.cluster_commands import app as cluster_commands
 from bamboo.cli.data_commands import data
-from bamboo.cli.dispatch import on_cluster, usage
+from bamboo.cli.dispatch import usage
 from bamboo.cli.history_command import app as history_command
 from bamboo.cli.init_command import app as init_command
 from bamboo.cli.run_options import LocalRunOptions
-from bamboo.cli.simulation import plan_command, profile_command, simulate_command
-from bamboo.cli.simulation.node_trace_commands import node_traces
+from bamboo.cli.simulation import plan_command, profile_command, simulate_command, traces_command
 from bamboo_core import standard_streams
 from bamboo_core.complaints import SilentErrorsNamed, complain
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo_core.option_groups import grouped
 from bamboo_core.text import count
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes without losing a step.",
@@ -40,17 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.add_typer(node_traces, name="traces")
 app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
-
-
-class On(StrEnum):
-    """The places where a job can run."""
-
-    HERE = "here"
-    CLUSTER = "cluster"
 
 
 class Shell(StrEnum):
@@ -95,7 +82,7 @@ def complete_variable(called: str) -> str:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        version()
+        typer.echo(distribution_version("bamboo-spot"))
         raise typer.Exit
 
 
@@ -111,23 +98,14 @@ def main_options(
 @app.command()
 @grouped
 def run(
-    ctx: typer.Context,
     job: Job,
-    on: Annotated[On, typer.Option(help="Run it on this machine, or submit it to a cluster and watch it.")] = On.HERE,
-    load: Annotated[
-        bool, typer.Option("--load/--no-load", help="With --on cluster: try the task on this machine before.")
-    ] = True,
     *,
     local: LocalRunOptions,
-    cluster: options.ClusterPlace,
 ) -> None:
     """Run the job on this machine, one process per worker.
 
-    On a terminal keys take workers away or stop the job (? helps). --on cluster is `bamboo submit JOB.yaml --watch`.
+    On a terminal keys take workers away or stop the job (? helps). `bamboo submit` runs it on a cluster.
     """
-    _check_place(ctx, on)
-    if on is On.CLUSTER:
-        on_cluster(str(job), options.ClusterOptions(**asdict(cluster), quiet=local.quiet), load=load, watch=True)
     from bamboo.local.runner import RunOptions
     from bamboo.local.session import ReportOptions, train
     from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
@@ -226,6 +204,7 @@ app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += simulate_command.app.registered_commands
 app.registered_commands += plan_command.app.registered_commands
 app.registered_commands += profile_command.app.registered_commands
+app.registered_commands += traces_command.app.registered_commands
 
 
 @app.command()
@@ -241,12 +220,6 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Shell to print it fo
     typer.echo(get_completion_script(prog_name="bamboo", complete_var=variable, shell=shell.value))
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(distribution_version("bamboo-spot"))
-
-
 def _log_on_standard_error() -> None:
     handler = logging.StreamHandler()
     handler.addFilter(SilentErrorsNamed())
@@ -254,19 +227,3 @@ def _log_on_standard_error() -> None:
 
 
 NOT_LOADED = "not checked: whether the task loads, and how much memory it needs (--load checks that)"
-ON_BOTH = ("job", "on", "quiet")
-ON_CLUSTER = ("load", "namespace", "context", "kubeconfig")
-
-
-def _check_place(ctx: typer.Context, on: On) -> None:
-    """A flag that means nothing there is refused, not ignored."""
-    for parameter in ctx.command.params:
-        name = str(parameter.name)
-        source = ctx.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name in ON_BOTH:
-            continue
-        if name == "load" and not ctx.params[name]:
-            continue  # on this machine nothing is tried before
-        if (name in ON_CLUSTER) is not (on is On.CLUSTER):
-            off = parameter.secondary_opts if ctx.params[name] is False else []
-            usage(f"{(off or parameter.opts)[0]}: cannot be combined with --on {on.value}")

@@ -61,7 +61,7 @@ def on_cluster(
     dry_run: bool = False,
     watch: bool = False,
 ) -> NoReturn:
-    """`submit`, also for `bamboo run --on cluster`."""
+    """Submit a job, after its task has been tried on this machine."""
     from bamboo.remote import changes
     from bamboo_core.kube.errors import RemoteError
 

@@ -17,14 +17,12 @@ GZIP = b"\x1f\x8b"  # how a compressed file begins
 TABLE = "milliseconds,add|remove,node"
 
 
-def parse_trace(path: str, text: str, zone: str = "") -> Trace:
-    """Return the recording that a text holds. zone: of nodes whose file names none. Raises NodeTraceError naming file
-    and line.
-    """
-    return parse_json_lines(path, text) if is_json_lines(text) else _parse_table(path, text, zone)
+def parse_trace(path: str, text: str) -> Trace:
+    """Return the recording that a text holds. Raises NodeTraceError naming file and line."""
+    return parse_json_lines(path, text) if is_json_lines(text) else _parse_table(path, text)
 
 
-def _parse_table(path: str, text: str, zone: str) -> Trace:
+def _parse_table(path: str, text: str) -> Trace:
     """A node that is first named when it is removed was there from the beginning. Lines with # are comments."""
     found: list[tuple[float, Change, str]] = []
     for number, line in numbered_lines(text):
@@ -42,9 +40,9 @@ def _parse_table(path: str, text: str, zone: str) -> Trace:
     changes: list[NodeChange] = []
     for at, change, node in found:
         if node not in known and change is Change.REMOVE:
-            before.append(NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone))
+            before.append(NodeChange(at=0.0, change=Change.ADD, node=node))
         known.add(node)
-        changes.append(NodeChange(at=at, change=change, node=node, zone=zone))
+        changes.append(NodeChange(at=at, change=change, node=node))
     try:
         return make_trace([*before, *changes], source=path)
     except NodeTraceError as error:
@@ -68,7 +66,7 @@ def _change(path: str, number: int, cells: list[str]) -> tuple[float, Change, st
         ) from None
 
 
-def read_trace(path: str, zone: str = "") -> Trace:
+def read_trace(path: str) -> Trace:
     """Raises NodeTraceError naming the file, and the line if there is one."""
     try:
         content = _content(path)
@@ -77,7 +75,7 @@ def read_trace(path: str, zone: str = "") -> Trace:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise NodeTraceError(f"cannot read {path}: it is not UTF-8 text") from None
-    return parse_trace(path, text, zone)
+    return parse_trace(path, text)
 
 
 def _content(path: str) -> bytes:
@@ -97,14 +95,14 @@ def _content(path: str) -> bytes:
         raise NodeTraceError(f"cannot read {path}: its compressed content is damaged: {error}") from None
 
 
-def read_traces(paths: Sequence[str], zone: str = "") -> Trace:
+def read_traces(paths: Sequence[str]) -> Trace:
     """What several files say, as one trace: nodes in one and prices in another, or one file for each zone.
 
     It is as long as nodes were watched: prices that were watched for longer say nothing of what became of the nodes.
 
     Raises NodeTraceError, also if two of them have a node of one name.
     """
-    traces = [read_trace(path, zone) for path in paths]
+    traces = [read_trace(path) for path in paths]
     watched = max((trace.duration for trace in traces if trace.changes), default=0.0)
     duration = watched or max((trace.duration for trace in traces), default=0.0)
     try:

@@ -1,14 +1,13 @@
-"""Made-up traces: pure functions of a seed. Zones, nodes and prices are named and drawn in a fixed order."""
+"""Made-up recordings: pure functions of a seed. Zones and nodes are named and drawn in a fixed order."""
 
 import math
 import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bamboo.traces.trace import Change, NodeChange, NodeTraceError, PriceChange, Trace, make_trace
+from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_trace
 
 HOUR = 3600.0
-PRICE_STEP = 300.0  # seconds between two prices that move
 MOST_DRAWS = 5_000_000  # nodes times hours
 
 
@@ -35,8 +34,6 @@ class Generation:
     zones: tuple[str, ...] = ("zone-a",)
     notice: float | None = None  # seconds, None for none
     batch: float = 0.5  # with `zones` the share of a zone's nodes that goes at once
-    price: float | None = None  # USD an hour, None for none
-    volatility: float = 0.0  # its standard deviation within a day, as a share of it
 
 
 def generate(wanted: Generation, seed: int) -> Trace:
@@ -49,9 +46,8 @@ def generate(wanted: Generation, seed: int) -> Trace:
     for number, zone in enumerate(wanted.zones):
         share = len(range(number, wanted.nodes, len(wanted.zones)))
         changes += _zone(wanted, zone, share, rng)
-    prices = [price for zone in wanted.zones for price in _prices(wanted, zone, random.Random(f"{seed}:{zone}"))]
     source = f"generated: {wanted.pattern.value}, seed {seed}"
-    return make_trace(changes, prices, duration=wanted.hours * HOUR, source=source)
+    return make_trace(changes, duration=wanted.hours * HOUR, source=source)
 
 
 def _check(wanted: Generation) -> None:
@@ -61,7 +57,6 @@ def _check(wanted: Generation) -> None:
         ("removal", wanted.removal, 0, 1),
         ("addition", wanted.addition, 0, 1),
         ("batch", wanted.batch, 0.01, 1),
-        ("volatility", wanted.volatility, 0, 1),
     ):
         if not low <= value <= high:
             raise NodeTraceError(f"--{name} must be from {low} to {high}, not {value:g}")
@@ -105,20 +100,3 @@ def _removals(wanted: Generation, there: list[str], rng: random.Random) -> list[
         return [(at, node) for node in rng.sample(there, size)]
     chosen = [node for node in there if rng.random() < wanted.removal]
     return [(rng.random() * HOUR, node) for node in chosen]
-
-
-def _prices(wanted: Generation, zone: str, rng: random.Random) -> list[PriceChange]:
-    """A walk that returns to its mean within about a day; one price if it does not move."""
-    if wanted.price is None:
-        return []
-    found = [PriceChange(at=0.0, zone=zone, usd_per_hour=wanted.price)]
-    if not wanted.volatility:
-        return found
-    pull = PRICE_STEP / (24 * HOUR)
-    away = 0.0
-    for number in range(1, int(wanted.hours * HOUR / PRICE_STEP) + 1):
-        away += -pull * away + wanted.volatility * math.sqrt(2 * pull) * rng.gauss(0, 1)
-        price = round(wanted.price * math.exp(away), 4)
-        if price != found[-1].usd_per_hour:
-            found.append(PriceChange(at=number * PRICE_STEP, zone=zone, usd_per_hour=price))
-    return found

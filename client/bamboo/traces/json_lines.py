@@ -6,7 +6,6 @@
 {"at": 0.0, "price": 0.91, "zone": "us-east-1a", "onDemand": 3.06}
 """
 
-from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -28,7 +27,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every other line: one of add, remove and price."""
 
     at: float
@@ -76,29 +75,6 @@ def parse_json_lines(path: str, text: str) -> Trace:
         return make_trace(changes, prices, duration=header.duration, source=header.source or path)
     except NodeTraceError as error:
         raise NodeTraceError(f"{path}: {error}") from None
-
-
-def to_json_lines(trace: Trace) -> Iterator[str]:
-    """Line by line, in the order of time, each with its line break."""
-    encode = msgspec.json.Encoder().encode
-    header = TraceHeader(format=FORMAT, version=VERSION, duration=trace.duration, source=trace.source)
-    yield encode(header).decode() + "\n"
-    entries: list[NodeChange | PriceChange] = [*trace.prices, *trace.changes]
-    for one in sorted(entries, key=lambda entry: entry.at):
-        yield encode(_entry(one)).decode() + "\n"
-
-
-def _entry(one: NodeChange | PriceChange) -> Entry:
-    if isinstance(one, PriceChange):
-        return Entry(at=one.at, price=one.usd_per_hour, zone=one.zone, on_demand=one.on_demand)
-    added = one.change is Change.ADD
-    return Entry(
-        at=one.at,
-        add=one.node if added else None,
-        remove=None if added else one.node,
-        zone=one.zone,
-        notice=one.notice,
-    )
 
 
 def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:

@@ -106,7 +106,7 @@ def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
             nodes = f"nodes in zone {zone}" if zone else "nodes that say no zone"
             return (
                 f"{trace.source or 'the trace'}: it has prices for {priced}, and none for {nodes};"
-                " bamboo traces convert --zone names their zone"
+                " say their zone in the recording (docs/traces.md)"
             )
     return ""
 

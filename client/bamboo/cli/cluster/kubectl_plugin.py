@@ -27,7 +27,6 @@ app = typer.Typer(
 )
 app.registered_commands += cluster_commands.registered_commands
 app.command()(commands.validate)
-app.command()(commands.version)
 
 
 def main() -> None:
