@@ -84,7 +84,6 @@ def build(config: Mapping[str, Any]) -> Task:
         tied=(("0.token.weight", f"{blocks + 1}.out.weight"),),
         # The blocks keep only their inputs for the backward, and are run again in it.
         checkpointed=range(1, blocks + 1),
-        sample=partial(sample, length),
     )
 
 
@@ -106,12 +105,3 @@ def optimizer(rate: float, named: Iterable[tuple[str, nn.Parameter]]) -> torch.o
 def learning_rate(rate: float, step: int) -> float:
     """A short warm-up. Pure: every worker asks for itself."""
     return rate * min(1.0, (step + 1) / 20)
-
-
-def sample(length: int, layers: Sequence[nn.Module]) -> str:
-    """What is shown after a local run: some digits nobody trained on, and what the model makes of them."""
-    digits = torch.randint(DIGITS, (1, length), generator=torch.Generator().manual_seed(1 << 40))
-    x = digits
-    for layer in layers:
-        x = layer(x)
-    return f"{digits[0].tolist()} sorted: {x.argmax(dim=-1)[0].tolist()}"

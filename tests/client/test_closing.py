@@ -96,7 +96,6 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
     if disturbed is then_hangs:
         monkeypatch.setattr(closing.Closing.wait, "__defaults__", (2.0,))
-        monkeypatch.setattr(runner, "SAMPLE_SECONDS", 2.0)
         monkeypatch.setattr(runner, "LOGGER_SECONDS", 1.0)
     wait = closing.Closing.wait
 
@@ -117,7 +116,6 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     assert [json.loads(line).get("step") for line in (output / "history.jsonl").read_text().splitlines()].count(2) == 1
     for doing in (
         "while the workers left",
-        "while the model's sample was made",
         "while the workers' processes were ended",
         "while the workers' connections were closed",
         "while the page's port was closed",

@@ -16,7 +16,7 @@ def test_the_summary_as_text_and_json() -> None:
     finish = Finish(Outcome.COMPLETE, "Complete", "all steps are done")
     summary = replace(
         summarize("job", STATUS, finish, batch=8, seconds=2.0),
-        sample="hello\nworld\x1b[2J",
+        log_tail="hello\nworld\x1b[2J",
         crashes=tuple(f"w{n} was killed" for n in (10, 3, 2, 0, 1, 4, 12)),
     )
     text = to_text(summary)

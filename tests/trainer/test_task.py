@@ -8,15 +8,12 @@ from bamboo_trainer.tasks.inspection.costs import layer_costs
 from stage_kit import CONFIG, small_gpt
 
 
-def test_the_models_learn_and_show_something(tmp_path):
+def test_the_models_learn_and_are_costed(tmp_path):
     task = load_task("bamboo_trainer.models.mlp:build", {"samples": 256, "blocks": 2, "width": 16})
     config = replace(CONFIG, max_gradient_norm=None, micro_batch_size=32)
     losses, _ = reference.train(task, config, 60)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
-    layers = [factory() for factory in task.layers]
-    assert "points on the right spiral" in task.sample(layers)
     language = small_gpt(tmp_path)
-    assert language.sample([factory() for factory in language.layers]).startswith("def ")
     costs = layer_costs(language, 2)
     assert len(costs) == 4
     assert costs == layer_costs(language, 2)

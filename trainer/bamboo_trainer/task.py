@@ -81,7 +81,6 @@ class Task:
     tokens_per_sample: for `training.until` in tokens.
     callbacks: by name, what makes each (`bamboo_trainer.callbacks`), such as its class.
     loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
-    sample: an optional demonstration of the trained model as text, given all layers.
     """
 
     layers: Sequence[Callable[[], nn.Module]]
@@ -96,7 +95,6 @@ class Task:
     evaluation: Evaluation | None = None
     tokens_per_sample: int | None = None
     loggers: Mapping[str, MakeLogger] = field(default_factory=dict)
-    sample: Callable[[Sequence[nn.Module]], str] | None = None
     metrics: Mapping[str, Callable[[Parts, Parts], torch.Tensor | float | Weighted]] = field(default_factory=dict)
     decisions: Mapping[str, Decide] = field(default_factory=dict)
     callbacks: Mapping[str, MakeCallback] = field(default_factory=dict)

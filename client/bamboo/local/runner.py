@@ -67,8 +67,6 @@ TICK_SECONDS = 0.05
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
 ANSWER_SECONDS = 30.0  # for the root of a complete job to say whether it waits for loggers
 LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
-SAMPLE_SECONDS = 660.0  # the call itself is given up before: it may take 60, and 600 on a busy machine
-SAMPLE = "bamboo_trainer.sample:sample"
 PROFILER_FOLDER = "profiler"  # in the output
 
 
@@ -152,13 +150,11 @@ class _LocalRun:
         self._driving = False
         self._interrupted = False
         self._closing = False
-        self._sampling: asyncio.Future[Any] | None = None  # the call that makes the model's sample
         self._logging: set[WorkerId] = set()  # who lets its loggers finish, and is waited for
 
     async def run(self) -> Summary:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._task = asyncio.current_task()
-        sample = None
         with loop_signals.taken(self._interrupt):
             try:
                 self._view.start(self._request)
@@ -167,13 +163,12 @@ class _LocalRun:
                 self._url = await self._server.start()
                 await self._drive()
                 await self._ending.wait("while the workers left", self._drain(), 2 * LOGGER_SECONDS)
-                sample = await self._ending.wait("while the model's sample was made", self._sample(), SAMPLE_SECONDS)
             except asyncio.CancelledError:
                 if not self._interrupted:
                     raise
             finally:
                 await self._close()
-        return self._summary(self._outcome(), sample)
+        return self._summary(self._outcome())
 
     # events
 
@@ -406,9 +401,6 @@ class _LocalRun:
             for worker in self._logging:
                 self._workers.kill(worker)
             return self._lacking("were not waited for, as you asked")
-        if self._sampling and not self._closing:
-            self._sampling.cancel()
-            return
         again, self._interrupted = self._interrupted, True  # also if it ends anyway: no second run shall follow
         if not self._closing and (again or not self._driving):
             self._closing = True
@@ -419,26 +411,6 @@ class _LocalRun:
             self._events.put_nowait(Interrupted(keep=True))
 
     # the end
-
-    async def _sample(self) -> str | None:
-        """What the trained model says, if the job is complete and its task has something to say."""
-        if self._finish is None or self._finish.outcome is not Outcome.COMPLETE:
-            return None
-        try:
-            arguments = {"manifest": self._manifest, "weights_dir": str(self._folder / WEIGHTS)}
-            self._sampling = asyncio.ensure_future(self._pool.call(SAMPLE, arguments))
-            await asyncio.wait([self._sampling])
-            if self._sampling.cancelled():
-                raise ForkServerError("it was not waited for, as you asked")
-            text = self._sampling.result()
-        except ForkServerError as error:
-            self._view.emit(Emit("SampleFailed", said_by(error), True))
-            return None
-        finally:
-            if self._sampling:
-                self._sampling.cancel()
-            self._sampling = None
-        return str(text) if text is not None else None
 
     async def _close(self) -> None:
         self._closing = True
@@ -484,7 +456,7 @@ class _LocalRun:
         assert self._finish is not None
         return self._finish
 
-    def _summary(self, finish: Finish, sample: str | None) -> Summary:
+    def _summary(self, finish: Finish) -> Summary:
         failed = finish.outcome in (Outcome.FAILED, Outcome.UNRECOVERABLE)
         unexplained = failed and (self._workers.crashes or finish.reason in ("WorkerError", "LauncherLost"))
         seconds, batch = max(0.0, self._ended - self._began), self._spec.training.global_batch_size
@@ -493,7 +465,6 @@ class _LocalRun:
             summary,
             output=str(self._folder) if self._options.output else None,
             profiled=self._profiler_told(),
-            sample=sample,
             crashes=tuple(self._workers.crashes),
             log_tail=self._pool.tail() or None if unexplained and not self._log else None,
             log_shown=self._log is not None,

@@ -1,7 +1,7 @@
 """A small byte-level GPT: `bamboo_trainer.models.gpt:build`. Its default text is on every machine."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,6 @@ from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.task import Parts, Task
 
 VOCABULARY = 256
-SAMPLE_LENGTH = 300
-SAMPLE_PROMPT = b"def "
-TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +137,6 @@ def build(config: Mapping[str, Any]) -> Task:
         learning_rate=partial(learning_rate, parsed),
         tied=(("0.token.weight", f"{parsed.blocks + 1}.head.weight"),) if parsed.tie_embeddings else (),
         checkpointed=range(1, parsed.blocks + 1) if parsed.checkpoint else (),
-        sample=partial(_sample, parsed),
     )
 
 
@@ -187,22 +183,3 @@ def _optimizer(config: GptConfig, named: Iterable[tuple[str, nn.Parameter]]) -> 
         {"params": [p for _, p in pairs if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate, betas=(0.9, 0.95))
-
-
-@torch.no_grad()
-def _sample(config: GptConfig, layers: Sequence[nn.Module]) -> str:
-    training = [layer.training for layer in layers]
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.tensor([list(SAMPLE_PROMPT)])
-    device = next(layers[0].parameters()).device
-    for layer in layers:
-        layer.eval()
-    for _ in range(SAMPLE_LENGTH):
-        x = tokens[:, -config.context :].to(device)
-        for layer in layers:
-            x = layer(x)
-        chances = (x[0, -1].float().cpu() / TEMPERATURE).softmax(0)
-        tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)[None]], dim=1)
-    for layer, was in zip(layers, training, strict=True):
-        layer.train(was)
-    return bytes(tokens[0].tolist()).decode("utf-8", errors="replace")

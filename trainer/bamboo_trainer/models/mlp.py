@@ -4,7 +4,7 @@ Its layers pass a pair of tensors: the hidden state and the points themselves, w
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,7 +89,6 @@ def build(config: Mapping[str, Any]) -> Task:
         dataset=dataset,
         optimizer=partial(_optimizer, parsed),
         learning_rate=lambda _: parsed.learning_rate,
-        sample=partial(_accuracy, dataset),
     )
 
 
@@ -118,13 +117,3 @@ def _loss(outputs: Parts, targets: Parts) -> Tensor:
 
 def _optimizer(config: MlpConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for _, p in named], lr=config.learning_rate, momentum=config.momentum)
-
-
-@torch.no_grad()
-def _accuracy(dataset: TensorDataset, layers: Sequence[nn.Module]) -> str:
-    (points,), (label,) = dataset.batch(range(len(dataset)))
-    x: Any = points
-    for layer in layers:
-        x = layer(x)
-    right = int((x.argmax(dim=-1) == label).sum())
-    return f"{right} of {len(label)} points on the right spiral ({100 * right / len(label):.1f} %)"

@@ -57,7 +57,6 @@ class Summary:
     crashes: tuple[str, ...] = ()  # workers that ended by themselves, and how
     output: str | None = None
     profiled: str | None = None  # where torch.profiler's files are, or why there are none, if it was asked for
-    sample: str | None = None
     log_tail: str | None = None  # what the workers printed, if a failure has no better explanation
     log_shown: bool = False  # all of it has been shown
     kept_step: int = 0  # of the newest checkpoint, 0 if there is none
@@ -91,7 +90,7 @@ def summarize(
     batch: int,
     seconds: float,
 ) -> Summary:
-    """What the job itself says; crashes, output, sample and log are added by whoever knows of them.
+    """What the job itself says; crashes, output and log are added by whoever knows of them.
 
     seconds: of training, without the start of the workers. batch: samples of one step.
     """
@@ -148,7 +147,7 @@ def to_json(summary: Summary, **extra: Any) -> str:
 
 
 def to_text(summary: Summary) -> str:
-    """A few lines; the trained model's own words come last."""
+    """Return the summary as a few lines of text."""
     complete = summary.outcome is Outcome.COMPLETE
     ended = summary.outcome.value + ("" if summary.reason == summary.outcome else f", {summary.reason}")
     lines = [f"{summary.job}: {ended}. {summary.message}".rstrip()]
@@ -192,8 +191,6 @@ def to_text(summary: Summary) -> str:
         lines.append("  --debug shows the workers' log with the whole traceback, --output keeps it")
     if summary.profiled:
         lines.append(f"  torch.profiler: {summary.profiled}")
-    if summary.sample:
-        lines += ["  the trained model continues:", *_quoted(summary.sample)]
     if summary.log_tail:
         lines += ["  the end of the workers' log:", *_quoted(summary.log_tail)]
     return "\n".join(lines)
