@@ -23,6 +23,7 @@ class ProcessNodes:
         self.log_port = free_ports(1)[0]
         address, port = plane.address
         env = {"KUBERNETES_SERVICE_HOST": address, "KUBERNETES_SERVICE_PORT": str(port)}
+        env["BAMBOO_DEVICE"] = "cpu"  # nodes only claim to have GPUs
         known = {name: image and Image(**image) for name, image in images.items()}
         self.kubelet = Kubelet(api, folder, known, {**env, "KUBERNETES_SERVICE_PORT_HTTPS": str(port)})
         self.logs = LogServer(self.kubelet.log, self.kubelet.address, plane.pki.server, self.log_port)
