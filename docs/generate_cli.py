@@ -48,7 +48,7 @@ HEAD = """\
 
 <!-- Made by `make docs` from the commands' help and docs/generate_cli.py; change those instead. -->
 
-`bamboo` runs and checks jobs on this machine, and manages jobs on a cluster, there also as `kubectl bamboo ...`.
+`bamboo` runs and checks jobs on this machine, and manages jobs on a cluster.
 
 | Exit code | What |
 | --- | --- |

@@ -37,6 +37,8 @@ app = typer.Typer(
 )
 app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
+PROGRAM = "bamboo"
+COMPLETE = "_BAMBOO_COMPLETE"  # the environment variable with which the program only says what may follow
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
 
 
@@ -48,17 +50,14 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def main(commands: typer.Typer = app, called: str = "bamboo") -> None:
-    """The console script. A signal ends it quietly also before and after the job, which has handlers of its own.
-
-    called: what the user types; commands: what may follow.
-    """
+def main() -> None:
+    """Run the console script. A signal ends it quietly also before and after the job, which has handlers of its own."""
     stop_signals.end_by_exception()
     standard_streams.prepare()
-    if complete_variable(called) in os.environ:
-        complete(commands, called)
+    if COMPLETE in os.environ:
+        _complete()
     try:
-        commands(prog_name=called)
+        app(prog_name=PROGRAM)
     except standard_streams.OutputLost as error:
         sys.exit(standard_streams.end(EXIT_FAILED, error))
     except SystemExit as ending:
@@ -67,17 +66,12 @@ def main(commands: typer.Typer = app, called: str = "bamboo") -> None:
         raise
 
 
-def complete(commands: typer.Typer, called: str) -> None:
-    """Tells the shell what may follow the words in COMP_WORDS. Without arguments, so that nothing can be done."""
+def _complete() -> None:
+    """Tell the shell what may follow the words in COMP_WORDS. Without arguments, so that nothing can be done."""
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
-    commands(args=[], prog_name=called)
-
-
-def complete_variable(called: str) -> str:
-    """The environment variable that makes the program `called` only tell the shell what may follow."""
-    return f"_{called.replace('-', '_').upper()}_COMPLETE"
+    app(args=[], prog_name=PROGRAM)
 
 
 def _print_version(wanted: bool) -> None:
@@ -216,8 +210,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Shell to print it fo
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-    variable = complete_variable("bamboo")
-    typer.echo(get_completion_script(prog_name="bamboo", complete_var=variable, shell=shell.value))
+    typer.echo(get_completion_script(prog_name=PROGRAM, complete_var=COMPLETE, shell=shell.value))
 
 
 def _log_on_standard_error() -> None:

@@ -1,1 +1,1 @@
-"""The commands on a cluster: their flags, their completion, and the same as kubectl's plugin."""
+"""The commands on a cluster: their flags and their completion."""
