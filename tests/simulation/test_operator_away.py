@@ -37,7 +37,7 @@ def job_of(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
     """Two stages that keep a checkpoint only when they are asked to; a step takes a few seconds."""
     made = scenario(seed)
     arithmetic = replace(made.arithmetic, stages=2, pipelines=1, steps=steps, sizes=(1,) * 6, groups=2)
-    still = {"pools": (), "most": 1, "standby": 0, "policy": "Running", "disturbances": (), "slowdown": 60.0}
+    still = {"pools": (), "most": 1, "standby": 0, "disturbances": (), "slowdown": 60.0}
     stored = {"everySteps": 1000, "storage": {"uri": "memory://x"}}
     return replace(made, arithmetic=arithmetic, checkpoint=stored, **{**still, **changes})
 
