@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from bamboo_core.metrics.every_metric import EVERY_METRIC
-from bamboo_core.metrics.exposition import Exporter, Metric, MetricKind
+from bamboo_core.metrics.exposition import Metric, MetricKind
 
 PAGE = Path(__file__).with_name("metrics.md")
 ALERTS = Path(__file__).parent.parent / "dashboards" / "alerts.yaml"
@@ -19,7 +19,7 @@ SECTIONS = (
     (
         "Jobs",
         "bamboo_job_",
-        "Served by the operator; those marked *run* also by `bamboo run`. Those that end with `_total` are counters,"
+        "Served by the operator. Those that end with `_total` are counters,"
         " others gauges unless it is said; labels are in brackets.",
     ),
     (
@@ -54,16 +54,12 @@ def _section(title: str, prefix: str, text: str) -> Iterator[str]:
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels if label not in ("namespace", "job"))
     text = f"{metric.help} ({labels})" if labels else metric.help
-    if metric.by == (Exporter.RUN,):
-        text += " *Only by run.*"
-    elif Exporter.RUN in metric.by:
-        text += " *run*"
     text += " (Histogram.)" if metric.kind is MetricKind.HISTOGRAM else ""
     return f"| `{metric.name}` | {text} |"
 
 
 def _alerts() -> Iterator[str]:
-    yield from ("## Alerts", "", "When each fires, and what to do about it, is on its page.", "")
+    yield from ("## Alerts", "", "When each fires, and what to do about it, is in alerts.md.", "")
     groups: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     for severity in ("critical", "warning", "info"):

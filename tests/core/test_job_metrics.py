@@ -1,12 +1,11 @@
-"""What a job's metrics say, in a local run and in the operator."""
+"""What a job's metrics say."""
 
 from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from bamboo.local.views.metrics_view import fill
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason, RestoreCause
 from bamboo_core.metrics import job_catalog
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
 from bamboo_core.metrics.job_metrics import useful_seconds
@@ -18,12 +17,10 @@ from job_metrics_kit import exposed, kept, look, values
 from operator_kit import NOW, job, said
 from world import World
 
-JOB = ("default", "tiny")
-
 
 def test_what_became_of_checkpoints_is_told() -> None:
-    page = MetricsPage(Exporter.RUN)
-    fill(page, JOB, said(checkpoint=kept()), job())
+    page = MetricsPage(Exporter.OPERATOR)
+    job_page(page, look(status=said(checkpoint=kept())), JobMeter(OperatorCounts()))
     told = {
         job_catalog.JOB_CHECKPOINT_STEP: {(): 8},
         job_catalog.JOB_CHECKPOINT_EVERY: {(): 4},
@@ -33,7 +30,7 @@ def test_what_became_of_checkpoints_is_told() -> None:
         job_catalog.JOB_CHECKPOINT_BYTES: {(): 250},
         job_catalog.JOB_REPEATED_STEPS: {(): 12},
         job_catalog.JOB_REPEATED_SECONDS: {(): 6.0},
-        job_catalog.JOB_RESTORES: {("StageLost",): 0, ("WorkersGone",): 1, ("ResultsDiffer",): 0},
+        job_catalog.JOB_RESTORES: {(cause.value,): cause is RestoreCause.WORKERS_GONE for cause in RestoreCause},
         job_catalog.JOB_RESTORE_PROBLEMS: {("Damaged",): 1, ("Unreadable",): 0},
     }
     assert {metric: values(page, metric) for metric in told} == told
@@ -42,9 +39,9 @@ def test_what_became_of_checkpoints_is_told() -> None:
     text = exposed(page)
     assert 'bamboo_job_checkpoint_duration_seconds_sum{job="tiny",namespace="default"} 42.0' in text
     assert 'bamboo_job_checkpoint_stall_seconds_bucket{job="tiny",le="0.005",namespace="default"} 1.0' in text
-    without = MetricsPage(Exporter.RUN)
-    fill(without, JOB, said(), job())
-    assert not [family.name for family in without.families() if "checkpoint" in family.name]
+    without = MetricsPage(Exporter.OPERATOR)
+    job_page(without, look(), JobMeter(OperatorCounts()))
+    assert not [family.name for family in without.families() if "checkpoint" in family.name and family.samples]
 
 
 def test_how_far_a_rollout_is() -> None:
@@ -71,9 +68,9 @@ def test_the_states_are_those_of_the_status() -> None:
 
 
 def test_a_job_without_redundancy_is_not_called_protected() -> None:
-    page = MetricsPage(Exporter.RUN)
+    page = MetricsPage(Exporter.OPERATOR)
     bare = said(grid=((("w0", False), ("w1", True)),), unprotected=("pipeline 0 stage 0",))
-    fill(page, JOB, bare, job(redundancy={"mode": "None"}))
+    job_page(page, look(status=bare, spec=job(redundancy={"mode": "None"})), JobMeter(OperatorCounts()))
     assert values(page, job_catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
     assert values(page, job_catalog.JOB_PROTECTED) == {("RedundancyOff",): 0}
 

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from bamboo.local.views.metrics_view import fill
 from bamboo.remote.job_view import phrases
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.coordinator.job_status import status as status_of
@@ -72,12 +71,10 @@ def test_everybody_gives_the_same_answer(
     told = made.condition("Protected")
     assert told is not None
     assert (told.holds, told.reason, told.message) == (holds, reason, found.message)
-    local, remote = MetricsPage(Exporter.RUN), MetricsPage(Exporter.OPERATOR)
-    fill(local, ("default", "tiny"), status, asked)
+    page = MetricsPage(Exporter.OPERATOR)
     look = OperatedJob(view=viewed(asked, made, status), facts=facts)
-    job_page(remote, look, JobMeter(OperatorCounts()))
-    for page in (local, remote):
-        assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}
+    job_page(page, look, JobMeter(OperatorCounts()))
+    assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}
     shown = state(status, asked, Labels("tiny"))
     assert (found.message in shown.sentence) == (not holds)
     assert (shown.name == "Degraded") == (made.state == "Degraded") == (not holds and reason != "RedundancyOff")

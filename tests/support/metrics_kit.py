@@ -21,7 +21,7 @@ SOMETIMES = {
 
 def declared(exporter: Exporter) -> dict[str, Metric]:
     """The metrics of an exporter by the name that a page gives to the family."""
-    return {_family(metric): metric for metric in EVERY_METRIC if exporter in metric.by}
+    return {_family(metric): metric for metric in EVERY_METRIC if metric.by is exporter}
 
 
 def _family(metric: Metric) -> str:

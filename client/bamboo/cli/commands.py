@@ -124,9 +124,7 @@ def run(
         store_writable=store_writable,
         show_log=(lambda text: sys.stderr.write(text)) if local.debug else None,
     )
-    report = ReportOptions(
-        json=local.json, quiet=local.quiet, metrics_port=local.metrics_port, page=local.served(), debug=local.debug
-    )
+    report = ReportOptions(json=local.json, quiet=local.quiet, page=local.served(), debug=local.debug)
     with standard_streams.unhurried():
         _log_on_standard_error()
         code = train(spec, source.document, wanted, report, verify=local.verify)

@@ -68,10 +68,6 @@ _Profile = Annotated[
         " --output.",
     ),
 ]
-_MetricsPort = Annotated[
-    int | None,
-    typer.Option(metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on this machine's PORT."),
-]
 _Page = Annotated[
     bool | None,
     typer.Option(
@@ -130,7 +126,6 @@ class LocalRunOptions:
     verify: _Verify = False
     trace: _Trace = None
     profile: _Profile = None
-    metrics_port: _MetricsPort = None
     page: _Page = None
     page_port: _PagePort = None
     json: _Json = False

@@ -17,7 +17,6 @@ from bamboo.local.closing import Closing
 from bamboo.local.fork_server import ForkServerError
 from bamboo.local.output_folder import OutputInUse, only_run_in
 from bamboo.local.runner import RunOptions, run_job
-from bamboo.local.views.metrics_view import MetricsError, MetricsView
 from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
 from bamboo.preemption.scheduling import Schedule
@@ -47,7 +46,6 @@ class ReportOptions:
     json: bool = False  # nothing but one JSON object on standard output
     quiet: bool = False
     debug: bool = False  # with what the workers print and log, on standard error; then there is no live picture
-    metrics_port: int | None = None
     page: int | None = None  # the port of the job page, 0 for any; None for no page
 
 
@@ -63,7 +61,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
         calm = replace(options, preempt=Schedule(), output=None, trace=None, profile=None, undisturbed=True)
         check = _run(spec, manifest, calm, report)
-    except (MetricsError, PageError, OutputInUse) as error:
+    except (PageError, OutputInUse) as error:
         complain(error)
         return EXIT_USAGE
     except ForkServerError as error:
@@ -166,18 +164,13 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
 
 
 def _view(spec: JobSpec, report: ReportOptions, *, undisturbed: bool = False, page: str = "") -> RunView:
-    shown: RunView
-    job = spec.name
     if report.json or report.quiet:
-        shown = QuietView()
-    elif sys.stdout.isatty() and not report.debug and _has_keyboard():
-        if undisturbed:
-            shown = LiveView(f"{job}, undisturbed", Console(), disturb=False)
-        else:
-            shown = LiveView(job, Console(), page=page)
-    else:
-        shown = PlainView(_say)
-    return shown if report.metrics_port is None else CombinedView(MetricsView(spec, report.metrics_port), shown)
+        return QuietView()
+    if not sys.stdout.isatty() or report.debug or not _has_keyboard():
+        return PlainView(_say)
+    if undisturbed:
+        return LiveView(f"{spec.name}, undisturbed", Console(), disturb=False)
+    return LiveView(spec.name, Console(), page=page)
 
 
 def _has_keyboard() -> bool:

@@ -24,7 +24,6 @@ class MetricKind(StrEnum):
 class Exporter(StrEnum):
     OPERATOR = "operator"
     WORKER = "worker"
-    RUN = "bamboo run"
 
 
 Buckets = tuple[float, ...]
@@ -37,7 +36,7 @@ class Metric:
     name: str  # as it is queried, a histogram's without _bucket
     kind: MetricKind
     help: str
-    by: tuple[Exporter, ...]
+    by: Exporter
     labels: tuple[str, ...] = ()
     unit: str = ""  # empty for a plain number
     buckets: Buckets = ()  # upper bounds
@@ -84,7 +83,7 @@ class MetricsPage:
         return self._families.values()
 
     def _family(self, metric: Metric, labels: tuple[str, ...]) -> Families:
-        assert self._exporter in metric.by, f"{metric.name} is not declared for {self._exporter}"
+        assert metric.by is self._exporter, f"{metric.name} is not declared for {self._exporter}"
         assert len(labels) == len(metric.labels), f"{metric.name} has the labels {metric.labels}"
         if metric.name not in self._families:
             self._families[metric.name] = _MAKERS[metric.kind](metric.name, metric.help, labels=metric.labels)

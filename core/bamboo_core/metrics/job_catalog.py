@@ -3,8 +3,6 @@
 from bamboo_core.coordinator.checkpoint_counts import DURATIONS, STALLS
 from bamboo_core.metrics.exposition import Buckets, Exporter, Metric, MetricKind
 
-OPERATOR, RUN = Exporter.OPERATOR, Exporter.RUN
-
 STATES = (
     "Pending",
     "Running",
@@ -21,13 +19,10 @@ PHASES = ("decide", "reform", "recompute")  # of a takeover
 PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-def _job(
-    name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", run: bool = True, buckets: Buckets = ()
-) -> Metric:
-    """A job's metric; the operator exports all, `bamboo run` what makes sense there."""
-    by = (OPERATOR, RUN) if run else (OPERATOR,)
+def _job(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
+    """A job's metric, which the operator exports."""
     names, full = ("namespace", "job", *labels), f"bamboo_job_{name}"
-    return Metric(name=full, kind=kind, help=help, labels=names, unit=unit, by=by, buckets=buckets)
+    return Metric(name=full, kind=kind, help=help, labels=names, unit=unit, by=Exporter.OPERATOR, buckets=buckets)
 
 
 # A job's progress
@@ -79,7 +74,6 @@ JOB_LAST_COMMIT = _job(
     MetricKind.GAUGE,
     "When the last step was committed, or the operator began to manage the job.",
     unit="seconds",
-    run=False,
 )
 JOB_EPOCH = _job("epoch", MetricKind.GAUGE, "Epoch of the plan, one more with every change of it.")
 
@@ -90,10 +84,9 @@ JOB_STATE = _job(
     MetricKind.GAUGE,
     "1 for the job's state, as in status.state; 0 for all others.",
     "state",
-    run=False,
 )
 JOB_CONDITION = _job(
-    "condition", MetricKind.GAUGE, "1 if that condition of the job's status is True, else 0.", "condition", run=False
+    "condition", MetricKind.GAUGE, "1 if that condition of the job's status is True, else 0.", "condition"
 )
 JOB_RESTARTS = _job("restarts_total", MetricKind.COUNTER, "Failures of workers that counted towards backoffLimit.")
 JOB_UNPROTECTED_STAGES = _job(
@@ -120,21 +113,17 @@ JOB_DESIRED_REPLICAS = _job(
 # A job's workers
 
 JOB_WORKERS = _job("workers", MetricKind.GAUGE, "Workers that have joined, by state.", "state")
-JOB_DESIRED_WORKERS = _job(
-    "desired_workers", MetricKind.GAUGE, "Workers that the job requests, including spare ones.", run=False
-)
+JOB_DESIRED_WORKERS = _job("desired_workers", MetricKind.GAUGE, "Workers that the job requests, including spare ones.")
 JOB_UPDATED_WORKERS = _job(
     "updated_workers",
     MetricKind.GAUGE,
     "Workers that are ready and whose pods are as they would be made now.",
-    run=False,
 )
 JOB_ROLLOUT_STATE = _job(
     "rollout_state",
     MetricKind.GAUGE,
     "1 for the state of the rollout (Complete, Progressing, Stalled); 0 for all others.",
     "state",
-    run=False,
 )
 JOB_READY_WORKERS = _job("ready_workers", MetricKind.GAUGE, "Workers that have loaded their task.")
 JOB_PODS = _job(
@@ -143,7 +132,6 @@ JOB_PODS = _job(
     "Workers' pods that have not ended, by node pool and its capacity.",
     "pool",
     "capacity",
-    run=False,
 )
 JOB_PAID_PODS = _job(
     "paid_pods",
@@ -151,11 +139,10 @@ JOB_PAID_PODS = _job(
     "Those of bamboo_job_pods that have a node, which is paid for.",
     "pool",
     "capacity",
-    run=False,
 )
 JOB_PIPELINES = _job("pipelines", MetricKind.GAUGE, "Pipelines of the plan.")
 JOB_DESIRED_PIPELINES = _job(
-    "desired_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested.", run=False
+    "desired_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested."
 )
 
 # What a job went through
@@ -171,7 +158,6 @@ JOB_SIGNALS = _job(
     MetricKind.COUNTER,
     "Notices and losses of workers that were seen in the cluster, by the reason of the Kubernetes event.",
     "source",
-    run=False,
 )
 JOB_TAKEOVER_PAUSE = _job(
     "takeover_pause_seconds",
@@ -270,35 +256,30 @@ JOB_USEFUL = _job(
     MetricKind.COUNTER,
     "The useful part of bamboo_job_paid_worker_seconds_total.",
     unit="seconds",
-    run=False,
 )
 JOB_PAID = _job(
     "paid_worker_seconds_total",
     MetricKind.COUNTER,
     "Time times the workers' pods that have a node.",
     unit="seconds",
-    run=False,
 )
 JOB_COST_PER_HOUR = _job(
     "cost_per_hour",
     MetricKind.GAUGE,
     "What the pods that have a node cost in an hour, by their pools' pricePerHour.",
-    run=False,
 )
 JOB_COST = _job(
     "cost_total",
     MetricKind.COUNTER,
     "What the job's pods cost, by its pools' pricePerHour.",
-    run=False,
 )
 JOB_COST_SO_FAR = _job(
     "cost_so_far",
     MetricKind.GAUGE,
     "What the job has cost so far, across operator restarts, as in status.cost.total.",
-    run=False,
 )
 JOB_COST_PER_SAMPLES = _job(
-    "cost_per_million_samples", MetricKind.GAUGE, "Cost so far over samples so far, times a million.", run=False
+    "cost_per_million_samples", MetricKind.GAUGE, "Cost so far over samples so far, times a million."
 )
 
 # How its workers fare
@@ -320,20 +301,4 @@ JOB_STEP_SENT = _job(
     "What a worker sends to the others in a step, by kind, in the mean.",
     "kind",
     unit="bytes",
-)
-RUN_WORKER_SENT = Metric(
-    name="bamboo_job_worker_step_sent_bytes",
-    kind=MetricKind.GAUGE,
-    unit="bytes",
-    by=(RUN,),
-    labels=("namespace", "job", "worker", "kind"),
-    help="What a local worker sends to the others in a step, by kind.",
-)
-RUN_WORKER_MEMORY = Metric(
-    name="bamboo_job_worker_memory_peak_bytes",
-    kind=MetricKind.GAUGE,
-    unit="bytes",
-    by=(RUN,),
-    labels=("namespace", "job", "worker"),
-    help="The most memory that a local worker has taken so far.",
 )

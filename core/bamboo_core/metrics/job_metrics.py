@@ -1,4 +1,4 @@
-"""A job's metrics, from what its coordinator says of it: the same for the operator and for `bamboo run`."""
+"""A job's metrics, from what its coordinator says of it."""
 
 from collections import Counter
 

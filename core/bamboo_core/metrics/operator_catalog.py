@@ -7,7 +7,7 @@ LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 def _operator(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
     full = f"bamboo_operator_{name}"
-    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(Exporter.OPERATOR,), buckets=buckets)
+    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=Exporter.OPERATOR, buckets=buckets)
 
 
 OPERATOR_INFO = _operator(

@@ -9,7 +9,7 @@ def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = ""
     user's code.
     """
     full = f"bamboo_worker_{name}"
-    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(Exporter.WORKER,), buckets=buckets)
+    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=Exporter.WORKER, buckets=buckets)
 
 
 WORKER_INFO = _worker(
