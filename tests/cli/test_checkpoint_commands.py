@@ -79,30 +79,6 @@ def test_verify_reads_every_file_and_names_the_bad_ones(kept):
     assert bamboo("checkpoints", "verify", folder, "--step", 61, code=1).stderr == "no checkpoint of step 61\n"
 
 
-def test_prune_removes_what_it_says_and_asks_first(kept):
-    folder, manifests = kept
-    gone = [manifests[20].place.folder, manifests[40].place.folder]
-    dry = bamboo("checkpoints", "prune", folder, "--keep", 2, "--dry-run")
-    assert [line.split()[0] for line in dry.stdout.splitlines()] == gone
-    assert dry.stderr.startswith("would remove 2 folders, ")
-    asked = bamboo("checkpoints", "prune", folder, "--keep", 2, code=2)
-    assert re.fullmatch(
-        rf"bamboo: this removes 2 folders, .* from {folder}; pass --yes to do it anyway\n", asked.stderr
-    )
-    before = {path.name for path in folder.iterdir()}
-    assert bamboo("checkpoints", "prune", folder, "--keep", 2, "--yes").stdout == dry.stdout
-    assert {path.name for path in folder.iterdir()} == before - {*gone}
-    assert bamboo("checkpoints", "prune", folder, "--keep", 2).stderr == "nothing to remove\n"
-
-
-def test_of_each_training_so_many_stay(tmp_path):
-    store = CheckpointStore(str(tmp_path))
-    for step, digest in ((10, "a"), (20, "a"), (30, "b"), (40, "b")):
-        save(store, step, digest=digest * 16)
-    bamboo("checkpoints", "prune", tmp_path, "--keep", 1, "--yes")
-    assert [one.attempt.step for one in store.list()] == [40, 20]
-
-
 def test_mistakes_get_one_sentence(tmp_path):
     assert bamboo("checkpoints", "list", tmp_path / "nothing").stderr == "no checkpoints\n"
     wrong = bamboo("checkpoints", "list", "s3://key:hunter22@bucket/x", code=2).stderr
@@ -110,7 +86,6 @@ def test_mistakes_get_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     refused = bamboo("checkpoints", "verify", tmp_path / "file", code=1).stderr
     assert refused == f"bamboo: cannot list {tmp_path}/file: Not a directory\n"
-    assert "--keep" in bamboo("checkpoints", "prune", tmp_path, code=2).stderr
     assert "expected" in bamboo("export", "ftp://x/y", "-o", tmp_path / "out", code=2).stderr
 
 

@@ -72,9 +72,9 @@ def test_a_checkpoint_goes_to_s3_and_back(client):
     ]
     assert store.read_start(manifests[0], 0, 6) == b"step 2"
     assert CheckpointStore("s3://bucket/run", LIMITS).list() == ()
-    for removal in removable(found, 1, now=0.0):
-        store.delete(removal.attempt)
-        store.delete(removal.attempt)
+    for attempt in removable(found, 1, now=0.0):
+        store.delete(attempt)
+        store.delete(attempt)
     assert [one.manifest for one in store.list()] == manifests[2:]
     assert keys(client) == sorted(
         f"run/1/{manifests[2].place.folder}/{name}"
@@ -98,8 +98,8 @@ def test_a_writer_killed_in_the_middle_of_s3_leaves_no_torn_checkpoint(client):
         store.read_part(torn, 1)
     assert choose(found, DIGEST).manifest.step == 20
     save(store, 80)
-    for removal in removable(store.list(), 2, now=1e12):
-        store.delete(removal.attempt)
+    for attempt in removable(store.list(), 2, now=1e12):
+        store.delete(attempt)
     assert [one.attempt.step for one in store.list()] == [80, 20]
 
 

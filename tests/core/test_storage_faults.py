@@ -133,8 +133,8 @@ def check_after_kill(store: CheckpointStore) -> None:
     ]
     repeated = save(store, 40)
     assert choose(store.list(), DIGEST).manifest.step == 40
-    for removal in removable(store.list(), 1, now=FOREVER):
-        store.delete(removal.attempt)
+    for attempt in removable(store.list(), 1, now=FOREVER):
+        store.delete(attempt)
     left = store.list()
     assert {one.attempt for one in left} <= {repeated.place, choice.manifest.place}
     assert all(one.state is FoundState.COMPLETE for one in left)
@@ -160,8 +160,8 @@ def test_a_removal_that_is_killed_leaves_no_torn_checkpoint(fault):
             assert one.attempt.step == 40 or one.state in (FoundState.COMPLETE, FoundState.UNFINISHED)
             if one.state is FoundState.COMPLETE:
                 assert [problem for _, problem in store.verify(one.manifest)] == ["", ""]
-        for removal in removable(store.list(), 1, now=FOREVER):
-            store.delete(removal.attempt)
+        for attempt in removable(store.list(), 1, now=FOREVER):
+            store.delete(attempt)
         assert states(store) == [(40, "Complete")]
         if not killed:
             assert number > 1

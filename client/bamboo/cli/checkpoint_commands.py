@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from bamboo.cli import options
 from bamboo.cli.output_files import check_is_path
 from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.complaints import complain
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 EXPORTER = "bamboo_trainer.checkpoint"
 app = typer.Typer(rich_markup_mode=None)
 checkpoints = typer.Typer(
-    help="List, check and remove checkpoints, in a folder or an object store.",
+    help="List and check checkpoints, in a folder or an object store.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -108,41 +107,6 @@ def verify(url: Url, step: Step = None, output: Output = OutputFormat.TEXT) -> N
         typer.echo("no checkpoints" if step is None else f"no checkpoint of step {step}", err=True)
     missing = step is not None and not found
     raise typer.Exit(EXIT_FAILED if bad or missing else EXIT_OK)
-
-
-@checkpoints.command()
-def prune(
-    url: Url,
-    keep: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Complete checkpoints that stay, of each training.", show_default=False),
-    ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    yes: options.Yes = False,
-) -> None:
-    """Remove all but the newest checkpoints, and what is left of interrupted writes.
-
-    An unfinished write is removed after a later checkpoint, or after a day. A damaged one that is newer than every
-    complete one stays.
-
-    Example: bamboo checkpoints prune gs://bucket/llama --keep 3 --dry-run
-    """
-    from bamboo_core.checkpoint.retention import removable_of_each
-    from bamboo_core.text import count, size
-
-    with _told():
-        store = _open(url)
-        removals = removable_of_each(store.list(), keep, now=time.time())
-        for removal in removals:
-            typer.echo(f"{removal.attempt.folder}  {size(removal.bytes)}  {removal.reason}")
-        what = f"{count(len(removals), 'folder')}, {size(sum(removal.bytes for removal in removals))}"
-        if dry_run or not removals:
-            typer.echo(f"would remove {what}" if removals else "nothing to remove", err=True)
-            return
-        _confirm(f"this removes {what} from {store.shown}", yes=yes)
-        for removal in removals:
-            store.delete(removal.attempt)
-    typer.echo(f"removed {what}", err=True)
 
 
 @app.command()
@@ -262,17 +226,6 @@ def _print_verified(one: "Found", problems: list[str]) -> None:
         typer.echo(f"step {one.attempt.step}: {one.attempt.folder} is sound: {layers}, {size(one.bytes)}")
     for problem in problems:
         typer.echo(f"step {one.attempt.step}: {printable(problem)}")
-
-
-def _confirm(consequence: str, *, yes: bool) -> None:
-    """Asks as the commands on a cluster do."""
-    from bamboo.remote.session import confirm
-    from bamboo_core.kube.errors import RemoteError
-
-    try:
-        confirm(consequence, yes=yes)
-    except RemoteError as error:
-        _end(str(error), error.code)
 
 
 def _end(message: str, code: int) -> NoReturn:

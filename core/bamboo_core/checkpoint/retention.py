@@ -1,7 +1,6 @@
 """Which checkpoints and which remains of interrupted writes are removed. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from bamboo_core.checkpoint.found import Found, FoundState, newest_first
@@ -9,13 +8,6 @@ from bamboo_core.checkpoint.layout import Attempt
 
 DEAD_AFTER_SECONDS: Final = 24 * 3600.0
 GIVEN_UP_SECONDS: Final = 3600.0  # twice as long as a checkpoint may take: who wrote nothing since then has given it up
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    attempt: Attempt
-    reason: str
-    bytes: int
 
 
 def removable(
@@ -26,8 +18,8 @@ def removable(
     digest: str | None = None,
     writing: Collection[Attempt] = (),
     dead_after: float = DEAD_AFTER_SECONDS,
-) -> tuple[Removal, ...]:
-    """Oldest first.
+) -> tuple[Attempt, ...]:
+    """Return what is to be removed, the oldest first.
 
     keep: so many complete ones stay, and at least the newest one, the one that was written last, and the one with the
     best score. digest: only checkpoints of this training are counted and removed; None: all are. writing: attempts in
@@ -43,36 +35,25 @@ def removable(
     scored = {attempt: score for attempt, score in scores.items() if score is not None}
     if scored:
         kept.add(max(scored, key=lambda attempt: scored[attempt]))  # of equal ones the oldest
-    removals = []
-    for one in reversed(everything):
-        if one.attempt in kept or one.attempt in writing:
-            continue
-        if reason := _reason(one, complete, now - dead_after, ours=_ours(one, digest)):
-            removals.append(Removal(attempt=one.attempt, reason=reason, bytes=one.bytes))
-    return tuple(removals)
+    return tuple(
+        one.attempt
+        for one in reversed(everything)
+        if one.attempt not in kept
+        and one.attempt not in writing
+        and _is_over(one, complete, now - dead_after, ours=_ours(one, digest))
+    )
 
 
-def removable_of_each(found: Sequence[Found], keep: int, *, now: float) -> tuple[Removal, ...]:
-    """What `removable` gives for a store that may hold checkpoints of several trainings: `keep` of each
-    training stay.
-    """
-    digests = {one.manifest.digest for one in found if one.state is FoundState.COMPLETE and one.manifest}
-    of_each = [removable(found, keep, now=now, digest=digest) for digest in digests or [None]]
-    removals = {removal.attempt: removal for removals in of_each for removal in removals}
-    return tuple(removals[attempt] for attempt in sorted(removals))
-
-
-def _reason(one: Found, complete: list[Found], dead: float, *, ours: bool) -> str:
-    """Why it is removed, or nothing."""
+def _is_over(one: Found, complete: list[Found], dead: float, *, ours: bool) -> bool:
+    """Return whether nobody needs it: there are newer ones, it is damaged, or its write was interrupted."""
     match one.state:
-        case FoundState.COMPLETE if ours:
-            return "there are newer ones"
-        case FoundState.DAMAGED if complete and one.attempt.step <= complete[0].attempt.step and ours:
-            return f"damaged: {one.reason}"
+        case FoundState.COMPLETE:
+            return ours
+        case FoundState.DAMAGED:
+            return ours and bool(complete) and one.attempt.step <= complete[0].attempt.step
         case FoundState.UNFINISHED if one.modified is not None:
-            if one.modified < dead or any(_overtook(other, one) for other in complete):
-                return "the write was interrupted"
-    return ""
+            return one.modified < dead or any(_overtook(other, one) for other in complete)
+    return False
 
 
 def _overtook(complete: Found, unfinished: Found) -> bool:

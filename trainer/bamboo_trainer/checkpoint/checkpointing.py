@@ -310,14 +310,14 @@ class Checkpointing:
         assert self._spec.checkpoint is not None
         store, spec = self._open(), self._spec.checkpoint
         try:
-            for removal in removable(
+            for attempt in removable(
                 store.list(),
                 spec.keep_latest,
                 now=time.time(),
                 digest=self._digest,
                 dead_after=dead_after,
             ):
-                store.delete(removal.attempt)
+                store.delete(attempt)
         except StorageError as error:
             logger.warning("old checkpoints were not removed: %s", error)
 
