@@ -29,7 +29,6 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.data.rows": ("Indexed", "HuggingFaceDataset"),
     "bamboo_trainer.data.prefetched": ("Prefetched",),
     "bamboo_trainer.data.mixture": ("Mixture",),
-    "bamboo_trainer.reference": ("train",),
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),
 }

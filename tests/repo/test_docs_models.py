@@ -23,8 +23,8 @@ from bamboo_core.names import (
 from bamboo_operator.manifests.template import OWN_ENV, TOKEN_VOLUME
 from bamboo_trainer.__main__ import HELP
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
+from reference import train
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+import reference
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.manifests.worker_pod import template_problems
-from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import TrainingConfig

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import reference
 from bamboo_core.planning.plan import Plan
-from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage, build_stage

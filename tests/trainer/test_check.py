@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+import reference
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.task import Task
@@ -20,7 +20,7 @@ def of(task: Task, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> dict[str, An
     """The check of a job of that task."""
     monkeypatch.setattr(reference, "build_it", lambda config: task, raising=False)
     training = {"steps": 3, "globalBatchSize": 8, "microBatchSize": 2}
-    default = {"task": {"entrypoint": "bamboo_trainer.reference:build_it"}, "training": training}
+    default = {"task": {"entrypoint": "reference:build_it"}, "training": training}
     return check(manifest(**{**default, "topology": {"stages": 2}, **spec}))
 
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import reference
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.grid import split_layers
-from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.inspection.costs import layer_costs, profile
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -163,4 +163,4 @@ def test_stated_costs_are_checked_when_the_task_is_loaded(costs, message, monkey
     task = replace(sequences(nn.Identity), costs=costs)
     monkeypatch.setattr(reference, "build_costly", lambda config: task, raising=False)
     with pytest.raises(TaskError, match=message):
-        load_task("bamboo_trainer.reference:build_costly", {})
+        load_task("reference:build_costly", {})

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+import reference
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
-from bamboo_trainer import reference
 from bamboo_trainer.decisions import Committed, Decision, Memory, frozen_for, reduce_on_plateau, stop_when
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig

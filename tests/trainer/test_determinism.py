@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import reference
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task

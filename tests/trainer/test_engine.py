@@ -14,12 +14,12 @@ from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
 from branching_job import BranchingJob, Kind, each_way, kill_at_each, of_cell, of_name, of_role, sweep
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
+from reference import train
 from training_job import Fault, Job
 
 STEPS = 4

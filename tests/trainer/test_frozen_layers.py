@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_trainer import reference
+import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.forwarding import split_needs, with_needs
 from bamboo_trainer.stage.work import NO_GRADIENT

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+import reference
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import build_stage
@@ -130,7 +130,7 @@ def test_a_missing_module_says_where_it_was_looked_for(tmp_path, monkeypatch):
 def test_a_module_instead_of_a_factory_is_named_when_the_task_is_loaded(layers, monkeypatch) -> None:
     monkeypatch.setattr(reference, "build_modules", lambda config: small_task(layers=layers), raising=False)
     with pytest.raises(TaskError, match=r"layers\[\d\] is a module \((Tanh|Linear)\), expected a function without"):
-        load_task("bamboo_trainer.reference:build_modules", {})
+        load_task("reference:build_modules", {})
 
 
 @pytest.mark.parametrize("where", ["import", "build"])
@@ -148,7 +148,7 @@ def test_a_task_of_too_many_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -
     task = small_task(layers=(nn.Identity,) * 10_001)
     monkeypatch.setattr(reference, "build_too_much", lambda config: task, raising=False)
     with pytest.raises(TaskError, match="10001 layers, at most 10000 are accepted"):
-        load_task("bamboo_trainer.reference:build_too_much", {})
+        load_task("reference:build_too_much", {})
 
 
 SEEING = """

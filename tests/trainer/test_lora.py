@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import reference
 from bamboo_core.control.digests import add_digests
 from bamboo_core.job.yaml_file import load_document
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.lora import LoraLinear, merged, with_lora
 from bamboo_trainer.models import gpt

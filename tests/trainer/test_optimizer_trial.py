@@ -8,8 +8,8 @@ import torch
 from test_engine import manifest
 from torch import nn
 
+import reference
 from bamboo_core.coordinator.events import Outcome
-from bamboo_trainer import reference
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
@@ -59,7 +59,7 @@ def job(monkeypatch: pytest.MonkeyPatch, optimizer: Any, grid: tuple[int, int], 
 
     monkeypatch.setattr(reference, "build_optimized", build, raising=False)
     document = manifest(*grid, mode="LazyForward", steps=13)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_optimized"}
+    document["spec"]["task"] = {"entrypoint": "reference:build_optimized"}
     document["spec"]["topology"] |= changes.pop("topology", {})
     document["spec"]["training"] |= changes
     return Job(document)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import reference
 from bamboo_core.control.digests import add_digests
-from bamboo_trainer import reference
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.stage.stage import Stage, build_stage
 from precision_kit import build

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.__main__ import main as export
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.reference import train
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import TrainingConfig
 from export_kit import write
 from manifest_kit import bamboojob, training
+from reference import train
 from stage_kit import chain, state_of
 from transformers_kit import FAMILIES, LENGTH, transformers
 

@@ -15,11 +15,11 @@ from bamboo_trainer.checkpoint.__main__ import main as export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
-from bamboo_trainer.reference import train
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from checkpoint_kit import make_manifest
 from manifest_kit import bamboojob, training
+from reference import train
 from stage_kit import chain
 from transformers_kit import LENGTH, config_of, layers_of, run, transformers
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import reference
 import running_tasks
-from bamboo_trainer import reference
 from bamboo_trainer.task import Task, contribute, track_buffers
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.running_buffers import evaluating

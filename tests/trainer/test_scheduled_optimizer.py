@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import reference
 from bamboo_core.control.digests import add_digests
-from bamboo_trainer import reference
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer

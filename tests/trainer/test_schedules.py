@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from bamboo_trainer import reference, schedules
+import reference
+from bamboo_trainer import schedules
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo_trainer import reference
+import reference
 from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.stage.state import snapshot

@@ -10,8 +10,8 @@ import torch
 from test_engine import manifest
 from torch import nn
 
+import reference
 from bamboo_core.coordinator.events import Outcome
-from bamboo_trainer import reference
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from stage_kit import small_task
 from training_job import Job
@@ -85,7 +85,7 @@ def job(
 
     monkeypatch.setattr(reference, "build_late", build, raising=False)
     document = manifest(*grid, mode=mode, steps=STEPS)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_late"}
+    document["spec"]["task"] = {"entrypoint": "reference:build_late"}
     document["spec"]["training"] |= spec
     return Job(document)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bamboo_trainer import reference
+import reference
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of

@@ -11,7 +11,7 @@ import torch
 from test_engine import manifest
 from torch import nn
 
-from bamboo_trainer import reference
+import reference
 from bamboo_trainer.commit.state_checks import EVERY, StateChecks, is_due
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from stage_kit import small_task
@@ -57,7 +57,7 @@ def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines
     """Owner and replica, or the owners of two pipelines: at the next comparison, after 4 of 40 steps."""
     monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
     document = manifest(stages, pipelines, mode=mode, steps=40)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
+    document["spec"]["task"] = {"entrypoint": "reference:build_noisy"}
     message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
     assert re.search(message, why_failed(Job(document).run()))
 
@@ -67,7 +67,7 @@ def test_a_job_that_says_it_is_not_deterministic_is_not_compared(stages, pipelin
     """Neither are its states, nor is its optimizer tried."""
     monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
     document = manifest(stages, pipelines, mode=mode, steps=6)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
+    document["spec"]["task"] = {"entrypoint": "reference:build_noisy"}
     document["spec"]["training"]["deterministic"] = False
     job = Job(document).run()
     assert job.finish is not None
@@ -87,7 +87,7 @@ def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) 
         reference, "build_elsewhere", lambda config: small_task(layers=[Elsewhere], costs=[1]), raising=False
     )
     document = manifest(1, 2, mode="None", steps=40)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_elsewhere"}
+    document["spec"]["task"] = {"entrypoint": "reference:build_elsewhere"}
     job = Job(document)
     with pytest.raises(NotDeterministic, match=r"\(Elsewhere\)"):
         job.run()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bamboo_trainer import reference
+import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from stage_kit import CONFIG, small_gpt

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_trainer import reference
+import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo_trainer import reference
+import reference
 from bamboo_trainer.from_module import example_of
 from bamboo_trainer.models import mlp
 from bamboo_trainer.tasks import user_code

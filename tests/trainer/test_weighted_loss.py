@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import reference
 from bamboo_core.coordinator.events import Outcome
-from bamboo_trainer import reference
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.user_code import build_layer, forward_seed
