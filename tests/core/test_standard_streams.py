@@ -125,7 +125,7 @@ def test_any_text_can_be_written(encoding: str, text: str, written: bytes, monke
         ("| true", 0, ""),
     ],
 )
-@pytest.mark.parametrize(("command", "unbuffered"), [("version", "1"), ("history", ""), ("history", "1")])
+@pytest.mark.parametrize(("command", "unbuffered"), [("--version", "1"), ("history", ""), ("history", "1")])
 def test_a_command_whose_output_cannot_be_written_says_so_in_a_sentence(
     tmp_path: Path, command: str, unbuffered: str, redirection: str, code: int, said: str
 ) -> None:

@@ -40,7 +40,7 @@ async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
 @pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])
 def test_the_live_view_names_the_page(page: str) -> None:
     console = Console(file=io.StringIO(), record=True, width=80)
-    console.print(render("tiny", said(), [], elapsed=1.0, now=datetime.now(UTC), footer=Footer(page=page)))
+    console.print(render("tiny", said(), [], elapsed=1.0, now=datetime.now(UTC), footer=Footer(page=page), width=80))
     assert (f"page: {page}" in console.export_text()) is bool(page)
 
 

@@ -100,7 +100,7 @@ def test_a_run_without_data_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatc
 
 def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stages of a layer each, AdamW: what is kept follows from sizes that can be added up by hand."""
-    width, batch = 64, 16
+    width, batch = 64, 1
     layers = (lambda: nn.Linear(2, width), lambda: nn.Sequential(nn.Tanh(), nn.Linear(width, 2)))
     task = small_task(layers=layers, optimizer=lambda named: torch.optim.AdamW([p for _, p in named]))
     training = {"steps": 3, "globalBatchSize": 8 * batch, "microBatchSize": batch}
