@@ -108,10 +108,7 @@ def searched(at: World, limits: Limits, bounds: Bounds | None = None) -> Any:
         return [simulate_trial(at, trial) for trial in trials]
 
     like = as_the_job_is("m", at.spec)
-    counts = Counts()
-    kept = fitting_grids(at, limits, like, counts)
-    wanted = partial(choose, bounds=bounds or Bounds())
-    return search(at, limits, like, kept, counts, simulate=simulate, choose=wanted)
+    return search(at, limits, like, simulate, partial(choose, bounds=bounds or Bounds()))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons
 from bamboo.sizing.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo.sizing.rounds import Trials
-from bamboo.sizing.search import Counts, SearchResult, fitting_grids, search
+from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.trials.world import MachineKind, Market, World, has_price, machine_of
@@ -82,11 +82,8 @@ def planned(wanted: PlanRequest) -> Planned:
         world = _world(wanted, spec, warnings)
         limits = _limits(wanted, spec, world.market)
         like = _like(limits, as_the_job_is(next(iter(world.machines)), world.spec))
-        progress, counts = partial(RunProgress, shown=wanted.shown), Counts()
-        with progress(1, "memory and undisturbed steps"):
-            kept = fitting_grids(world, limits, like, counts)
-        trials = Trials(world=world, jobs=wanted.jobs, progress=progress)
-        found = search(world, limits, like, kept, counts, simulate=trials.assess, choose=partial(choose, bounds=bounds))
+        trials = Trials(world=world, jobs=wanted.jobs, progress=partial(RunProgress, shown=wanted.shown))
+        found = search(world, limits, like, trials.assess, partial(choose, bounds=bounds))
     except InvalidRequest:
         raise
     except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:

@@ -97,20 +97,12 @@ class _Race:
         return min(whole, max(losses / rate * HOUR, 4 * start + steps))
 
 
-def search(
-    world: World,
-    limits: Limits,
-    like: Candidate,
-    kept: Sequence[tuple[Candidate, Calm]],
-    counts: Counts,
-    *,
-    simulate: Simulate,
-    choose: Choose,
-) -> SearchResult:
-    """The search for options. like: the job as it is, whose protection is where the search begins. kept, counts: of
-    `fitting_grids`.
+def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, choose: Choose) -> SearchResult:
+    """Search for options. like: the job as it is, whose protection is where the search begins. Raises ValueError if no
+    grid fits.
     """
-    race = _Race(world, simulate)
+    counts, race = Counts(), _Race(world, simulate)
+    kept = fitting_grids(world, limits, like, counts)
     first = near(race.round("grids", [one for one, _ in kept], LOSSES[0], 1), SLACK, MOST_GRIDS)
     chosen = [one.candidate for one in first[:MOST_KEPT]]
     changed = {one: _changed(world, limits, one) for one in chosen}
