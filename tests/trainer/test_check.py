@@ -10,6 +10,7 @@ from torch import nn
 import reference
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.check import check
+from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.task import Task
 from stage_kit import small_task
@@ -100,9 +101,11 @@ def test_a_run_without_data_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatc
 
 def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stages of a layer each, AdamW: what is kept follows from sizes that can be added up by hand."""
-    width, batch = 64, 1
+    width, batch = 64, 16
+    points = torch.arange(256.0).reshape(128, 2) / 256  # for a whole step
     layers = (lambda: nn.Linear(2, width), lambda: nn.Sequential(nn.Tanh(), nn.Linear(width, 2)))
-    task = small_task(layers=layers, optimizer=lambda named: torch.optim.AdamW([p for _, p in named]))
+    data = TensorDataset((points,), (points,))
+    task = small_task(layers=layers, dataset=data, optimizer=lambda named: torch.optim.AdamW([p for _, p in named]))
     training = {"steps": 3, "globalBatchSize": 8 * batch, "microBatchSize": batch}
     alone = {"training": training, "topology": {"stages": 2, "split": [1, 1]}, "redundancy": {"mode": "None"}}
     spec = parse_manifest(manifest(**alone))

