@@ -19,6 +19,7 @@ import torch
 
 from bamboo_core.planning.plan import ROOT
 from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job, one_of_each_kind
@@ -167,7 +168,10 @@ class BranchingJob(Job):
             sink.write(pickle.dumps(answer))
         os._exit(0)
 
+    def reader(self, task: Task, config: TrainingConfig) -> BatchReader:
+        """A reader that a forked process can go on with."""
+        self._readers.append(_Reader(task, config.samples))
+        return self._readers[-1]
+
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        reader = _Reader(self.task, config.samples)
-        self._readers.append(reader)
-        return build_stage(self.task, stage, stages, config, self.computes_on[0], reader)
+        return build_stage(self.task, stage, stages, config, self.computes_on[0], self.reader(self.task, config))

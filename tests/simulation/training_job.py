@@ -55,6 +55,7 @@ from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from memory_transport import MemoryNetwork
 
@@ -183,7 +184,8 @@ class StagesOfWorker:
         if self.job.spec.task.initial_from is None:
             return self.job.stage(self.worker, index, stages, self.config)
         task = self.first.get() if begins else self.job.task
-        return build_stage(task, index, stages, self.config, self.job.computes_on[0], first=self.first.get)
+        reader = self.job.reader(task, self.config)
+        return build_stage(task, index, stages, self.config, self.job.computes_on[0], reader, first=self.first.get)
 
 
 class Watch:
@@ -279,6 +281,10 @@ class Job:
             return False
         self.faults.remove(fault)
         return True
+
+    def reader(self, task: Task, config: TrainingConfig) -> BatchReader | None:
+        """The reader of a stage's batches; None: the stage makes its own."""
+        return None
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """A stage in its first state, for that worker."""
