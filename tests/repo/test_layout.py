@@ -20,7 +20,6 @@ SCENARIOS = {
         "kube_proxy",
         "manifest_fuzz",
         "lost_nodes",
-        "metrics_run",
         "replicas",
         "storage_faults",
         "stragglers",

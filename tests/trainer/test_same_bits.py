@@ -92,7 +92,7 @@ def transformer(make: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict
 def library(model: str, *fast: str) -> Row:
     """A model that comes with Bamboo: dropout, BatchNorm's statistics, tied matrices and LSTMs included."""
     task = own(f"bamboo_trainer.models.{model}:build", size="tiny")
-    return Row(task=task, numbers=numbers(2), deep=4, steps=(1,), kills=("Forward",), plain=True, fast=fast)
+    return Row(task=task, numbers=numbers(3), deep=4, steps=(1,), kills=("Forward",), plain=True, fast=fast)
 
 
 def split(model: str, deep: int, *fast: str) -> Row:
