@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from bamboo_core.coordinator.events import Finish, Outcome, SlowWorker, WorkerState
+from bamboo_core.job.manifest_warnings import warnings
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from operator_kit import NOW, at, job, said
 from status_kit import POOLED, conditions, holding, seen
@@ -221,7 +222,8 @@ def test_what_a_job_waits_for_in_its_queue_is_told_whether_or_not_it_trains_with
 
 def test_who_applies_a_manifest_reads_what_may_surprise_in_its_condition() -> None:
     """kubectl shows no warning of its own."""
-    found = conditions(seen(PENDING, spec=job(spread={"policy": "SingleZone"})))["Accepted"]
+    spec = job(spread={"policy": "SingleZone"})
+    found = conditions(seen(PENDING, spec=spec, surprises=tuple(warnings(spec))))["Accepted"]
     assert (found["status"], found["reason"]) == ("True", "Accepted")
     assert "spec.spread.policy SingleZone without spec.checkpoint: the job ends if" in found["message"]
 

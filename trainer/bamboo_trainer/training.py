@@ -19,8 +19,8 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 class TrainingConfig:
     """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept.
 
-    deterministic: look whether work that is
-    done twice gives the same bits. early: the evaluations that may end the job; None: none do. compile: the layers.
+    deterministic: look whether work that is done twice gives the same bits. early: the evaluations that may end the
+    job; None: none do. compile: the layers.
     """
 
     seed: int

@@ -68,7 +68,7 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) ->
         warnings.append("spec.budget.money has no effect here: nobody is paid for workers on this machine")
     if told := past(spec, datetime.now(UTC)):
         warnings.append(told)
-    gpus = any(quantity != "0" for quantity in spec.worker.resources.gpus)
+    gpus = spec.worker.resources.asks_for_gpus
     if (gpus or spec.worker.devices > 1) and not os.environ.get(ENV_DEVICE) and not _torch_may_use_gpus():
         asks = "spec.worker.resources asks" if gpus else f"spec.worker.devices {spec.worker.devices} asks"
         warnings.append(f"{asks} for GPUs, and torch can use none on this machine: the workers train on the CPU")

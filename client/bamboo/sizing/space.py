@@ -36,8 +36,6 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
     be judged without that. Of the numbers of pipelines whose largest share of a step is the same only the least: more
     are not faster.
 
-    What crosses zones may cost more than all nodes, so that no grid can be judged without that.
-    Of the numbers of pipelines whose largest share of a step is the same only the least: more are not faster.
     Where the coordinator chooses the grid, those that it may choose.
     """
     bounds = grid_bounds(world.spec)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_trace
 
 HOUR = 3600.0
+BATCH = 0.5  # the share of a zone's nodes that goes at once, with the pattern zones
 MOST_DRAWS = 5_000_000  # nodes times hours
 
 
@@ -33,7 +34,6 @@ class Generation:
     addition: float = 0.5  # probability that a missing node is replaced within an hour
     zones: tuple[str, ...] = ("zone-a",)
     notice: float | None = None  # seconds, None for none
-    batch: float = 0.5  # with `zones` the share of a zone's nodes that goes at once
 
 
 def generate(wanted: Generation, seed: int) -> Trace:
@@ -56,7 +56,6 @@ def _check(wanted: Generation) -> None:
         ("hours", wanted.hours, 0.01, 87_600),
         ("removal", wanted.removal, 0, 1),
         ("addition", wanted.addition, 0, 1),
-        ("batch", wanted.batch, 0.01, 1),
     ):
         if not low <= value <= high:
             raise NodeTraceError(f"--{name} must be from {low} to {high}, not {value:g}")
@@ -93,7 +92,7 @@ def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list
 def _removals(wanted: Generation, there: list[str], rng: random.Random) -> list[tuple[float, str]]:
     """(seconds within the hour, node)"""
     if wanted.pattern is Pattern.ZONES:
-        size = math.ceil(wanted.batch * len(there))
+        size = math.ceil(BATCH * len(there))
         if not there or rng.random() >= wanted.removal * len(there) / size:
             return []
         at = rng.random() * HOUR

@@ -27,8 +27,8 @@ def choose(
     """The newest one of this job that is complete.
 
     digest: of what the job's numbers depend on. layers: of the job's model, if it is known. steps: the most that it may
-    have seen. bad: those that turned out to be damaged when they were read. An unfinished one newer than the choice is
-    passed over without a word: nobody was ever told that it exists.
+    have seen. bad: those that turned out to be damaged when they were read. An unfinished one newer
+    than the choice is passed over without a word: nobody was ever told that it exists.
     """
     passed: list[tuple[Attempt, str]] = []
     for one in sorted(found, key=newest_first):

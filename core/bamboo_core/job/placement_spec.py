@@ -144,6 +144,10 @@ class ResourcesSpec:
         asked = (*self.limits.items(), *self.requests.items())
         return tuple(str(quantity) for name, quantity in asked if name.endswith(GPU_SUFFIX))
 
+    @property
+    def asks_for_gpus(self) -> bool:
+        return any(quantity != "0" for quantity in self.gpus)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:

@@ -12,6 +12,8 @@ import msgspec
 from bamboo_core.job.api_object import ApiPart, Time, read_leniently
 from bamboo_core.job.fields import MAX_INT
 
+EARLY_STOPPED = "EarlyStopped"  # the reason of a job that is complete before its last step
+
 
 def _schema(**keywords: Any) -> msgspec.Meta:
     """What the CRD says of a field beside its type."""
@@ -184,6 +186,12 @@ class BambooJobStatus(ApiPart, frozen=True):
     def ended(self) -> ReportedCondition | None:
         """The condition with which the job is over."""
         return next((one for one in self.conditions if one.type in ("Complete", "Failed") and one.holds), None)
+
+    @property
+    def stopped_early(self) -> str:
+        """Why the job is complete before its last step; "" if it is not."""
+        ended = self.ended
+        return ended.message if ended is not None and ended.reason == EARLY_STOPPED else ""
 
     @property
     def owners(self) -> tuple[tuple[str, ...], ...]:

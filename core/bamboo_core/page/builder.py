@@ -398,12 +398,11 @@ def conditions(written: BambooJobStatus) -> tuple[d.PageCondition, ...]:
 def _remembered(view: JobView, found: d.Document) -> d.Document:
     """The document with progress and owners as the status has them."""
     training, progress, over = view.status.training, found.progress, state_in_status(view.status).over
-    ended = view.status.ended
     owners = () if over else rows(view.plan, Labels(view.name))
     known = d.PageProgress(
         step=progress.step if training.step is None else training.step,
         steps=progress.steps if training.steps is None else training.steps,
-        stopped_early=ended.message if ended is not None and ended.reason == "EarlyStopped" else "",
+        stopped_early=view.status.stopped_early,
         loss=progress.loss if training.loss is None else training.loss,
         samples=progress.samples,
         samples_per_second=None if over else training.samples_per_second,

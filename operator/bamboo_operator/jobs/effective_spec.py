@@ -10,6 +10,7 @@ from bamboo_core.coordinator.events import Emit
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.initial_job import FIELD, place_in, unresolved, with_place
 from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
 from bamboo_core.job.pod_fields import PATH, pool_path
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError
@@ -134,6 +135,7 @@ class EffectiveSpec:
         self._status.update(
             generation=self._generation,
             spec=found.spec,
+            surprises=tuple(manifest_warnings(found.spec)),
             problems=found.problems,
             refused=found.refused,
             warnings=tuple(template_problems(found.spec)),
@@ -155,7 +157,7 @@ class EffectiveSpec:
         except ManifestError as error:
             self._status.update(problems=problems_of(error))
             return None
-        self._status.update(spec=spec)
+        self._status.update(spec=spec, surprises=tuple(manifest_warnings(spec)))
         return spec
 
     @property

@@ -7,7 +7,6 @@ from decimal import Decimal
 
 from bamboo_core.coordinator.events import Outcome, Status, WorkerState
 from bamboo_core.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
-from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
 from bamboo_core.job.spec import RedundancyMode, gives_back, whole_workers
 from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
@@ -106,8 +105,7 @@ def _accepted(given: RuleInput) -> ConditionResult:
         return ConditionResult(False, "ChangeRefused", facts.refused)
     if warnings := (*facts.warnings, *filter(None, [facts.unmanaged])):
         return ConditionResult(True, "AcceptedInPart", "; ".join(warnings))
-    surprises = manifest_warnings(facts.spec) if facts.spec else ()
-    return ConditionResult(True, "Accepted", "; ".join(["the manifest is valid", *surprises]))
+    return ConditionResult(True, "Accepted", "; ".join(["the manifest is valid", *facts.surprises]))
 
 
 def _workers_ready(given: RuleInput) -> ConditionResult:

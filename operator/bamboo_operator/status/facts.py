@@ -52,6 +52,7 @@ class StatusFacts:
     deleted: bool = False  # it is being deleted; its workers were told to stop
     unattended: bool = False  # its workers train, and no operator manages them
     warnings: tuple[str, ...] = ()  # what of it has no effect
+    surprises: tuple[str, ...] = ()  # what of the spec may not be meant so
     earlier: EarlierCounts = EarlierCounts()
     pods: Mapping[str, int] = field(default_factory=dict)  # the living ones, by the name of their pool
     paid: Mapping[str, int] | None = None  # those of them that have a node, None for all

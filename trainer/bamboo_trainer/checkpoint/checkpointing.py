@@ -82,8 +82,10 @@ def store_url(spec: JobSpec) -> str | None:
 
 
 class Checkpointing:
-    """The checkpoints of one job; see `CheckpointFiles`. layers: of its model. tell: sends a message to
-    the coordinator, from any thread. data: what the job trains with; None if it keeps no checkpoints.
+    """The checkpoints of one job; see `CheckpointFiles`.
+
+    layers: of its model. tell: sends a message to the coordinator, from any thread. data: what the job trains with;
+    None if it keeps no checkpoints.
     """
 
     def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None], data: DataRecord | None) -> None:

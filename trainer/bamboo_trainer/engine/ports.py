@@ -23,8 +23,7 @@ class Ports:
 
     new_id: of an attempt to write a checkpoint. host_memory: how much there is. copies: of what is sent, in host
     memory; who makes them later has `Copied` handled when one is there. clock: seconds; work_clock: without those in
-    which the engine's thread waited for a processor. on_host: what is kept for others only
-    waits in host memory.
+    which the engine's thread waited for a processor. on_host: what is kept for others only waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. spots: which
     microbatches are computed again; None: none. deterministic: see `training.deterministic`. devices: of the worker, on
     which its stages are run in as many parts.

@@ -61,8 +61,7 @@ def require_gpus(resources: ResourcesSpec, devices: Sequence[torch.device]) -> N
 
     resources: of the job's workers. devices: those that were chosen. BAMBOO_DEVICE=cpu asks for the CPU.
     """
-    asked = any(quantity != "0" for quantity in resources.gpus)
-    if asked and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):
+    if resources.asks_for_gpus and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):
         built = "" if torch.version.cuda or torch.version.hip else f", and torch {torch.__version__} is built for CPUs"
         raise DeviceError(
             f"spec.worker.resources asks for GPUs, and there is none in this container{built}; expected a GPU, or "

@@ -95,8 +95,8 @@ class WorkerSettings:
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
     signed the coordinator's certificate; "" for those that this machine trusts. metrics_port: of its own metrics.
-    logger_seconds: that loggers have at the end. pod: it has a container of its own, with the
-    resources that the job asks for, and nobody else writes to its log.
+    logger_seconds: that loggers have at the end. pod: it has a container of its own, with the resources that the job
+    asks for, and nobody else writes to its log.
     """
 
     host: str = "127.0.0.1"

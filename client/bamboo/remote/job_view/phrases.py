@@ -37,7 +37,7 @@ def progress(job: JobView) -> str:
         loss=training.loss,
         samples_per_second=training.samples_per_second if runs else None,
         eta_seconds=training.eta_seconds if runs else None,
-        stopped_early=job.status.ended is not None and job.status.ended.reason == "EarlyStopped",
+        stopped_early=bool(job.status.stopped_early),
     )
     return ", ".join(words)
 

@@ -3,9 +3,8 @@
 from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.job.status import EARLY_STOPPED
 from bamboo_core.text import count
-
-EARLY_STOPPED = "EarlyStopped"
 
 
 def finish_if_done(turn: Turn) -> None:
