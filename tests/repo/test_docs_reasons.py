@@ -111,6 +111,11 @@ def _assigned(place: ast.AST, name: str) -> Iterator[ast.expr]:
     for node in nodes:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
             yield node.value
+        elif isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
+            for package in PACKAGES:
+                source = (ROOT / package).parent / (node.module.replace(".", "/") + ".py")
+                if source.is_file():
+                    yield from _assigned(ast.parse(source.read_text()), name)
 
 
 def _reason(call: ast.Call) -> ast.expr | None:
