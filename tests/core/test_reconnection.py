@@ -14,6 +14,7 @@ from bamboo_core.coordinator.events import (
     Outcome,
     RemoveWorker,
     Tick,
+    WorkerLost,
     WorkersAbsent,
 )
 from bamboo_core.planning.plan import Cell
@@ -62,6 +63,19 @@ def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> 
     for worker in ("w2", "w3"):
         back(world, worker, plan)
     assert world.state.phase == "Running", "no time has passed"
+
+
+@pytest.mark.parametrize(("exit_code", "preemptions"), [(0, 0), (None, 1)])
+def test_a_worker_that_left_by_order_before_the_restart_was_not_preempted(
+    exit_code: int | None, preemptions: int
+) -> None:
+    world = World(2, 1, 1)
+    world.settle()
+    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    world.state = replace(begun, membership=replace(begun.membership, requested=3))
+    world.tell(WorkerLost("w2", "the pod has ended", exit_code))
+    assert world.state.membership.preemptions == preemptions
+    assert world.state.membership.gone == {"w2"}
 
 
 def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced() -> None:

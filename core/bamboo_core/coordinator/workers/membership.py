@@ -125,11 +125,16 @@ def declare_lost(
 
 
 def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
-    """It has not joined, or a coordinator before this one knew it; then who ends with 0 may have been told to stop."""
+    """Declare a worker lost that has not joined this coordinator.
+
+    In a coordinator that recovers, the coordinator before it may have known the worker. A worker without an exit code
+    was taken away then. A worker that ended with 0 had left by order: it was given back, or the coordinator before
+    counted the preemption when it heard the notice.
+    """
     state = turn.state
     recovering = state.phase == "Recovering"
     by_order = not exit_code
-    turn.put(state.membership.losing_early(worker, taken=recovering and by_order))  # or so it seems
+    turn.put(state.membership.losing_early(worker, taken=recovering and exit_code is None))
     turn.do(Emit("WorkerLost", f"{worker} was lost before it joined: {detail}", True), RemoveWorker(worker))
     if recovering and by_order:
         return
