@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SECONDS = 240  # for all data to be there
 UNPROTECTED = "bamboo_job_protected", "== 0"  # in a query that shows only a job that is not protected
+# These have values only while a worker is slow, which is chance here, and for a task with data to evaluate on.
+SOMETIMES = ("bamboo_job_straggler_microbatch_seconds", "bamboo_job_evaluation", "bamboo_job_evaluated_step")
 
 
 def scrape_config(operator: Operator, pods: Path) -> dict[str, Any]:
@@ -110,7 +112,9 @@ def test_every_panel_shows_something_and_every_alert_can_be_asked(
         _check_targets(server)
         _check_pages(server, operator)
         unprotected = [asked for asked in queries() if all(part in asked.expr for part in UNPROTECTED)]
-        _check_panels(server, namespace, [asked for asked in queries() if asked not in unprotected])
+        sometimes = [asked for asked in queries() if any(name in asked.expr for name in SOMETIMES)]
+        always = [asked for asked in queries() if asked not in (*unprotected, *sometimes)]
+        _check_panels(server, namespace, always)
         _check_alerts(server)
         _check_numbers(server, ours, job)
         assert unprotected
