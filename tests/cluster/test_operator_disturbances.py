@@ -13,8 +13,7 @@ import pytest
 from cluster.client import Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
-from manifest_kit import training
-from operator_jobs import claimed, digests_of_a_local_run, local_run, manifest, slowed, small, wrapped
+from operator_jobs import claimed, digests_of_a_local_run, local_run, slowed, small, wrapped
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -174,35 +173,6 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     slow.unlink()
     status = job.until("Complete")
     assert status["digests"] == digests_of_a_local_run(document, tmp_path)
-
-
-@pytest.mark.slow
-def test_with_fewer_workers_than_stages_the_layers_are_split_anew_and_back(
-    installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
-) -> None:
-    """A worker is lost, and a quota keeps the cluster from replacing it, until it is raised."""
-    document = manifest(
-        "narrow",
-        100,
-        0,
-        topology={"stages": 3},
-        training=training(100, 8, 2),
-    )
-    paced, slow = slowed(document, tmp_path)
-    job = Job(installed.api, namespace, paced)
-    job.until("WorkersReady")
-    job.told("Started")
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
-    installed.api.create(quota, namespace)
-    installed.signal(namespace, owners(job)[1], signal.SIGKILL)
-    assert "for 1 pipeline of 2 stages" in job.told("Resplitting")
-    job.wait(lambda status: len(json.loads(status["plan"])["pipelines"][0]) == 2)
-    installed.api.delete(f"/api/v1/namespaces/{namespace}/resourcequotas/few")
-    job.wait(lambda status: len(json.loads(status["plan"])["pipelines"][0]) == 3)
-    slow.unlink()
-    status = job.until("Complete")
-    assert status["digests"] == digests_of_a_local_run(document, tmp_path)
-    assert status["takeovers"] == 1
 
 
 def _files(folder: Path) -> dict[str, bytes]:
