@@ -13,7 +13,7 @@ import pytest
 from cluster.client import Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
-from operator_jobs import claimed, digests_of_a_local_run, local_run, slowed, small, wrapped
+from operator_jobs import claimed, digests_of_a_local_run, folder_of_the_claim, local_run, slowed, small, wrapped
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -138,16 +138,11 @@ def test_the_final_weights_are_kept_in_a_volume_claim(
     assert (accepted["status"], accepted["reason"]) == ("True", "Accepted")
     assert status["checkpoint"]["lastStep"] == 20, "the last step has one"
     told = job.told("WeightsSaved")
-    kept = _folder_of_the_claim(installed, namespace)
+    kept = folder_of_the_claim(installed, namespace)
     (folder,) = (one for one in kept.iterdir() if one.name != "keeper")
     assert [one.name for one in (kept / "keeper").iterdir()] == ["checkpoints"]
     assert told == f"the final weights are in /{folder.name}/weights of claim kept"
     assert _files(folder / "weights") == _files(local_run(document, tmp_path) / "weights")
-
-
-def _folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
-    volume = cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
-    return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
 
 
 def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(

@@ -47,6 +47,12 @@ def claimed(cluster: Cluster, namespace: str) -> Json:
     return {"persistentVolumeClaim": {"claimName": "kept"}}
 
 
+def folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
+    """The folder on this machine with the files of the claim that `claimed` made."""
+    volume = cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
+    return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
+
+
 def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:
     found: list[str] = json.loads((local_run(document, folder) / "summary.json").read_text())["digests"]
     return found
