@@ -17,7 +17,7 @@ SPEC = EvaluationSpec(every_steps=5, patience=3)
 def test_what_is_kept_is_found_again_in_any_layers(course: Course) -> None:
     kept = numbers(course, SPEC, range(5))
     assert of_numbers(kept, SPEC, [0, 3]) == course
-    assert of_numbers(kept, replace(SPEC, patience=9, min_delta=1.0), [4]) == course
+    assert of_numbers(kept, replace(SPEC, patience=9), [4]) == course
 
 
 def test_a_state_of_another_job_begins_to_count_anew() -> None:

@@ -54,13 +54,19 @@ def largest(outputs: Parts, targets: Parts) -> Tensor:
     return outputs[0].max()
 
 
+def still(outputs: Parts, targets: Parts) -> Tensor:
+    """Never becomes better."""
+    return torch.ones(())
+
+
 def build(config: Mapping[str, Any]) -> Task:
     points = torch.linspace(-1, 1, 2 * SAMPLES).reshape(SAMPLES, 2)
     return small_task(
         layers=(lambda: Block(3), lambda: nn.Linear(3, 2), lambda: Block(2)),
         learning_rate=lambda step: 0.5,
         evaluation=Evaluation(
-            dataset=TensorDataset((points,), (points.flip(1),)), metrics={"close": close, "largest": largest}
+            dataset=TensorDataset((points,), (points.flip(1),)),
+            metrics={"close": close, "largest": largest, "still": still},
         ),
     )
 
@@ -89,7 +95,12 @@ def plainly(weights: Mapping[str, Tensor]) -> dict[str, float]:
         batches = [range(first, min(first + 2, SAMPLES)) for first in range(0, SAMPLES, 2)]
         highest = sum(float(outputs[0][list(b)].max()) * len(b) for b in batches) / SAMPLES
         right, of = close(outputs, targets)
-        return {"loss": float(task.loss(outputs, targets)), "close": float(right) / of, "largest": highest}
+        return {
+            "loss": float(task.loss(outputs, targets)),
+            "close": float(right) / of,
+            "largest": highest,
+            "still": 1.0,
+        }
 
 
 def test_the_metrics_are_those_of_plain_pytorch_and_do_not_depend_on_the_grid() -> None:
@@ -205,8 +216,8 @@ def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str
     return document
 
 
-STOPPING = {"metric": "largest", "goal": "Max", "patience": 2, "minDelta": 1e6, "batches": 2}  # the first is the best
-WHY = "2 evaluations without a better largest; the best state is that after step 2"
+STOPPING = {"metric": "still", "patience": 2, "batches": 2}  # the first is the best
+WHY = "2 evaluations without a better still; the best state is that after step 2"
 STOPPED = f"{WHY}; the last one is that after 6 of 12 steps"
 
 
@@ -250,7 +261,7 @@ def test_a_job_that_goes_on_from_a_checkpoint_stops_where_it_would_have_stopped(
     expected = six_steps()
     checkpoint = {"storage": {"uri": "memory://store"}, "everySteps": 5}
     short = stopping(2, 1, 5, checkpoint=checkpoint)
-    del short["spec"]["training"]["evaluation"]["minDelta"]  # what does not decide bits may change
+    short["spec"]["training"]["evaluation"]["patience"] = 9  # what does not decide bits may change
     store = Job(short).run().store
     assert [one.step for one in store.committed] == [5]
     longer = Job(stopping(1, 2, checkpoint=checkpoint), store=store).run()
@@ -280,5 +291,5 @@ def test_the_best_state_needs_evaluations() -> None:
     del document["spec"]["training"]["evaluation"]
     assert problems(document) == ["spec.checkpoint.keepBest: expected only with spec.training.evaluation"]
     document = with_checkpoints(evaluation={"metric": "rihgt"})
-    with pytest.raises(TaskError, match="metric is 'rihgt', expected one of loss, close, largest"):
+    with pytest.raises(TaskError, match="metric is 'rihgt', expected one of loss, close, largest, still"):
         evaluation_schedule(build({}), parse_manifest(document).training)

@@ -36,7 +36,7 @@ class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Course:
     """What the evaluations so far came to."""
 
-    # state, score: the best state and its score; of those that differ by no more than `min_delta` the first
+    # state, score: the best state and its score; of equal ones the first
     state: int | None = None
     score: float | None = None
     without: int = 0  # how many evaluations came after it; all of them if there is no best one
@@ -44,7 +44,7 @@ class Course:
     def after(self, spec: EvaluationSpec, state: int, metrics: Metrics) -> "Course":
         """The course with one evaluation more, of a later state."""
         value = score(spec, metrics)
-        if value is not None and (self.score is None or value > self.score + spec.min_delta):
+        if value is not None and (self.score is None or value > self.score):
             return Course(state, value)
         return Course(self.state, self.score, self.without + 1)
 

@@ -86,8 +86,6 @@ class EvaluationSpec:
     """Which values of the metric are better."""
     patience: Annotated[int | None, Integer()] = None
     """The job is complete (EarlyStopped) after so many evaluations without a better one."""
-    min_delta: Annotated[float, Number()] = 0.0
-    """By how much at least the metric must be better to count as better."""
 
 
 class LoggerType(StrEnum):
