@@ -60,6 +60,7 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_WORKER_INDEX = f"{GROUP}/worker-index"
 LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 LABEL_NODE_POOL = f"{GROUP}/node-pool"
+LABEL_ZONE = "topology.kubernetes.io/zone"  # of a node
 LABEL_ZONE_GROUP = f"{GROUP}/zone-group"  # workers that are to be in the same zone; with spread ZonePerPipeline
 LABEL_WORKER_REVISION = f"{GROUP}/worker-revision"  # a digest of what the operator made the pod of
 LABEL_NOTICE_SECONDS = f"{GROUP}/notice-seconds"  # of a node: what its cloud leaves after a mark that names no time

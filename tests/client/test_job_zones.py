@@ -47,11 +47,6 @@ def test_a_pods_template_says_in_which_zones_it_may_be(pod: Any, allowed: Any, n
     assert zone_allowed(spec, ""), "a zone that a recording does not say"
 
 
-def test_a_label_of_the_users_own_counts_if_spread_goes_by_it() -> None:
-    spec = pinned({"nodeSelector": {"rack": "b"}}, spread={"topologyKey": "rack"})
-    assert allowed_zones(spec, ABC) == ("b",)
-
-
 def test_a_job_that_may_be_in_none_of_the_zones_is_refused() -> None:
     told = r"worker.template lets workers be in d only \(topology.kubernetes.io/zone\), and nodes are in a, b, c$"
     with pytest.raises(SimulationError, match=told):

@@ -187,9 +187,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
                 template={"spec": {"a": 1}},
             ),
         ),
-        spread=placement.SpreadSpec(
-            topology_key="example.com/rack", policy=placement.SpreadPolicy.SINGLE_ZONE, workers_per_node=2
-        ),
+        spread=placement.SpreadSpec(policy=placement.SpreadPolicy.SINGLE_ZONE, workers_per_node=2),
         checkpoint=s.CheckpointSpec(storage=s.StorageSpec(claim_name="x"), every_steps=50, keep_latest=2),
         worker=placement.WorkerSpec(
             image="r.io/t:1",
@@ -307,7 +305,6 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
             [{"name": "a", "pricePerHour": 0.91}],
             f'{P}[0].pricePerHour: expected a decimal number in quotes such as "0.91", got 0.91',
         ),
-        ("spec.spread.topologyKey", "/", 'spec.spread.topologyKey: expected a label key, got "/"'),
         (
             "spec.checkpoint",
             {},

@@ -47,7 +47,7 @@ SPECS = [
     {"queue": {"name": "q"}},
     {"spread": {"policy": "SingleZone"}},
     {"spread": {"policy": "ZonePerPipeline"}, "topology": {"stages": 2, "pipelines": 3}},
-    {"spread": {"topologyKey": "rack"}, "nodePools": [{"name": "p", "preset": "GKE"}]},
+    {"nodePools": [{"name": "p", "preset": "GKE"}]},
 ]
 WORKERS = [{}, {"image": "mine:2", "resources": GPU}, {"template": TEMPLATE}, {"resources": GPU, "template": TEMPLATE}]
 
@@ -306,15 +306,18 @@ def test_a_queue_and_a_spread():
     pod = render({"queue": {"name": "q", "priorityClass": "high"}})
     asked = {key: value for key, value in pod["metadata"]["labels"].items() if "kueue" in key}
     assert asked == {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "high"}
-    constraint = render({"spread": {"topologyKey": "rack"}})["spec"]["topologySpreadConstraints"][0]
-    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("rack", "ScheduleAnyway")
+    constraint = render({})["spec"]["topologySpreadConstraints"][0]
+    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == (
+        "topology.kubernetes.io/zone",
+        "ScheduleAnyway",
+    )
 
 
 def test_a_job_in_one_zone_asks_for_the_zone_of_its_other_pods():
-    spec = render({"spread": {"policy": "SingleZone", "topologyKey": "rack"}})["spec"]
+    spec = render({"spread": {"policy": "SingleZone"}})["spec"]
     assert "topologySpreadConstraints" not in spec
     of_job = {"matchLabels": {"bamboo.dev/job-uid": META.uid}}
-    required = [{"labelSelector": of_job, "topologyKey": "rack"}]
+    required = [{"labelSelector": of_job, "topologyKey": "topology.kubernetes.io/zone"}]
     assert spec["affinity"]["podAffinity"] == {"requiredDuringSchedulingIgnoredDuringExecution": required}
     nodes = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert [term["podAffinityTerm"]["topologyKey"] for term in nodes] == ["kubernetes.io/hostname"]

@@ -44,7 +44,7 @@ spec:
   - {name: spot, capacity: Spot, preset: Karpenter, pricePerHour: "0.91", maxWorkers: 8}
   - {name: fallback, capacity: OnDemand, pricePerHour: "3.06", afterSeconds: 300, maxWorkers: 2, revert: true,
      template: {spec: {a: 1}}}
-  spread: {topologyKey: example.com/rack, policy: SingleZone, workersPerNode: 2}
+  spread: {policy: SingleZone, workersPerNode: 2}
   checkpoint:
     storage: {persistentVolumeClaim: {claimName: x}}
     everySteps: 50

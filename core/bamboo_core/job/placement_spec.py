@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from bamboo_core.job.forms import Integer, Quantities, TextOf, Tree
 from bamboo_core.job.model import Mark
-from bamboo_core.job.text_patterns import DECIMAL, DNS_LABEL, IMAGE, LABEL_KEY
+from bamboo_core.job.text_patterns import DECIMAL, DNS_LABEL, IMAGE
 
 MOST_WORKERS_PER_NODE = 64
 MANY = 1 << 20  # workers, in a pool without maxWorkers
@@ -104,8 +104,6 @@ def one_price(pools: Iterable[NodePool]) -> float | None:
 class SpreadSpec:
     """How workers are spread over zones and nodes. Those of one node are lost together."""
 
-    topology_key: Annotated[str, LABEL_KEY] = "topology.kubernetes.io/zone"
-    """The node label that says in which zone a node is."""
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
     """Interleave spreads the pods over zones and nodes, with neighbouring stages in different zones: nearly all traffic
     crosses zones, which most clouds bill. ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a

@@ -305,7 +305,7 @@ class CoordinatorRunner:
             if event.hello.worker not in self._watch.joined:  # also one that is lost, of which nothing else is told
                 self._trigger.soon()
             self._watch.joined.add(event.hello.worker)
-            event = WorkerJoined(self._watch.located(event.hello, self._run.spec.spread.topology_key))
+            event = WorkerJoined(self._watch.located(event.hello))
         match event:
             case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED)):
                 self.logging.add(worker)

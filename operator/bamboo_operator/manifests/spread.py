@@ -67,7 +67,7 @@ def _at_most(of_job: Json, room: int) -> Json:
 
 def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]:
     """What is asked of zones as constraints, and the affinity."""
-    policy, key = pod_spread(job), job.spread.topology_key
+    policy, key = pod_spread(job), names.LABEL_ZONE
     share = job.spread.workers_per_node > 1
     on_nodes = [_preferred(of_job, HOSTNAME, 100)]
     apart, near = ([], on_nodes) if share else (on_nodes, [])

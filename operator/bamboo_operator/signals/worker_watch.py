@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
+from bamboo_core import names
 from bamboo_core.control.protocol import Hello
 from bamboo_core.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
 from bamboo_core.kube.request_parts import Object
@@ -130,11 +131,11 @@ class WorkerWatch:
         pod = self.pods().get(worker)
         return str(pod["metadata"].get("uid")) if pod else None
 
-    def located(self, hello: Hello, topology_key: str) -> Hello:
+    def located(self, hello: Hello) -> Hello:
         """The hello with the worker's node and zone, which the worker itself does not know."""
         pod = self.pods().get(hello.worker)
         node = self._cluster.node_of(pod) if pod else None
-        zone = (node["metadata"].get("labels") or {}).get(topology_key) if node else None
+        zone = (node["metadata"].get("labels") or {}).get(names.LABEL_ZONE) if node else None
         name = str(pod["spec"].get("nodeName") or "") if pod else ""
         return msgspec.structs.replace(hello, zone=str(zone or hello.zone), node=name)
 

@@ -57,7 +57,7 @@ def _worker(job: JobView, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker:
         detail=detail,
         cells=job.cells(name),
         node=node,
-        zone=placed.labels.get(job.spec.spread.topology_key, ""),
+        zone=placed.labels.get(names.LABEL_ZONE, ""),
         capacity=labels.get(names.LABEL_CAPACITY_TYPE, ""),
         pool=labels.get(names.LABEL_NODE_POOL, ""),
         created=pod.metadata.creation_timestamp,

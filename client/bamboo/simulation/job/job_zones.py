@@ -8,6 +8,7 @@ from typing import Any, Final
 from bamboo.simulation.figures import SimulationError
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
+from bamboo_core import names
 from bamboo_core.job.node_placement import asked_of_nodes
 from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
 from bamboo_core.job.spec import JobSpec, most_pipelines, pod_spread, wanted_workers
@@ -26,7 +27,7 @@ def named_zones(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _named_zones(spec: JobSpec, pool: NodePool | None) -> list[str]:
-    key = spec.spread.topology_key
+    key = names.LABEL_ZONE
     if selected := _selected(spec, pool, key):
         return [str(selected)]
     terms = node_terms(spec, pool)
@@ -40,7 +41,7 @@ def zone_allowed(spec: JobSpec, zone: str) -> bool:
 
 def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
     """May a pod of that pool be in that zone?"""
-    key = spec.spread.topology_key
+    key = names.LABEL_ZONE
     selected, terms = _selected(spec, pool, key), node_terms(spec, pool)
     if not zone:
         return True
@@ -59,7 +60,7 @@ def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
     if known and not found:
         where = f"in {', '.join(named_zones(spec))} only" if named_zones(spec) else "in none of them"
         raise SimulationError(
-            f"worker.template lets workers be {where} ({spec.spread.topology_key}), and nodes are in {listed(known)}"
+            f"worker.template lets workers be {where} ({names.LABEL_ZONE}), and nodes are in {listed(known)}"
         )
     return found
 
