@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from cluster.client import Json
 from cluster.handle import Cluster
 from cluster.nodes import spot
-from operator_jobs import digests_of_a_local_run, manifest, slowed
+from operator_jobs import claimed, folder_of_the_claim, local_run, manifest, slowed
 from operator_process import Job, Operator
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -29,6 +31,7 @@ def test_the_grid_follows_the_nodes_and_the_bits_stay_the_same(
         "template": manifest("x")["spec"]["worker"]["template"],
     }
     asked = {"topology": {}, "elastic": {"maxWorkers": 6}, "standby": 0, "worker": worker}
+    asked["checkpoint"] = {"storage": claimed(installed, namespace), "everySteps": STEPS}
     document, slow = slowed(manifest("follows", training=training, **asked), tmp_path)
     job = Job(installed.api, namespace, document)
     runs_on(job, 6)
@@ -52,9 +55,19 @@ def test_the_grid_follows_the_nodes_and_the_bits_stay_the_same(
     slow.unlink()
     status = job.until("Complete")
     assert status["training"]["step"] == STEPS
-    assert status["digests"] == digests_of_a_local_run(document, tmp_path)
+    assert job.told("WeightsSaved")
+    (kept,) = folder_of_the_claim(installed, namespace).glob("*/weights")
+    del document["spec"]["checkpoint"]
+    alone, ours = (tensors(folder) for folder in (local_run(document, tmp_path) / "weights", kept))
+    assert sorted(ours) == sorted(alone)
+    assert not [name for name in alone if not torch.equal(ours[name], alone[name])]
     job.told("Complete")
     assert {"GridChosen", "NoticeReceived", "WorkerLost"} <= {reason for reason, _ in job.events()}
+
+
+def tensors(weights: Path) -> dict[str, torch.Tensor]:
+    """The whole model's, in however many stages it was saved."""
+    return {name: tensor for file in sorted(weights.iterdir()) for name, tensor in load_file(file).items()}
 
 
 def runs_on(job: Job, workers: int) -> Json:
