@@ -1,0 +1,281 @@
+"""Oobleck's test (SOSP 2023) with Bamboo's real coordinator, in virtual time, beside Oobleck's own figures.
+
+    python bench/oobleck.py --data FOLDER [--models GPT-3-2_7b] [--cases 10m,5m] [--memory 48]
+                            [--json cells.json] [--plot oobleck.png]
+    python bench/oobleck.py --merge cells-1.json,cells-2.json [--json all.json] [--plot oobleck.png]
+
+FOLDER holds the inputs of the artifact's simulator: throughput.csv (what each system measured on 15 to 30 nodes) and a
+table of nodes for each case. docs/benchmarks.md names the assumptions. The command prints one table; --merge prints it
+from cells that earlier runs wrote, and runs nothing.
+"""
+
+import csv
+import json as json_format
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from _common import chosen_of, say, write_json
+from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.profile import (
+    SOURCES,
+    Layer,
+    Machine,
+    ModelProfile,
+    Network,
+    Source,
+    Storage,
+    Times,
+)
+from bamboo_core.planning.steps.grid_rates import GridRates
+
+CASES: Final = ("6h", "3h", "1h", "30m", "10m", "5m", "p3-scaled", "gcp-scaled")
+NODES: Final = 30
+GB: Final = 1e9
+FP32: Final = 4  # bytes of a number
+FLOW: Final = 3e9  # bytes a second of a connection: 24 Gb/s
+DETECTION: Final = 0.1  # seconds until a loss is known
+STEPS: Final = 10_000_000
+UPDATE_BYTES: Final = 600e9  # bytes a second of the device's memory, which bounds an update of AdamW
+SCALINGS: Final = 4  # approximations to the measured speed
+Cell = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A model of equal blocks. samples: of a microbatch; batch: of a step."""
+
+    batch: int
+    samples: int
+    blocks: int
+    width: int
+    context: int
+    vocabulary: int
+
+    def profile(self, memory: float, scale: float) -> ModelProfile:
+        """Return a profile in fp32 with AdamW and checkpointed blocks. scale: seconds of a floating-point operation."""
+        tokens = self.samples * self.context
+        boundary = tokens * self.width * FP32
+        block = 12 * self.width**2 + 13 * self.width
+        operations = 2 * tokens * block + 4 * tokens * self.context * self.width
+        ends = self.vocabulary * self.width
+
+        def layer(numbers: int, forward: float, again: int) -> Layer:
+            """again: how often the backward repeats the forward."""
+            return Layer(
+                forward=forward * scale,
+                backward=(2 + again) * forward * scale,
+                update=7 * numbers * FP32 / UPDATE_BYTES,
+                parameters=numbers * FP32,
+                optimizer=2 * numbers * FP32,
+                gradients=numbers * FP32,
+                activations=boundary,
+                boundary=boundary,
+                cost=(3 + again) * forward,
+            )
+
+        blocks = (layer(block, operations, 1),) * self.blocks
+        return ModelProfile(
+            name="oobleck",
+            device=f"{memory / GB:g} GB",
+            samples=self.samples,
+            layers=(layer(ends, 0.0, 0), *blocks, layer(ends, 2 * tokens * ends, 0)),
+            network=Network(flow=FLOW, machine=FLOW, latency=1e-4),
+            storage=Storage(write=FLOW, read=FLOW, latency=0.01),
+            times=Times(start=0.0, detection=DETECTION),
+            machine=Machine(memory=int(memory), host_memory=int(4 * memory)),
+            sources={name: Source(text="assumed", estimated=True) for name in SOURCES},
+        )
+
+
+MODELS: Final = {
+    "BERT-large": Shape(batch=8192, samples=32, blocks=24, width=1024, context=512, vocabulary=30522),
+    "GPT-2-ours": Shape(batch=1024, samples=8, blocks=24, width=1024, context=1024, vocabulary=50257),
+    "GPT-3-medium": Shape(batch=820, samples=4, blocks=24, width=2048, context=2048, vocabulary=50257),
+    "GPT-3-2_7b": Shape(batch=512, samples=4, blocks=32, width=2560, context=2048, vocabulary=50257),
+    "GPT-3-6_7b": Shape(batch=1024, samples=4, blocks=32, width=4096, context=2048, vocabulary=50257),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What Oobleck measured of a model: samples a second by the number of nodes, and the pause of a change."""
+
+    rates: dict[int, float]
+    pause: float
+
+    def rate(self, nodes: int) -> float:
+        return self.rates.get(min(nodes, max(self.rates)), 0.0)
+
+
+def read_measured(path: Path, model: str) -> Measured:
+    """Return Oobleck's lines for a model. Raises ValueError if the table has none."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row["model"], row["system"]) == (model, "oobleck")]
+    if not rows:
+        raise ValueError(f"{path}: expected lines of model {model} and system oobleck")
+    rates = {int(row["nodes"]): float(row["samples_per_s"] or 0) for row in rows}
+    return Measured(rates, float(rows[0]["reconfigure_ms"]) / 1000)
+
+
+def read_nodes(path: Path) -> Trace:
+    """Return a table's nodes, without additions of present nodes and removals of absent ones."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = sorted(((int(at) / 1000, change, node) for at, change, node in csv.reader(file)), key=lambda row: row[0])
+    there, changes = set[str](), list[NodeChange]()
+    for at, text, node in rows:
+        change = Change(text)
+        if (node in there) == (change is Change.ADD):
+            continue
+        there ^= {node}
+        changes.append(NodeChange(at=at, change=change, node=node))
+    return make_trace(changes, duration=rows[-1][0])
+
+
+def replayed(measured: Measured, batch: int, trace: Trace, *, joins_at_once: bool) -> float:
+    """Return the samples a second of Oobleck: whole steps between losses at the measured rates, a loss throws away the
+    step in progress, each change pauses, and a node that joins costs no part of a step. joins_at_once: the fair replay;
+    otherwise nodes that come join at the next loss, as in the artifact.
+    """
+    there = active = 0
+    since = samples = 0.0
+    changes = list(trace.changes)
+    for at in sorted({change.at for change in changes}):
+        now = [change.change for change in changes if change.at == at]
+        there += now.count(Change.ADD) - now.count(Change.REMOVE)
+        lost = Change.REMOVE in now
+        stopped = not measured.rate(active)
+        if there == active or not (joins_at_once or lost or stopped):
+            continue
+        trained = max(0.0, at - since) * measured.rate(active)
+        samples += trained // batch * batch if lost else trained
+        since = at if stopped else max(since, at + measured.pause)
+        active = there
+    samples += max(0.0, trace.duration - since) * measured.rate(active)
+    return samples / trace.duration
+
+
+def manifest(shape: Shape) -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "oobleck"},
+        "spec": {
+            "task": {"entrypoint": "oobleck:build"},
+            "training": {"steps": STEPS, "globalBatchSize": shape.batch, "microBatchSize": shape.samples},
+            "topology": {"schedule": "1F1B"},
+            "elastic": {"maxWorkers": NODES},
+            "redundancy": {"mode": "LazyForward"},
+            "checkpoint": {"storage": {"uri": "s3://oobleck/checkpoints"}},
+        },
+    }
+
+
+def scaled(shape: Shape, memory: float, speed: float) -> ModelProfile:
+    """Return the profile whose fastest grid of all nodes trains that many samples a second. Raises ValueError if no
+    grid fits the devices.
+    """
+    spec, scale = parse_manifest(manifest(shape)), 1e-13
+    for _ in range(SCALINGS):
+        profile = shape.profile(memory, scale)
+        found = GridRates(profile.figures, spec, profile.machine.memory).best(NODES)
+        if found is None:
+            raise ValueError(f"--memory: no grid of {NODES} nodes fits devices of {memory / GB:g} GB")
+        scale *= shape.batch / speed / found.seconds
+    return shape.profile(memory, scale)
+
+
+def run_cell(name: str, shape: Shape, case: str, measured: Measured, trace: Trace, memory: float) -> Cell:
+    """Return the figures of one model on the nodes of one case."""
+    began = time.monotonic()
+    profile = scaled(shape, memory, measured.rate(NODES))
+    document = manifest(shape)
+    result = simulate_job(JobRun(spec=parse_manifest(document), manifest=document, profile=profile, trace=trace))
+    trained = result.figures.steps * shape.batch
+    return {
+        "model": name,
+        "case": case,
+        "memory": memory / GB,
+        "ours": trained / trace.duration,
+        "outcome": result.outcome,
+        "message": result.message,
+        "fair": replayed(measured, shape.batch, trace, joins_at_once=True),
+        "artifact": replayed(measured, shape.batch, trace, joins_at_once=False),
+        "takeovers": result.figures.takeovers,
+        "restores": result.figures.restores,
+        "hours": result.figures.hours,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def run(
+    data: Annotated[Path | None, typer.Option(help="The folder with throughput.csv and the tables of nodes.")] = None,
+    models: Annotated[str | None, typer.Option(help="Only these models, with commas.")] = None,
+    cases: Annotated[str | None, typer.Option(help="Only these cases, with commas.")] = None,
+    memory: Annotated[float, typer.Option(min=1, help="GB of a device.")] = 48.0,
+    merge: Annotated[str | None, typer.Option(help="Files with cells, with commas; nothing is run.")] = None,
+    json: Annotated[Path | None, typer.Option(help='Write the cells to this file, or to "-".')] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
+) -> None:
+    """Simulate, and print Bamboo's samples a second beside Oobleck's."""
+    if merge is not None:
+        cells = [cell for path in merge.split(",") for cell in json_format.loads(Path(path).read_text())["cells"]]
+    elif data is not None:
+        chosen = [(m, c) for m in _among(models, tuple(MODELS)) for c in _among(cases, CASES)]
+        cells = []
+        for number, (model, case) in enumerate(chosen, start=1):
+            say(f"{number} of {len(chosen)}: {model}, {case}")
+            measured, trace = read_measured(data / "throughput.csv", model), read_nodes(data / f"{case}.csv")
+            cells.append(run_cell(model, MODELS[model], case, measured, trace, memory * GB))
+            say(f"{cells[-1]['ours']:.2f} samples/s, {cells[-1]['outcome']}, after {cells[-1]['seconds']} s")
+            write_json(json, {"cells": cells})
+    else:
+        raise typer.BadParameter("expected a folder, or files after --merge", param_hint="--data")
+    if merge is not None:
+        write_json(json, {"cells": cells})
+    _show(cells)
+    if plot is not None:
+        _plot(cells, plot)
+
+
+def _among(text: str | None, known: Sequence[str]) -> Sequence[str]:
+    return chosen_of(text.split(",") if text else None, known)
+
+
+def _show(cells: Sequence[Cell]) -> None:
+    print("| Model | Case | Oobleck's rule | Oobleck, fair | Bamboo | over fair |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for cell in cells:
+        ours = f"{cell['ours']:.2f}" + ("" if cell["outcome"] == "cut" else f" ({cell['outcome']})")
+        over = f"{cell['ours'] / cell['fair']:.3f}" if cell["fair"] else "–"
+        print(f"| {cell['model']} | {cell['case']} | {cell['artifact']:.2f} | {cell['fair']:.2f} | {ours} | {over} |")
+
+
+def _plot(cells: Sequence[Cell], path: Path) -> None:
+    """Draw Bamboo's samples a second over those of Oobleck's fair replay, a panel for each model."""
+    from matplotlib.figure import Figure
+
+    from bamboo.simulation.plots import COLOURS, GROUND, INK, SOFT
+
+    names = list(dict.fromkeys(cell["model"] for cell in cells))
+    figure = Figure(figsize=(2.6 * len(names) + 1, 3.2), facecolor=GROUND, layout="constrained")
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), place + 1)
+        mine = [cell for cell in cells if cell["model"] == name]
+        heights = [cell["ours"] / cell["fair"] if cell["fair"] else 0.0 for cell in mine]
+        axes.bar([cell["case"] for cell in mine], heights, color=COLOURS[0])
+        axes.axhline(1.0, color=INK, linewidth=0.8)
+        axes.set_title(f"{name}: over Oobleck", fontsize=9, color=INK, loc="left")
+        axes.tick_params(colors=SOFT, labelsize=7, axis="both", rotation=45)
+        axes.set_ylim(bottom=0)
+    figure.savefig(path, dpi=85)
+
+
+if __name__ == "__main__":
+    typer.run(run)
