@@ -76,6 +76,7 @@ types: export MYPY_CACHE_DIR = $(or $(BAMBOO_CACHE),$(HOME)/.cache)/bamboo/mypy
 types: $(STAMP)
 	$(BIN)/mypy
 	MYPYPATH=bench $(BIN)/mypy bench/*.py
+	MYPYPATH=tests/support $(BIN)/mypy --follow-imports silent docs/*.py
 
 # Some hundred processes, and pytest for its asserts, would compile everything anew if nobody kept the bytecode.
 tests: export PYTHONDONTWRITEBYTECODE =

@@ -72,8 +72,8 @@ def compared(config: dict[str, Any], objective: huggingface.Objective) -> float:
     assert torch.equal(logits[counts], theirs.logits[counts]), (config, "logits")
     weighted = task.loss((logits,), (target,))
     assert isinstance(weighted, Weighted)
-    (weighted.total / weighted.weight).backward()
-    theirs.loss.backward()
+    torch.autograd.backward(weighted.total / weighted.weight)
+    torch.autograd.backward(theirs.loss)
     ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
     wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     differences = [float((own(ours[name]) - gradient).abs().max()) for name, gradient in wanted.items()]

@@ -12,6 +12,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -65,7 +66,8 @@ class Terminal:
         assert self.newest is not None
         console = Console(file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True)
         elapsed, footer = asyncio.get_running_loop().time() - self._began, Footer(hints=Keys().hints())
-        console.print(render(self._job, self.newest, tuple(self._events), elapsed=elapsed, footer=footer))
+        events, now = tuple(self._events), datetime.now(UTC)
+        console.print(render(self._job, self.newest, events, elapsed=elapsed, now=now, footer=footer, width=COLUMNS))
         drawn = console.export_svg(title=f"bamboo run {JOB.relative_to(ROOT)}", unique_id="live-view")
         drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, ", "")
         assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "").replace("https://www.textualize.io", "")
