@@ -62,12 +62,12 @@ def test_a_job_whose_budget_is_spent_says_what_helps() -> None:
     assert not just_resumed.suspended
 
 
-def test_the_line_of_checkpoints_says_where_without_credentials_how_old_and_what_was_repeated() -> None:
+def test_the_line_of_checkpoints_says_where_without_credentials_and_how_old() -> None:
     at = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    known = {"checkpoint": {"lastStep": 99, "lastTime": "2026-03-01T12:00:00Z"}, "restores": 2, "repeatedSteps": 12}
+    known = {"checkpoint": {"lastStep": 99, "lastTime": "2026-03-01T12:00:00Z"}, "restores": 2}
     found = phrases.checkpoint(view_of(job(spec=KEEPING, **known)), at + timedelta(hours=2))
     place = "s3://bucket/x"
-    assert found == f"checkpoint: step 99, 2:00:00 old, in {place}; went back 2 times; 12 steps repeated"
+    assert found == f"checkpoint: step 99, 2:00:00 old, in {place}; went back 2 times"
     assert phrases.checkpoint(view_of(job(spec=KEEPING)), at) == f"checkpoint: none yet, in {place}"
     claim = {**SPEC, "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "data"}}}}
     assert phrases.checkpoint(view_of(job(spec=claim)), at) == "checkpoint: none yet, in claim data"

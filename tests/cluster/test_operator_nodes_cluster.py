@@ -81,7 +81,6 @@ def test_a_node_vanishes_with_two_workers_and_every_bit_is_as_if_it_had_not(
     slow.unlink()
     status = job.until("Complete")
     assert status["restores"] == 0
-    assert status["repeatedSteps"] == 0
     assert status["digests"] == digests_of_a_local_run(document, tmp_path)
 
 

@@ -36,17 +36,16 @@ def test_checkpoints_of_a_job_whose_coordinator_is_new_or_gone_are_as_the_status
         "Suspended",
         checkpoint={"lastStep": 8, "lastTime": at(-90)},
         restores=2,
-        repeatedSteps=7,
         cost={"total": "1"},
     )
     gone = looked(look(spec=spec, written=status), WHEN).checkpoint
     assert gone is not None
     assert (gone.place, gone.step, gone.at, gone.every_steps) == ("s3://bucket/x", 8, WHEN - 90, 4)
-    assert (gone.restores, gone.repeated) == (2, 7)
+    assert gone.restores == 2
     unknown = checkpoints(step=None, place="s3://bucket/x", every_steps=4)
     new = looked(look(spec=spec, status=said(checkpoint=unknown), record=JobHistory(Time(WHEN)), written=status), WHEN)
     assert new.checkpoint is not None
-    assert (new.checkpoint.step, new.checkpoint.at, new.checkpoint.repeated) == (8, WHEN - 90, 7)
+    assert (new.checkpoint.step, new.checkpoint.at) == (8, WHEN - 90)
     assert looked(look(spec=job(), written=status), WHEN).checkpoint is None, "it keeps none"
 
 

@@ -154,8 +154,6 @@ class BambooJobStatus(ApiPart, frozen=True):
     """Stages that another worker has taken over."""
     restores: Count = 0
     """Times that the job went back to a checkpoint."""
-    repeated_steps: Count = 0
-    """Committed steps that were repeated as the job went back to a checkpoint."""
     restarts: Count = 0
     """Failures that counted towards backoffLimit."""
     training: TrainingProgress = TrainingProgress()

@@ -445,12 +445,7 @@ def _checkpoint_in_status(view: JobView, live: d.PageCheckpoint | None) -> d.Pag
         newest = written.checkpoint
         step = known.step if newest.last_step is None else newest.last_step
         known = replace(known, step=step, at=unix(newest.last_time))
-    return replace(
-        known,
-        restores=max(known.restores, written.restores),
-        repeated=max(known.repeated, written.repeated_steps),
-        repeated_seconds=known.repeated_seconds if known.repeated >= written.repeated_steps else None,
-    )
+    return replace(known, restores=max(known.restores, written.restores))
 
 
 def unix(time: datetime | None) -> float | None:

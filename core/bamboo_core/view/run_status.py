@@ -31,7 +31,6 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
         preemptions=live.preemptions,
         takeovers=len(live.takeovers),
         restores=kept.restores if kept else 0,
-        repeated_steps=kept.repeated if kept else 0,
         restarts=live.restarts,
         training=training_progress(live, now),
         checkpoint=_checkpoint(live, now),

@@ -52,7 +52,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         preemptions=max(previous.preemptions, earlier.preemptions + run.preemptions),
         takeovers=max(previous.takeovers, earlier.takeovers + run.takeovers),
         restores=max(previous.restores, earlier.restores + run.restores),
-        repeated_steps=max(previous.repeated_steps, earlier.repeated_steps + run.repeated_steps),
         restarts=max(previous.restarts, earlier.restarts + run.restarts),
         training=_training(run, previous),
         checkpoint=_checkpoint(run, previous),

@@ -22,7 +22,6 @@ class EarlierCounts:
     takeovers: int = 0
     restores: int = 0
     restarts: int = 0
-    repeated_steps: int = 0
     cost: Decimal = Decimal(0)
 
     @classmethod
@@ -35,7 +34,6 @@ class EarlierCounts:
             takeovers=previous.takeovers,
             restores=previous.restores,
             restarts=previous.restarts,
-            repeated_steps=previous.repeated_steps,
             cost=Decimal(previous.cost.total or 0),
         )
 

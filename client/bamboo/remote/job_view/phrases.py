@@ -64,7 +64,7 @@ def counts(job: JobView) -> str:
 
 
 def checkpoint(job: JobView, now: datetime) -> str:
-    """The newest checkpoint, and what was repeated; empty if the job keeps none."""
+    """The newest checkpoint, and how often the job went back; empty if the job keeps none."""
     if job.spec.checkpoint is None:
         return ""
     at = job.status.checkpoint.last_time
@@ -73,7 +73,6 @@ def checkpoint(job: JobView, now: datetime) -> str:
         age=(now - at).total_seconds() if at else None,
         place=job.checkpoint_place,
         restores=job.status.restores,
-        repeated=job.status.repeated_steps,
     )
     return checkpoint_line(facts)
 
