@@ -139,7 +139,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
                 url="s3://bucket/other",
                 step=40,
                 drop=("head.*",),
-                rename={"h.*": "blocks.*", "a": "b"},
             ),
         ),
         training=t.TrainingSpec(

@@ -27,8 +27,7 @@ metadata: {name: whole, namespace: team-a, labels: {a: b}, creationTimestamp: 20
 spec:
   suspend: true
   task: {entrypoint: "a.b:build", config: {rate: 1e-3, sizes: [1, 2.5, null, {deep: true}]},
-         initialFrom: {url: "s3://bucket/other", step: 40, drop: ["head.*"],
-                       rename: {"h.*": "blocks.*", a: b}}}
+         initialFrom: {url: "s3://bucket/other", step: 40, drop: ["head.*"]}}
   training: {steps: 100, globalBatchSize: 256, microBatchSize: 8, seed: 7, precision: fp16, parameterPrecision: fp32,
              boundaryPrecision: fp32, gradientPrecision: fp32,
              maxGradientNorm: 1, nonFinite: Skip,

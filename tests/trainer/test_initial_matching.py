@@ -37,16 +37,6 @@ def taken(matching: Matching) -> dict[str, str]:
     return {take.wanted.names[0]: take.offers[0].name for take in matching.takes}
 
 
-def test_a_star_of_a_new_name_is_what_the_star_of_the_old_one_was() -> None:
-    model = {"embed.weight": (5, 2), "blocks.0.w": (2, 2), "blocks.1.w": (2, 2), "head.weight": (5, 2)}
-    assert taken(matched(model, rename={"h.*.weight": "blocks.*.w"})) == {
-        "embed.weight": "embed.weight",
-        "blocks.0.w": "h.0.weight",
-        "blocks.1.w": "h.1.weight",
-        "head.weight": "head.weight",
-    }
-
-
 def test_what_is_dropped_there_and_has_a_name_of_the_model_begins_anew() -> None:
     found = matched(THERE, drop=("h.*", "head.weight"))
     assert (found.left, found.anew) == (("h.0.weight", "h.1.weight", "head.weight"),) * 2
@@ -67,19 +57,19 @@ def test_values_of_another_width_of_floats_are_taken() -> None:
         (
             {**THERE, "more": (1,)},
             {},
-            "task.initialFrom: x does not have more of the model: rename, or drop (drop: [more] lets it begin anew)",
+            "task.initialFrom: x does not have more of the model: drop: [more] lets it begin anew",
         ),
         (
             {"embed.weight": (5, 2), "head.weight": (5, 2)},
             {},
-            "task.initialFrom: x has h.0.weight, h.1.weight, which the model does not have: rename, or drop (drop: "
-            "[h.0.weight] leaves it there)",
+            "task.initialFrom: x has h.0.weight, h.1.weight, which the model does not have: drop: "
+            "[h.0.weight] leaves it there",
         ),
         (
             {"a": (5, 2)},
             {},
             "task.initialFrom: nothing is taken: x has embed.weight, h.0.weight, h.1.weight, head.weight, and the "
-            "model a; rename says which are which",
+            "model a; write a file with the model's names",
         ),
         (
             THERE | {"head.weight": (3, 2)},
@@ -94,17 +84,6 @@ def test_values_of_another_width_of_floats_are_taken() -> None:
             "lets it begin anew",
         ),
         (THERE, {"drop": ("hed*",)}, "task.initialFrom.drop: no tensor fits 'hed*'"),
-        (THERE, {"rename": {"hed": "head"}}, "task.initialFrom.rename: no tensor fits 'hed'"),
-        (
-            THERE,
-            {"rename": {"h.0.weight": "head.weight"}},
-            "task.initialFrom.rename: h.0.weight and head.weight would both be head.weight",
-        ),
-        (
-            THERE,
-            {"rename": {"h.*": "a.*", "*.weight": "*.w"}},
-            "task.initialFrom.rename: 'h.*' and '*.weight' both fit h.0.weight",
-        ),
     ],
     ids=lambda value: value[:60] if isinstance(value, str) else "",
 )

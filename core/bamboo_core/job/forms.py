@@ -11,11 +11,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from bamboo_core.job.fields import MAX_INT, MAX_INT64, Fields, Problem, join, list_fits, show
-from bamboo_core.job.text_patterns import QUANTITY, RENAMED_TENSORS, RESOURCE, TextPattern
+from bamboo_core.job.text_patterns import QUANTITY, RESOURCE, TextPattern
 
 MAX_TREE_VALUES, MAX_TREE_DEPTH, MAX_TREE_TEXT = 10_000, 16, 65_536
 MAX_RESOURCES = 32
-MAX_RENAMES = 100
 RESOURCE_NAMES = (
     "expected resource names such as nvidia.com/gpu (without a domain there are only cpu, memory, ephemeral-storage "
     "and hugepages-SIZE)"
@@ -248,57 +247,6 @@ class TextList:
     def schema(self) -> Schema:
         items = {**TextOf(self.pattern).schema(), "description": self.each}
         return {"type": "array", "maxItems": self.most, "x-kubernetes-list-type": "atomic", "items": items}
-
-
-@dataclass(frozen=True, slots=True)
-class Renames:
-    """New names of tensors by their old ones. What a "*" of the old name stands for is in the new one's place of it."""
-
-    @property
-    def said(self) -> str:
-        return f"a map of at most {MAX_RENAMES} old names of tensors to new ones"
-
-    @property
-    def harmless(self) -> dict[str, str]:
-        return {}
-
-    def read(self, slot: FieldSlot) -> dict[str, str] | None:
-        if slot.fields.get(slot.name) is None:
-            slot.fields.has(slot.name)
-            return None
-        child = slot.fields.child(slot.name)
-        if len(child.values) > MAX_RENAMES:
-            slot.fields.problem(slot.name, f"expected {self.said}")
-            return {}
-        read: dict[str, str] = {}
-        for old in filter(lambda k: isinstance(k, str), child.values):
-            new = child.text(old, RENAMED_TENSORS)
-            if not RENAMED_TENSORS.fits(old):
-                child.problem("", f"expected {RENAMED_TENSORS.said}, got {show(old)}")
-            elif new and ("*" in old) != ("*" in new):
-                child.problem(old, f'expected a "*" in both names or in none, got {show(new)}')
-            elif new:
-                read[old] = new
-        child.close()
-        return read
-
-    def schema(self) -> Schema:
-        fits = f"size(n) <= {RENAMED_TENSORS.most} && n.matches('^({RENAMED_TENSORS.pattern.pattern})$')"
-        names = {
-            "rule": f"self.all(n, {fits})",
-            "message": f"expected {RENAMED_TENSORS.said}",
-        }
-        both = {
-            "rule": "self.all(n, n.matches('[*]') == self[n].matches('[*]'))",
-            "message": 'expected a "*" in both names or in none',
-        }
-        new = {**TextOf(RENAMED_TENSORS).schema(), "description": "The tensor's name in the model."}
-        return {
-            "type": "object",
-            "maxProperties": MAX_RENAMES,
-            "additionalProperties": new,
-            VALIDATIONS: [names, both],
-        }
 
 
 @dataclass(frozen=True, slots=True)

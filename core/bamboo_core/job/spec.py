@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, Final
 
-from bamboo_core.job.forms import Inside, Integer, Integers, Renames, TextList, TextOf, Tree
+from bamboo_core.job.forms import Inside, Integer, Integers, TextList, TextOf, Tree
 from bamboo_core.job.model import ListOf, Mark, Named, Values, completes
 from bamboo_core.job.placement_spec import (
     NodePool,
@@ -73,8 +73,6 @@ class InitialSpec:
     """The step of the checkpoint to take; required with checkpoints at a url."""
     drop: Annotated[tuple[str, ...], _PATTERNS()] = ()
     """Names of tensors that are left there, and of the model's that begin anew."""
-    rename: Annotated[Mapping[str, str], Renames()] = field(default_factory=dict)
-    """The model's names by those there. Both have one "*", which stands for the same characters, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

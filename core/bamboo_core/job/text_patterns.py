@@ -57,9 +57,6 @@ WEIGHTS = _form(
     2048,
 )
 TENSORS = _form('the name of a tensor, in which "*" stands for any characters', r"[!-,.-~][!-~]*")
-RENAMED_TENSORS = _form(
-    'the name of a tensor with at most one "*"', r"([*][!-)+-~]*|[!-)+,.-~][!-)+-~]*([*][!-)+-~]*)?)"
-)
 IMAGE = _form("a container image", r"[^- \t\n\v\f\r][^ \t\n\v\f\r]*", 1024)
 DECIMAL = _form('a decimal number in quotes such as "0.91"', r"[0-9]{1,9}(\.[0-9]{1,9})?", 19)
 # As exact as the cost in the status, so that what is spent is spent after a restart of the operator, too.

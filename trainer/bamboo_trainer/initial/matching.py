@@ -1,7 +1,7 @@
 """Which tensor of other weights becomes the first value of which tensor of the model. Pure."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,25 +89,22 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
     types differ, or if a pattern fits nothing. Adapters begin anew where the weights have none.
     """
     drops = [_Pattern(text) for text in spec.drop]
-    renames = {_Pattern(old): new for old, new in spec.rename.items()}
     beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, OfferedTensor]()
     for offer in offered:
         if _fits(drops, offer.name):
             left.append(offer.name)
             continue
-        name = _renamed(offer.name, renames)
-        name = beside.get(name, name)
+        name = beside.get(offer.name, offer.name)
         if name in by_name:
-            raise TaskError(f"{FIELD}.rename: {by_name[name].name} and {offer.name} would both be {name}")
+            raise TaskError(f"{FIELD}: {by_name[name].name} and {offer.name} would both be {name}")
         by_name[name] = offer
     known = {name for one in wanted for name in one.names}
-    _check_used("drop", drops, {*(offer.name for offer in offered), *known})
-    _check_used("rename", renames, [offer.name for offer in by_name.values()])
+    _check_used(drops, {*(offer.name for offer in offered), *known})
     if not known & by_name.keys():
         raise TaskError(
             f"{FIELD}: nothing is taken: {shown} has {_named(list(by_name))}, and the model {_named(sorted(known))}; "
-            "rename says which are which"
+            "write a file with the model's names"
         )
     takes, anew, missing = list[Take](), list[str](), list[str]()
     for one in wanted:
@@ -165,22 +162,12 @@ class _Pattern:
 
     text: str
 
-    def match(self, name: str) -> re.Match[str] | None:
-        return re.fullmatch("(.*)".join(map(re.escape, self.text.split("*"))), name)
+    def match(self, name: str) -> bool:
+        return re.fullmatch(".*".join(map(re.escape, self.text.split("*"))), name) is not None
 
 
 def _fits(patterns: Iterable[_Pattern], name: str) -> bool:
     return any(pattern.match(name) for pattern in patterns)
-
-
-def _renamed(name: str, renames: Mapping[_Pattern, str]) -> str:
-    found = [(old, new, match) for old, new in renames.items() if (match := old.match(name))]
-    if not found:
-        return name
-    if len(found) > 1:
-        raise TaskError(f"{FIELD}.rename: {found[0][0].text!r} and {found[1][0].text!r} both fit {name}")
-    _, new, match = found[0]
-    return new.replace("*", match[1]) if "*" in new else new
 
 
 def _check_form(wanted: WantedTensor, offers: Sequence[OfferedTensor]) -> None:
@@ -199,20 +186,19 @@ def _check_form(wanted: WantedTensor, offers: Sequence[OfferedTensor]) -> None:
 def _check_missing(missing: Sequence[str], strange: Sequence[str], shown: str) -> None:
     if strange:
         raise TaskError(
-            f"{FIELD}: {shown} has {_named(strange)}, which the model does not have: rename, or drop (drop: "
-            f"[{strange[0]}] leaves it there)"
+            f"{FIELD}: {shown} has {_named(strange)}, which the model does not have: "
+            f"drop: [{strange[0]}] leaves it there"
         )
     if missing:
         raise TaskError(
-            f"{FIELD}: {shown} does not have {_named(missing)} of the model: rename, or drop (drop: [{missing[0]}] "
-            "lets it begin anew)"
+            f"{FIELD}: {shown} does not have {_named(missing)} of the model: drop: [{missing[0]}] lets it begin anew"
         )
 
 
-def _check_used(field: str, patterns: Iterable[_Pattern], names: Collection[str]) -> None:
+def _check_used(patterns: Iterable[_Pattern], names: Collection[str]) -> None:
     unused = next((one.text for one in patterns if not any(map(one.match, names))), None)
     if unused is not None:
-        raise TaskError(f"{FIELD}.{field}: no tensor fits {unused!r}")
+        raise TaskError(f"{FIELD}.drop: no tensor fits {unused!r}")
 
 
 def _named(names: Sequence[str]) -> str:
