@@ -19,7 +19,6 @@ POOLS = [
         "preset": "Karpenter",
         "pricePerHour": "3",
         "afterSeconds": 4,
-        "revert": True,
     },
 ]
 

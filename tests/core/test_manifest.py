@@ -182,7 +182,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
                 price_per_hour=Decimal("3.06"),
                 after_seconds=300,
                 max_workers=2,
-                revert=True,
                 template={"spec": {"a": 1}},
             ),
         ),

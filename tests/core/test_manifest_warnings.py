@@ -127,9 +127,8 @@ def test_a_pools_template_that_asks_for_other_gpus_than_devices_is_warned_of(gpu
 @pytest.mark.parametrize(
     ("pools", "told"),
     [
-        ([{"revert": True}, {"revert": True, "afterSeconds": 60}], ["node pool n0: revert has no effect in the first"]),
+        ([{}, {"afterSeconds": 60}], []),
         ([{"afterSeconds": 60}], ["node pool n0: afterSeconds has no effect in the first"]),
-        ([{}, {"revert": True}], []),
         ([], []),
     ],
 )

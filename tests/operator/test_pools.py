@@ -25,7 +25,6 @@ FALLBACK = NodePool(
     price_per_hour=Decimal("3.06"),
     after_seconds=300,
     max_workers=2,
-    revert=True,
 )
 LAST = NodePool(name="last", capacity=Capacity.ON_DEMAND, after_seconds=900)
 
@@ -78,7 +77,6 @@ POOLS = st.lists(
         name=st.sampled_from("abcdef"),
         after_seconds=st.integers(0, 3),
         max_workers=st.none() | st.integers(1, 3),
-        revert=st.booleans(),
     ),
     unique_by=lambda p: p.name,
 )
@@ -127,7 +125,7 @@ def test_on_demand_pools_after_spot_pools_are_fallbacks():
         ({"spot": 3, "fallback": 1}, {}, "spot"),
         ({"spot": 3, "fallback": 1}, {"spot": 1}, None),
         ({"spot": 8, "fallback": 1}, {}, None),
-        ({"spot": 3, "last": 1}, {}, None),
+        ({"spot": 3, "last": 1}, {}, "spot"),
     ],
 )
 def test_an_earlier_pool_is_asked_again_for_nodes(counts, waiting, tried):
@@ -142,12 +140,12 @@ PLACED = {"w0": "spot", "w1": "spot", "w2": "fallback", "w3": "fallback", "w4": 
     ("standby", "leaving", "keep", "given_back"),
     [
         ([], [], 0, None),
-        (["w1"], [], 0, "w2"),
+        (["w1"], [], 0, "w4"),
         (["w1"], [], 1, None),
-        (["w0", "w1"], [], 1, "w2"),
+        (["w0", "w1"], [], 1, "w4"),
         (["w1"], ["w2"], 0, None),
-        (["w3"], [], 0, None),
-        (["w1", "w3"], [], 1, "w3"),
+        (["w3"], [], 0, "w4"),
+        (["w1", "w3"], [], 1, "w4"),
         (["w4"], [], 0, None),
         (["unknown"], [], 0, None),
     ],
@@ -156,8 +154,9 @@ def test_a_worker_of_a_later_pool_goes_once_an_earlier_pool_has_a_spare_one(stan
     assert worker_to_revert([SPOT, FALLBACK, LAST], PLACED, standby, leaving, keep) == given_back
 
 
-def test_only_pools_that_revert_give_back():
-    assert worker_to_revert([SPOT, LAST], {"w0": "spot", "w1": "last"}, ["w0"], [], 0) is None
+def test_of_a_pool_a_standby_worker_is_given_back_first_and_the_first_pool_gives_none_back():
+    placed = {"w1": "spot", "w2": "fallback", "w3": "fallback"}
+    assert worker_to_revert([SPOT, FALLBACK], placed, ["w1", "w3"], [], 1) == "w3"
     assert worker_to_revert([FALLBACK, SPOT], {"w0": "spot", "w1": "fallback"}, ["w0"], [], 0) is None
 
 

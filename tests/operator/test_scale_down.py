@@ -7,7 +7,7 @@ from operator_kit import job
 POOLS: tuple[NodePool, ...] = job(
     nodePools=[
         {"name": "spot", "capacity": "Spot"},
-        {"name": "sure", "capacity": "OnDemand", "afterSeconds": 60, "revert": True},
+        {"name": "sure", "capacity": "OnDemand", "afterSeconds": 60},
     ]
 ).node_pools
 

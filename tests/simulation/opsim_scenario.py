@@ -160,7 +160,7 @@ class ClusterScenario:
         )
 
 
-POOLS = ({"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSeconds": 20, "revert": True})
+POOLS = ({"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSeconds": 20})
 
 
 def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> ClusterScenario:

@@ -41,7 +41,7 @@ spec:
   standby: {workers: 1}
   nodePools:
   - {name: spot, capacity: Spot, preset: Karpenter, pricePerHour: "0.91", maxWorkers: 8}
-  - {name: fallback, capacity: OnDemand, pricePerHour: "3.06", afterSeconds: 300, maxWorkers: 2, revert: true,
+  - {name: fallback, capacity: OnDemand, pricePerHour: "3.06", afterSeconds: 300, maxWorkers: 2,
      template: {spec: {a: 1}}}
   spread: {policy: SingleZone, workersPerNode: 2}
   checkpoint:

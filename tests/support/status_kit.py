@@ -12,7 +12,7 @@ JOB = job()
 POOLED = job(
     nodePools=[
         {"name": "spot", "pricePerHour": "0.91"},
-        {"name": "fallback", "capacity": "OnDemand", "pricePerHour": "3.06", "afterSeconds": 300, "revert": True},
+        {"name": "fallback", "capacity": "OnDemand", "pricePerHour": "3.06", "afterSeconds": 300},
     ]
 )
 

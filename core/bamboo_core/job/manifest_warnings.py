@@ -31,10 +31,8 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _first_pool(spec: JobSpec) -> Iterator[str]:
-    """Yield what the first pool says of earlier pools, of which there are none."""
+    """Yield what the first pool says of earlier pools, though none is before it."""
     for first in spec.node_pools[:1]:
-        if first.revert:
-            yield f"node pool {first.name}: revert has no effect in the first pool; it belongs to a later one"
         if first.after_seconds:
             yield f"node pool {first.name}: afterSeconds has no effect in the first pool; it belongs to a later one"
 

@@ -62,11 +62,11 @@ class NodePool:
     currency. An edit counts from then on.
     """
     after_seconds: Annotated[int, Integer(0)] = 0
-    """How long a pod waits for a node in the pools before this one."""
+    """How long a pod waits for a node in the pools before this one. Workers of such a pool move back as soon as an
+    earlier one has nodes again.
+    """
     max_workers: Annotated[int | None, Integer()] = None
     """The most workers in this pool."""
-    revert: bool = False
-    """Whether workers move back to an earlier pool once it has nodes again."""
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
     """Merged over worker.template for the pods of this pool: another GPU's resource, image, environment, tolerations,
     node selectors.

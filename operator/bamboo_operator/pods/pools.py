@@ -52,10 +52,10 @@ def is_fallback(pools: Pools, name: str) -> bool:
 def pool_to_probe(pools: Pools, counts: Counts, waiting: Counts) -> NodePool | None:
     """The pool in which one worker more than needed should be asked for, so that one can be given back for it.
 
-    That is the first pool before one with `revert` that has workers. Only by asking is it known that there are nodes
-    again. waiting: pods without a node; nothing is tried while there are any before the fallback.
+    That is the first pool before one with `after_seconds` that has workers. Only by asking is it known that there are
+    nodes again. waiting: pods without a node; nothing is tried while there are any before the fallback.
     """
-    last = max((i for i, pool in enumerate(pools) if pool.revert and counts.get(pool.name)), default=0)
+    last = max((i for i, pool in enumerate(pools) if pool.after_seconds and counts.get(pool.name)), default=0)
     earlier = pools[:last]
     if any(waiting.get(pool.name) for pool in earlier):
         return None
@@ -69,7 +69,7 @@ def worker_to_revert(
     leaving: Collection[WorkerId],
     keep: int,
 ) -> WorkerId | None:
-    """The worker of a pool with `revert` to be given back now, because a ready worker of an earlier pool replaces it.
+    """The worker of a pool with `after_seconds` to be given back now, as a ready worker of an earlier pool replaces it.
 
     One at a time: None while any worker is leaving. placed: the pool of each worker; standby: those that are ready and
     hold no stage; keep: how many of them must be left. A standby worker is given back first; it is in nobody's way.
@@ -81,7 +81,7 @@ def worker_to_revert(
     candidates = [
         worker
         for worker, pool in placed.items()
-        if pool in order and pools[order[pool]].revert and min(ready) < order[pool]
+        if pool in order and pools[order[pool]].after_seconds and min(ready) < order[pool]
     ]
     return min(candidates, key=lambda w: (-order[placed[w]], w not in standby, w), default=None)
 

@@ -46,7 +46,7 @@ def scale_down(workers: WorkersByPool) -> ScaleDown:
     """What to do now; one worker at a time."""
     pools, placed, probes = workers.pools, workers.placed, workers.probes
     counts = Counter(placed.values())
-    if not any(pool.revert and counts[pool.name] for pool in pools):
+    if not any(pool.after_seconds and counts[pool.name] for pool in pools):
         probes = frozenset()
     elif workers.training:
         worker = worker_to_revert(pools, placed, workers.standby, workers.leaving, workers.keep_standby)
