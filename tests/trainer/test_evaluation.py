@@ -22,7 +22,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, begin, small_task
-from training_job import Job, check_same_bits
+from training_job import Job, MemoryStore, check_same_bits
 
 STEPS = 5
 
@@ -293,3 +293,21 @@ def test_the_best_state_needs_evaluations() -> None:
     document = with_checkpoints(evaluation={"metric": "rihgt"})
     with pytest.raises(TaskError, match="metric is 'rihgt', expected one of loss, close, largest, still"):
         evaluation_schedule(build({}), parse_manifest(document).training)
+
+
+def test_a_job_that_goes_back_again_to_its_last_step_ends() -> None:
+    """The last state is evaluated anew, and its sums are told when the coordinator listens to them."""
+    document, store = with_checkpoints(steps=4, every=2), MemoryStore()
+    document["spec"]["topology"] = {"stages": 1, "pipelines": 1}
+    calm = Job(document, store=store).run()
+
+    def lose_the_first(job: Job) -> None:
+        first = job.nodes.get("w0")
+        if first is not None and first.alive and job.state.plan is not None and job.state.phase == "Running":
+            job.kill("w0")
+
+    again = Job(document, decide=lose_the_first, store=store).run(20_000)
+    assert again.finish is not None
+    assert again.finish.outcome is Outcome.COMPLETE
+    assert "Restoring" in [one.reason for one in again.emitted]
+    assert again.state.ending.finished == calm.state.ending.finished

@@ -136,9 +136,10 @@ class Components:
         self.committer.meet_root(old)
         for stage in self.states:
             self.replicator.announce(stage)
-            self.checks.look(stage)
         self._look_at_repeated()
         self._coordinator.tell(PlanApplied(epoch=plan.epoch))
+        for stage in self.states:
+            self.checks.look(stage)  # the sums of a state that a plan begins with count from now on only
         if old is None:
             self.executor.report()  # what it has finished, after a checkpoint of the last step, counts from now on only
         self._queue.extend(self.early_frames)
