@@ -177,7 +177,11 @@ def test_two_equal_jobs_whose_pods_are_admitted_in_turn_do_not_block_each_other(
                 int(pod["metadata"]["labels"][LABEL_WORKER_INDEX]),
                 pod["metadata"]["uid"],
             )
+            self.manager.stopped = True  # or the first job's pods may be admitted before the other one has any
             self.make("one", "other")
+            both = {"one": 2, "other": 2}
+            await self._until(lambda: None if self.waiting() == both else f"{self.waiting()}, not {both}", 60.0)
+            self.manager.stopped = False
             await self.until_holding(one=1, other=1)
             await self.complete("one", "other")
 
