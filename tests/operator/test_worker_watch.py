@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bamboo_core import names
 from bamboo_core.control.protocol import Hello
 from bamboo_core.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
 from bamboo_operator.cluster.cache import ClusterCache
@@ -137,6 +138,6 @@ def test_pods_that_are_being_deleted_are_of_no_use_to_a_training_that_begins(
 
 def test_where_a_worker_is_is_told_by_its_node() -> None:
     cluster, hello = Cluster(), Hello(worker=NAME, host="h", port=1, zone="own")
-    assert (cluster.watch.located(hello, "zone").node, cluster.watch.located(hello, "zone").zone) == ("n1", "own")
-    cluster.node(zone="b")
-    assert cluster.watch.located(hello, "zone").zone == "b"
+    assert (cluster.watch.located(hello).node, cluster.watch.located(hello).zone) == ("n1", "own")
+    cluster.node(**{names.LABEL_ZONE: "b"})
+    assert cluster.watch.located(hello).zone == "b"
