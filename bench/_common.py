@@ -256,10 +256,10 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else float("nan")
 
 
-def chosen_of(only: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
-    """What --only asks for; without it, all. Raises typer.BadParameter for what is not known."""
+def chosen_of(only: Sequence[str] | None, known: Sequence[str], option: str = "--only") -> Sequence[str]:
+    """Return what an option asks for; without it, all. Raises typer.BadParameter for what is not known."""
     if unknown := sorted(set(only or ()) - set(known)):
-        raise typer.BadParameter(f"expected some of {', '.join(known)}, got {unknown[0]}", param_hint="--only")
+        raise typer.BadParameter(f"expected some of {', '.join(known)}, got {unknown[0]}", param_hint=option)
     return only or known
 
 

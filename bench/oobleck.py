@@ -14,6 +14,7 @@ import json as json_format
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,7 +22,8 @@ import typer
 
 from _common import chosen_of, say, write_json
 from bamboo.simulation.job.job_run import JobRun, simulate_job
-from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
+from bamboo.traces.files import read_trace
+from bamboo.traces.trace import Change, Trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import (
     SOURCES,
@@ -124,20 +126,6 @@ def read_measured(path: Path, model: str) -> Measured:
     return Measured(rates, float(rows[0]["reconfigure_ms"]) / 1000)
 
 
-def read_nodes(path: Path) -> Trace:
-    """Return a table's nodes, without additions of present nodes and removals of absent ones."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = sorted(((int(at) / 1000, change, node) for at, change, node in csv.reader(file)), key=lambda row: row[0])
-    there, changes = set[str](), list[NodeChange]()
-    for at, text, node in rows:
-        change = Change(text)
-        if (node in there) == (change is Change.ADD):
-            continue
-        there ^= {node}
-        changes.append(NodeChange(at=at, change=change, node=node))
-    return make_trace(changes, duration=rows[-1][0])
-
-
 def replayed(measured: Measured, batch: int, trace: Trace, *, joins_at_once: bool) -> float:
     """Return the samples a second of Oobleck: whole steps between losses at the measured rates, a loss throws away the
     step in progress, each change pauses, and a node that joins costs no part of a step. joins_at_once: the fair replay;
@@ -145,9 +133,8 @@ def replayed(measured: Measured, batch: int, trace: Trace, *, joins_at_once: boo
     """
     there = active = 0
     since = samples = 0.0
-    changes = list(trace.changes)
-    for at in sorted({change.at for change in changes}):
-        now = [change.change for change in changes if change.at == at]
+    for at, changes in groupby(trace.changes, key=lambda change: change.at):
+        now = [change.change for change in changes]
         there += now.count(Change.ADD) - now.count(Change.REMOVE)
         lost = Change.REMOVE in now
         stopped = not measured.rate(active)
@@ -206,7 +193,7 @@ def run_cell(name: str, shape: Shape, case: str, measured: Measured, trace: Trac
         "outcome": result.outcome,
         "message": result.message,
         "fair": replayed(measured, shape.batch, trace, joins_at_once=True),
-        "artifact": replayed(measured, shape.batch, trace, joins_at_once=False),
+        "joins_at_losses": replayed(measured, shape.batch, trace, joins_at_once=False),
         "takeovers": result.figures.takeovers,
         "restores": result.figures.restores,
         "hours": result.figures.hours,
@@ -226,35 +213,35 @@ def run(
     """Simulate, and print Bamboo's samples a second beside Oobleck's."""
     if merge is not None:
         cells = [cell for path in merge.split(",") for cell in json_format.loads(Path(path).read_text())["cells"]]
+        write_json(json, {"cells": cells})
     elif data is not None:
-        chosen = [(m, c) for m in _among(models, tuple(MODELS)) for c in _among(cases, CASES)]
+        chosen = [
+            (model, case)
+            for model in chosen_of(models.split(",") if models else None, tuple(MODELS), "--models")
+            for case in chosen_of(cases.split(",") if cases else None, CASES, "--cases")
+        ]
         cells = []
         for number, (model, case) in enumerate(chosen, start=1):
             say(f"{number} of {len(chosen)}: {model}, {case}")
-            measured, trace = read_measured(data / "throughput.csv", model), read_nodes(data / f"{case}.csv")
+            measured, trace = read_measured(data / "throughput.csv", model), read_trace(str(data / f"{case}.csv"))
             cells.append(run_cell(model, MODELS[model], case, measured, trace, memory * GB))
             say(f"{cells[-1]['ours']:.2f} samples/s, {cells[-1]['outcome']}, after {cells[-1]['seconds']} s")
             write_json(json, {"cells": cells})
     else:
         raise typer.BadParameter("expected a folder, or files after --merge", param_hint="--data")
-    if merge is not None:
-        write_json(json, {"cells": cells})
     _show(cells)
     if plot is not None:
         _plot(cells, plot)
 
 
-def _among(text: str | None, known: Sequence[str]) -> Sequence[str]:
-    return chosen_of(text.split(",") if text else None, known)
-
-
 def _show(cells: Sequence[Cell]) -> None:
-    print("| Model | Case | Oobleck's rule | Oobleck, fair | Bamboo | over fair |")
+    print("| Model | Case | Oobleck, joins at losses | Oobleck, fair | Bamboo | over fair |")
     print("| --- | --- | --- | --- | --- | --- |")
     for cell in cells:
         ours = f"{cell['ours']:.2f}" + ("" if cell["outcome"] == "cut" else f" ({cell['outcome']})")
         over = f"{cell['ours'] / cell['fair']:.3f}" if cell["fair"] else "–"
-        print(f"| {cell['model']} | {cell['case']} | {cell['artifact']:.2f} | {cell['fair']:.2f} | {ours} | {over} |")
+        replays = f"{cell['joins_at_losses']:.2f} | {cell['fair']:.2f}"
+        print(f"| {cell['model']} | {cell['case']} | {replays} | {ours} | {over} |")
 
 
 def _plot(cells: Sequence[Cell], path: Path) -> None:

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from oobleck import Measured, Shape, read_measured, read_nodes, replayed, run_cell
+from bamboo.traces.files import read_trace
+from oobleck import Measured, Shape, read_measured, replayed, run_cell
 
-TABLE = "0,add,a\n0,add,b\n0,add,a\n0,remove,c\n100000,remove,a\n150000,add,c\n200000,remove,b\n"
+TABLE = "0,add,a\n0,add,b\n100000,remove,a\n150000,add,c\n200000,remove,b\n"
 
 
 def test_oobleck_loses_the_step_of_a_loss_and_pauses_at_each_change(tmp_path: Path) -> None:
     """Twelve whole steps of 8 s; then 40 s alone after a pause of 10 s; then 40 s of two, not cut by the end."""
     (tmp_path / "nodes.csv").write_text(TABLE)
-    trace = read_nodes(tmp_path / "nodes.csv")
+    trace = read_trace(str(tmp_path / "nodes.csv"))
     known = Measured({1: 1.0, 2: 2.0}, 10.0)
     assert replayed(known, 16, trace, joins_at_once=True) == pytest.approx((12 * 16 + 40 + 5 * 16) / 200)
     assert replayed(known, 16, trace, joins_at_once=False) == pytest.approx((12 * 16 + 90) / 200)
@@ -30,7 +31,7 @@ def test_a_cell_is_trained_by_the_coordinator(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(
         "".join(f"0,add,n{n}\n" for n in range(30)) + "200000,remove,n3\n400000,remove,n4\n"
     )
-    trace = read_nodes(tmp_path / "nodes.csv")
+    trace = read_trace(str(tmp_path / "nodes.csv"))
     shape = Shape(batch=512, samples=8, blocks=6, width=1024, context=512, vocabulary=1000)
     known = Measured({nodes: 10.0 * nodes for nodes in range(15, 31)}, 2.0)
     found = run_cell("small", shape, "two losses", known, trace, 16e9)
