@@ -67,12 +67,12 @@ def _at_most(of_job: Json, room: int) -> Json:
 
 def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]:
     """What is asked of zones as constraints, and the affinity."""
-    policy, key = pod_spread(job), names.LABEL_ZONE
+    policy, zone = pod_spread(job), names.LABEL_ZONE
     share = job.spread.workers_per_node > 1
     on_nodes = [_preferred(of_job, HOSTNAME, 100)]
     apart, near = ([], on_nodes) if share else (on_nodes, [])
     if policy is SpreadPolicy.INTERLEAVE:
-        over_zones = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": of_job}
+        over_zones = {"maxSkew": 1, "topologyKey": zone, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": of_job}
         nodes = {"podAffinity" if share else "podAntiAffinity": _if_possible(on_nodes)}
         return [over_zones], nodes
     together = of_job
@@ -80,8 +80,8 @@ def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]
         mine = {names.LABEL_ZONE_GROUP: str(group)}
         together = {"matchLabels": {**of_job["matchLabels"], **mine}}
         not_mine = {"key": names.LABEL_ZONE_GROUP, "operator": "NotIn", "values": [str(group)]}
-        apart.append(_preferred({**of_job, "matchExpressions": [not_mine]}, key, 50))
-    required = [{"labelSelector": together, "topologyKey": key}]
+        apart.append(_preferred({**of_job, "matchExpressions": [not_mine]}, zone, 50))
+    required = [{"labelSelector": together, "topologyKey": zone}]
     in_zone = {"requiredDuringSchedulingIgnoredDuringExecution": required}
     affinity = {"podAffinity": in_zone | (_if_possible(near) if near else {})}
     if apart:

@@ -27,11 +27,10 @@ def named_zones(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _named_zones(spec: JobSpec, pool: NodePool | None) -> list[str]:
-    key = names.LABEL_ZONE
-    if selected := _selected(spec, pool, key):
+    if selected := _selected(spec, pool):
         return [str(selected)]
     terms = node_terms(spec, pool)
-    return [str(zone) for term in terms for one in _about(term, key, "In") for zone in one.get("values") or ()]
+    return [str(zone) for term in terms for one in _about(term, "In") for zone in one.get("values") or ()]
 
 
 def zone_allowed(spec: JobSpec, zone: str) -> bool:
@@ -41,13 +40,12 @@ def zone_allowed(spec: JobSpec, zone: str) -> bool:
 
 def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
     """May a pod of that pool be in that zone?"""
-    key = names.LABEL_ZONE
-    selected, terms = _selected(spec, pool, key), node_terms(spec, pool)
+    selected, terms = _selected(spec, pool), node_terms(spec, pool)
     if not zone:
         return True
     within = not terms or any(
-        all(zone in (one.get("values") or ()) for one in _about(term, key, "In"))
-        and not any(zone in (one.get("values") or ()) for one in _about(term, key, "NotIn"))
+        all(zone in (one.get("values") or ()) for one in _about(term, "In"))
+        and not any(zone in (one.get("values") or ()) for one in _about(term, "NotIn"))
         for term in terms
     )
     return within and selected in (None, zone)
@@ -102,8 +100,9 @@ def packed(zones: Sequence[str], spec: JobSpec, first: int = 0) -> dict[str, int
     return dict(found)
 
 
-def _selected(spec: JobSpec, pool: NodePool | None, key: str) -> Any:
-    return asked_of_nodes(spec, pool)[0].get(key)
+def _selected(spec: JobSpec, pool: NodePool | None) -> Any:
+    """The zone that a nodeSelector names; None if it names none."""
+    return asked_of_nodes(spec, pool)[0].get(names.LABEL_ZONE)
 
 
 def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str, Any], ...]:
@@ -119,7 +118,8 @@ def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str
     return ()
 
 
-def _about(term: Mapping[str, Any], key: str, operator: str) -> Iterator[Mapping[str, Any]]:
+def _about(term: Mapping[str, Any], operator: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the expressions of a term that are about the zone, with that operator."""
     for one in term.get("matchExpressions") or ():
-        if one.get("key") == key and one.get("operator") == operator:
+        if one.get("key") == names.LABEL_ZONE and one.get("operator") == operator:
             yield one
