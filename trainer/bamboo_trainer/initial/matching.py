@@ -1,7 +1,7 @@
 """Which tensor of other weights becomes the first value of which tensor of the model. Pure."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,11 +88,10 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
     """Raises TaskError, in a sentence, if a tensor on either side has no counterpart and is not dropped, if shapes or
     types differ, or if a pattern fits nothing. Adapters begin anew where the weights have none.
     """
-    drops = [_Pattern(text) for text in spec.drop]
     beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, OfferedTensor]()
     for offer in offered:
-        if _fits(drops, offer.name):
+        if _is_dropped(offer.name, spec):
             left.append(offer.name)
             continue
         name = beside.get(offer.name, offer.name)
@@ -100,7 +99,7 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
             raise TaskError(f"{FIELD}: {by_name[name].name} and {offer.name} would both be {name}")
         by_name[name] = offer
     known = {name for one in wanted for name in one.names}
-    _check_used(drops, {*(offer.name for offer in offered), *known})
+    _check_used(spec.drop, {*(offer.name for offer in offered), *known})
     if not known & by_name.keys():
         raise TaskError(
             f"{FIELD}: nothing is taken: {shown} has {_named(list(by_name))}, and the model {_named(sorted(known))}; "
@@ -112,7 +111,7 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
         if offers:
             _check_form(one, offers)
             takes.append(Take(wanted=one, offers=offers))
-        elif any(_fits(drops, name) or (beside and _is_adapters(name)) for name in one.names):
+        elif any(_is_dropped(name, spec) or (beside and _is_adapters(name)) for name in one.names):
             anew.append(one.names[0])
         else:
             missing.append(one.names[0])
@@ -156,18 +155,13 @@ def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTe
     return {f"{at}.{leaf}": f"{at}{base}{leaf}" for at, base, leaf in bases if base and f"{at}.{ADAPTER[0]}" in names}
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A name in which "*" stands for any characters."""
-
-    text: str
-
-    def match(self, name: str) -> bool:
-        return re.fullmatch(".*".join(map(re.escape, self.text.split("*"))), name) is not None
+def _is_dropped(name: str, spec: InitialSpec) -> bool:
+    return any(_fits(pattern, name) for pattern in spec.drop)
 
 
-def _fits(patterns: Iterable[_Pattern], name: str) -> bool:
-    return any(pattern.match(name) for pattern in patterns)
+def _fits(pattern: str, name: str) -> bool:
+    """Return whether a name fits a pattern, in which "*" stands for any characters."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
 def _check_form(wanted: WantedTensor, offers: Sequence[OfferedTensor]) -> None:
@@ -195,10 +189,10 @@ def _check_missing(missing: Sequence[str], strange: Sequence[str], shown: str) -
         )
 
 
-def _check_used(patterns: Iterable[_Pattern], names: Collection[str]) -> None:
-    unused = next((one.text for one in patterns if not any(map(one.match, names))), None)
-    if unused is not None:
-        raise TaskError(f"{FIELD}.drop: no tensor fits {unused!r}")
+def _check_used(patterns: Sequence[str], names: Collection[str]) -> None:
+    for pattern in patterns:
+        if not any(_fits(pattern, name) for name in names):
+            raise TaskError(f"{FIELD}.drop: no tensor fits {pattern!r}")
 
 
 def _named(names: Sequence[str]) -> str:
