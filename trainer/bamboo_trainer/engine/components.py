@@ -134,13 +134,14 @@ class Components:
         self.redundant.take_roles(self.step, first=old is None)
         self._timer.hold(set(self.states))
         self.committer.meet_root(old)
-        self._look_at_repeated()
-        self._coordinator.tell(PlanApplied(epoch=plan.epoch))  # what is told of the states it begins with counts now
         for stage in self.states:
             self.replicator.announce(stage)
-            self.checks.look(stage)
+        self._look_at_repeated()
+        self._coordinator.tell(PlanApplied(epoch=plan.epoch))
+        for stage in self.states:
+            self.checks.look(stage)  # the sums of a state that a plan begins with count from now on only
         if old is None:
-            self.executor.report()  # what it has finished, after a checkpoint of the last step
+            self.executor.report()  # what it has finished, after a checkpoint of the last step, counts from now on only
         self._queue.extend(self.early_frames)
         self.early_frames.clear()
         facts = {"reason": plan.reason, "message": plan.message, "boundary": plan.boundary}
