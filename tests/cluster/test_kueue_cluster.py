@@ -4,7 +4,6 @@ import base64
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ import yaml
 
 from bamboo_core.control.digests import add_digests
 from cluster.client import ApiError, Client, Json
+from cluster.control_plane import free_ports
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from cluster.nodes import GPU
 from kueue_manager import CLASS, GROUP
@@ -49,8 +49,7 @@ def given() -> Path | None:
 @contextlib.contextmanager
 def kueue(cluster: Cluster, source: Path, folder: Path) -> Iterator[None]:
     """It runs, and admits pods. The cluster has to end with it: its webhooks are asked for every pod."""
-    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
-        port, health = int(free.getsockname()[1]), int(other.getsockname()[1])
+    port, health = free_ports(2)
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     mine.cert_chain_pems[0].write_to_path(folder / "tls.crt")

@@ -5,7 +5,6 @@ import copy
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import yaml
 
 from certificates import issue, trusting
 from cluster.client import ApiError, Client, Json
+from cluster.control_plane import free_ports
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from crd_kit import STATUS_VALIDATOR, strip_rules
 
@@ -78,9 +78,7 @@ class Operator:
         (folder / "key").write_bytes(secrets.token_bytes(32))
         self._tls = issue(folder)
         self.trusting = trusting(folder)
-        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
-            self.port: int = free.getsockname()[1]
-            self.web_port: int = other.getsockname()[1]
+        self.port, self.web_port = free_ports(2)
         self.log = folder / "operator.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -90,8 +88,7 @@ class Operator:
         other = copy.copy(self)
         other.identity, other.process = identity, None
         other.log = self._folder / f"{identity}.log"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            other.web_port = free.getsockname()[1]
+        (other.web_port,) = free_ports(1)
         return other
 
     def start(self) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from cluster.build import cache_folder
+from cluster.control_plane import free_ports
 
 MISSING = "needs Prometheus: apt-get install prometheus (or apt-get and dpkg-deb, and Debian's packages within reach)"
 START_SECONDS = 60
@@ -101,8 +101,7 @@ class Prometheus:
 def prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
     """Serves until the end of the block."""
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [binary("prometheus"), f"--config.file={folder / 'prometheus.yml'}"]
     command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
     log = folder / "prometheus.log"

@@ -23,6 +23,7 @@ from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.worker import metrics
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
 from bamboo_trainer.worker.traffic import KINDS, TrafficMeter, by_kind
+from cluster.control_plane import free_ports
 from manifest_kit import bamboojob, training
 from metrics_kit import check_page
 from prometheus_kit import promtool
@@ -39,9 +40,7 @@ MANIFEST = bamboojob(
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        found: int = free.getsockname()[1]
-    return found
+    return free_ports(1)[0]
 
 
 @pytest.fixture
