@@ -105,15 +105,6 @@ async def test_whether_something_is_there_needs_no_other_right_than_its_watch() 
     }
 
 
-async def test_another_job_is_found_with_the_right_to_list_them() -> None:
-    found = {"metadata": {"name": "before"}}
-    server = Scripted(GET=[{"items": [found]}, {"items": []}])
-    assert [await ApiClient(server).find_job("team", "before") for _ in range(2)] == [found, None]
-    collection = JOB.rpartition("/")[0]
-    assert server.calls[0][:2] == ("GET", collection)
-    assert server.calls[0][3] == {"fieldSelector": "metadata.name=before"}
-
-
 async def test_what_may_be_missing_is_none() -> None:
     assert await ApiClient(Scripted(GET=[MISSING])).read_lease("team", "x") is None
     with pytest.raises(ApiError):

@@ -78,7 +78,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"checkpoint.storage": {"uri": "s3:bucket"}}, "spec.checkpoint.storage.uri: expected the URL of a store"),
     ({"worker.image": "a b"}, "spec.worker.image: expected a container image"),
-    ({"task.initialFrom": {"step": 3}}, "spec.task.initialFrom: expected url or job"),
+    ({"task.initialFrom": {"url": "a b"}}, "spec.task.initialFrom.url: expected a path without spaces"),
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
     (UNTIL | {"training.until": {"epochs": 2, "tokens": 3}}, "spec.training.until: expected exactly one of tokens"),
     (
@@ -297,8 +297,6 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     else:
         training.pop("until", None)
         training["steps"] = draw(st.integers(1, 2**31 - 1))
-    if (initial := spec["task"].get("initialFrom")) is not None and initial.get("url") is None:
-        initial["job"] = draw(st.sampled_from(["before", "a-1"]))
     for one in training.get("loggers") or ():
         one.pop("entrypoint", None)
         if one["type"] == "Custom":

@@ -77,8 +77,3 @@ def test_nothing_is_there(tmp_path: Path) -> None:
         names(tmp_path)
     with pytest.raises(TaskError, match=r"task.initialFrom.url ftp://x: nothing is known of ftp://"):
         names("ftp://x")
-
-
-def test_another_jobs_weights_are_not_looked_up_by_a_worker() -> None:
-    with pytest.raises(TaskError, match="where job before has its checkpoints is looked up when this job begins"):
-        open_weights(InitialSpec(job="before"))

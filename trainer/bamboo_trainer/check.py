@@ -57,13 +57,9 @@ def found_or_problem(
 
 
 def _first_values(spec: JobSpec, task: Task) -> list[str]:
-    """What is taken of other weights, in sentences. Those of another job are not looked for before this one begins."""
+    """Return what is taken from other weights, in sentences."""
     initial = spec.task.initial_from
-    if initial is None:
-        return []
-    if initial.url is None:
-        return [f"job {initial.job} is looked for when this one begins"]
-    return begin_with(initial, task)[1]
+    return [] if initial is None else begin_with(initial, task)[1]
 
 
 def _check(spec: JobSpec) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past
 from bamboo_core.job.edits import numbers_digest
-from bamboo_core.job.initial_job import unresolved, with_place
 from bamboo_core.job.manifest import ManifestError, parse_manifest
-from bamboo_core.job.spec import InitialSpec, JobSpec, RedundancyMode, whole_workers
+from bamboo_core.job.spec import JobSpec, RedundancyMode, whole_workers
 from bamboo_core.names import ENV_DEVICE
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError
@@ -72,8 +71,6 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) ->
     if (gpus or spec.worker.devices > 1) and not os.environ.get(ENV_DEVICE) and not _torch_may_use_gpus():
         asks = "spec.worker.resources asks" if gpus else f"spec.worker.devices {spec.worker.devices} asks"
         warnings.append(f"{asks} for GPUs, and torch can use none on this machine: the workers train on the CPU")
-    if initial := unresolved(spec):
-        job = changed(job, "spec.task.initialFrom", **with_place(job.document, _weights_here(initial))["spec"])
     claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
     if checkpoints is None and not resume and not claimed:
         return job, warnings
@@ -96,19 +93,6 @@ def _torch_may_use_gpus() -> bool:
         return there and not version("torch").endswith("+cpu")
     except PackageNotFoundError:
         return False
-
-
-def _weights_here(initial: InitialSpec) -> dict[str, str]:
-    """Where a job's weights are that has run here with --output and its name. Raises InvalidRequest."""
-    weights = Path(initial.job or "") / "weights"
-    if initial.step is not None:
-        raise InvalidRequest("spec.task.initialFrom.step: with a job only on a cluster; here expected url and step")
-    if not weights.is_dir():
-        raise InvalidRequest(
-            f"spec.task.initialFrom.job: there is no folder {weights} here, where bamboo run --output {initial.job} "
-            "keeps the weights of a job that is complete"
-        )
-    return {"url": weights.absolute().as_uri()}
 
 
 def storage_url(place: str) -> str:

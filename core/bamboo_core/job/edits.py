@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from bamboo_core.job.model import ApiField, Mark, Object, api_fields
-from bamboo_core.job.spec import InitialSpec, JobSpec
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.training_spec import TrainingSpec
 
 # Of the training's fields those that are in the digest of its numbers whatever their values. Another one is left out as
@@ -93,15 +93,9 @@ def numbers_digest(spec: JobSpec) -> str:
         usual = one.default is not None and value == one.default() and one.attribute not in _ALWAYS_IN_NUMBERS
         if Mark.NO_NUMBERS not in one.marks and not usual:
             training[one.attribute] = value
-    initial = [_as_written(spec.task.initial_from)] if spec.task.initial_from else []
+    initial = [asdict(spec.task.initial_from)] if spec.task.initial_from else []
     numbers = [task_digest(spec), training, spec.training.groups, *initial]
     return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _as_written(initial: InitialSpec) -> dict[str, Any]:
-    """Where the first values are; of another job's not what was found of it, which is not the user's."""
-    found = ("job", "best") if initial.job is None else ("url", "step")
-    return {name: value for name, value in asdict(initial).items() if name not in found}
 
 
 def _differences(one: Any, other: Any, path: str) -> Iterator[str]:

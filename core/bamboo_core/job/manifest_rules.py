@@ -15,7 +15,6 @@ from bamboo_core.job.placement_spec import WorkerSpec
 from bamboo_core.job.spec import (
     BudgetSpec,
     ElasticSpec,
-    InitialSpec,
     JobSpec,
     StorageSpec,
     TopologySpec,
@@ -340,14 +339,6 @@ def _devices_are_the_gpus(worker: WorkerSpec) -> bool:
 )
 def _devices_have_layers(job: JobSpec) -> bool:
     return job.topology.split is None or min(job.topology.split) >= job.worker.devices
-
-
-# Of first values
-
-
-@rule(InitialSpec, "", "expected url or job", cel="has(self.url) || has(self.job)")
-def _first_values_are_somewhere(initial: InitialSpec) -> bool:
-    return initial.url is not None or initial.job is not None
 
 
 # Of checkpoints

@@ -61,16 +61,12 @@ _PATTERNS: Final = partial(
 class InitialSpec:
     """Where the model's first values come from, instead of random ones."""
 
-    url: Annotated[str | None, TextOf(WEIGHTS, shown=shown_url)] = None
+    url: Annotated[str, TextOf(WEIGHTS, shown=shown_url)]
     """A folder that training has left (weights), a folder with model.safetensors or its index, a file NAME.safetensors,
-    or where checkpoints are.
-    """
-    job: Annotated[str | None, TextOf(DNS_NAME)] = None
-    """Instead: a job of the namespace, whose newest checkpoint is taken when this one begins; with `bamboo run` the
-    folder of this name that --output has written. Where url is said, too, it is only a note.
+    or a folder of checkpoints.
     """
     step: Annotated[int | None, Integer(0)] = None
-    """The step of the checkpoint to take; required with checkpoints at a url."""
+    """The step of the checkpoint to take. Required if url is a folder of checkpoints."""
     drop: Annotated[tuple[str, ...], _PATTERNS()] = ()
     """Names of tensors that are left there, and of the model's that begin anew."""
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.job.edits import task_digest
-from bamboo_core.job.initial_job import FIELD, place_in, unresolved, with_place
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
 from bamboo_core.job.pod_fields import PATH, pool_path
@@ -53,7 +52,6 @@ class EffectiveSpec:
         self._key, self._meta = job.key, JobMeta(uid=job.uid)
         self.accepted = AcceptedManifest(job, api)
         self._reported = refusal_in(status.written)
-        self._first_values: tuple[str, dict[str, Any]] = "", {}  # of another job, and where they are
 
     def update(self, body: Mapping[str, Any]) -> None:
         """The newest BambooJob."""
@@ -85,37 +83,13 @@ class EffectiveSpec:
             await self._load_accepted()
         if self.begun and self.accepted.manifest is not None:
             return self.follow()
-        if (spec := self._read()) is None or (spec := await self._with_first_values(spec)) is None:
+        if (spec := self._read()) is None:
             return None
         self._status.update(warnings=tuple(template_problems(spec)))
         if problems := self._changed_task(spec) if self.begun else await self._dry_run(spec, settings):
             self._status.update(problems=problems)
             return None
         return spec
-
-    async def _with_first_values(self, spec: JobSpec) -> JobSpec | None:
-        """The job, which says where the first values are that it takes of another one; None if they are nowhere, which
-        the status then says. What was found stays, though that job goes on.
-        """
-        initial = unresolved(spec)
-        if initial is None or initial.job is None or spec.suspend:
-            return spec
-        other: Mapping[str, Any] | None = None
-
-        async def look() -> None:
-            nonlocal other
-            other = await self._api.find_job(self._key[0], initial.job or "")
-
-        what = f"look for BambooJob {initial.job}"
-        if refused := await self._attempts.until_done(what, look, ends=(403,)):
-            self._status.update(problems=(f"{FIELD}.job: {refused}",))
-            return None
-        try:
-            self._first_values = initial.job, place_in(spec, other)
-        except ValueError as error:
-            self._status.update(problems=(str(error),))
-            return None
-        return self._read()
 
     async def _load_accepted(self) -> None:
         """What the workers train by, whatever the manifest says by now."""
@@ -199,16 +173,7 @@ class EffectiveSpec:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _manifest(self) -> dict[str, Any]:
-        """Return the newest one, with the place of first values that were found, also by another operator."""
-        newest = manifest_of(self._key, self._body.get("spec") or {})
-        said = _initial_of(newest)
-        if said.get("job") is None or said.get("url") is not None:
-            return newest
-        before = _initial_of(self.accepted.manifest or {})
-        if before.get("job") == said["job"] and before.get("url") is not None:
-            return with_place(newest, {"url": before["url"], "step": before["step"]})
-        job, place = self._first_values
-        return with_place(newest, place) if job == said["job"] else newest
+        return manifest_of(self._key, self._body.get("spec") or {})
 
     def parsed(self) -> JobSpec | None:
         """Return the newest spec as it is, though it may not be followed; None if it is not valid."""
@@ -216,11 +181,3 @@ class EffectiveSpec:
             return parse_manifest(self._manifest())
         except ManifestError:
             return None
-
-
-def _initial_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a manifest, which need not be valid, says of the first values."""
-    spec = manifest.get("spec")
-    task = spec.get("task") if isinstance(spec, Mapping) else None
-    initial = task.get("initialFrom") if isinstance(task, Mapping) else None
-    return initial if isinstance(initial, Mapping) else {}

@@ -157,12 +157,6 @@ class ApiClient:
         """Unless it is gone."""
         await self._delete(f"{_revisions(namespace)}/{name}")
 
-    async def find_job(self, namespace: str, name: str) -> Object | None:
-        """None if there is none. It takes no more than the right to list them."""
-        found = await self._call("GET", jobs_path(namespace), query={"fieldSelector": f"metadata.name={name}"})
-        items = found.get("items")
-        return items[0] if isinstance(items, list) and items else None
-
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""
         await self._call("DELETE", job_path(namespace, name), delete_options(uid, propagation="Background"))

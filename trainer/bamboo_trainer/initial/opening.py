@@ -44,8 +44,6 @@ class Opened:
 
 def open_weights(spec: InitialSpec) -> Opened:
     """Raises TaskError, in a sentence, if nothing is there or it cannot be read."""
-    if spec.url is None:
-        raise TaskError(f"{FIELD}.job: where job {spec.job} has its checkpoints is looked up when this job begins")
     try:
         url = parse_url(spec.url, f"{FIELD}.url")
         files = _files(Path(url.path)) if url.protocol == "file" else None
