@@ -159,7 +159,7 @@ def manifest(shape: Shape) -> dict[str, Any]:
             "topology": {"schedule": "1F1B"},
             "elastic": {"maxWorkers": NODES},
             "redundancy": {"mode": "LazyForward"},
-            "checkpoint": {"storage": {"uri": "s3://oobleck/checkpoints"}},
+            "checkpoint": {"storage": "s3://oobleck/checkpoints"},
         },
     }
 

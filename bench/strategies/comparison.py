@@ -97,7 +97,7 @@ def _document(profile: ModelProfile, samples: int, nodes: int) -> dict[str, Any]
             "elastic": {"maxWorkers": nodes},
             "spread": {"policy": SpreadPolicy.ZONE_PER_PIPELINE.value},
             "redundancy": {"mode": RedundancyMode.LAZY_FORWARD.value, "placement": ReplicaPlacement.HOST.value},
-            "checkpoint": {"storage": {"uri": "s3://published/checkpoints"}},
+            "checkpoint": {"storage": "s3://published/checkpoints"},
         },
     }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.yaml_file import load_document
-from crd_cases import KEPT, RULES, Path, changed, manifests, put, whole, whole_with_uri
+from crd_cases import KEPT, RULES, Path, changed, manifests, put, whole, whole_with_url
 from crd_kit import ABSENT, ROOT, defaulted, nodes, parsed, refusals
 from manifest_kit import minimal
 
@@ -18,7 +18,7 @@ Document = dict[str, Any]
 VALID = {
     "minimal": minimal(),
     "whole": whole(),
-    "whole with uri": whole_with_uri(),
+    "whole with a URL": whole_with_url(),
     **{path.name: load_document(str(path)) for path in sorted((ROOT / "examples").glob("*.yaml"))},
 }
 

@@ -93,7 +93,7 @@ def processes_with(setting: str) -> list[str]:
         (["run", "SUSPENDED"], 2, "spec.suspend: the job is suspended; set it to false"),
         (["run", "ALONE", "--checkpoints", "/proc/no/store"], 2, "nothing else could save this job: cannot write"),
         (["run", "JOB", "--checkpoints", "ALONE"], 2, "alone.yaml is a file, expected a folder"),
-        (["run", "BELOW"], 2, "spec.checkpoint.storage.uri: /proc/self/status is a file, expected a folder"),
+        (["run", "BELOW"], 2, "spec.checkpoint.storage: /proc/self/status is a file, expected a folder"),
         (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
         (["run", "JOB", "--heartbeat-timeout", "inf"], 2, "expected a number of seconds"),
         (
@@ -112,7 +112,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, arguments: list[str
     alone = tmp_path / "alone.yaml"
     alone.write_text(f"{MANIFEST}  redundancy: {{mode: None}}\n")
     below = tmp_path / "below.yaml"
-    below.write_text(f"{MANIFEST}  checkpoint: {{storage: {{uri: 'file:///proc/self/status/store'}}}}\n")
+    below.write_text(f"{MANIFEST}  checkpoint: {{storage: 'file:///proc/self/status/store'}}\n")
     names = {"JOB": write(tmp_path), "FULL": str(tmp_path)}
     names |= {"SUSPENDED": str(suspended), "ALONE": str(alone), "BELOW": str(below)}
     result = CliRunner().invoke(app, [names.get(a, a) for a in arguments])
@@ -221,7 +221,7 @@ def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: P
     """The second time Ctrl-C is pressed twice, and everything ends at once; nothing is left but the store."""
     setting = f"TMPDIR={tmp_path}/tmp"
     (tmp_path / "tmp").mkdir()
-    checkpoint = f"checkpoint: {{storage: {{uri: 'file://{tmp_path}/store'}}, everySteps: 1000000}}"
+    checkpoint = f"checkpoint: {{storage: 'file://{tmp_path}/store', everySteps: 1000000}}"
     job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 1000000") + f"  {checkpoint}\n")
     kept = 0
     for presses in (1, 2):

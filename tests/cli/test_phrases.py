@@ -23,7 +23,7 @@ def test_nobody_is_called_protected_by_a_status_that_nobody_writes() -> None:
     assert known(300, speed=0.3)[0] == "yes", "a step takes minutes"
 
 
-KEEPING = {**SPEC, "checkpoint": {"storage": {"uri": "s3://bucket/x"}, "everySteps": 9}}
+KEEPING = {**SPEC, "checkpoint": {"storage": "s3://bucket/x", "everySteps": 9}}
 
 
 WAITING = condition("Running", False)
@@ -69,10 +69,10 @@ def test_the_line_of_checkpoints_says_where_without_credentials_and_how_old() ->
     place = "s3://bucket/x"
     assert found == f"checkpoint: step 99, 2:00:00 old, in {place}; went back 2 times"
     assert phrases.checkpoint(view_of(job(spec=KEEPING)), at) == f"checkpoint: none yet, in {place}"
-    claim = {**SPEC, "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "data"}}}}
-    assert phrases.checkpoint(view_of(job(spec=claim)), at) == "checkpoint: none yet, in claim data"
+    claim = {**SPEC, "checkpoint": {"storage": "pvc://data"}}
+    assert phrases.checkpoint(view_of(job(spec=claim)), at) == "checkpoint: none yet, in pvc://data"
     assert phrases.checkpoint(view_of(job()), at) == "", "it keeps none"
-    secret = {**SPEC, "checkpoint": {"storage": {"uri": "s3://user:pass@bucket/x?sig=abc"}}}
+    secret = {**SPEC, "checkpoint": {"storage": "s3://user:pass@bucket/x?sig=abc"}}
     assert phrases.checkpoint(view_of(job(spec=secret)), at) == "checkpoint: none yet", "a place that no manifest says"
 
 

@@ -51,7 +51,7 @@ def test_a_model_of_ones_own_gets_a_task_a_manifest_and_a_test_that_passes(folde
     assert done.stdout.startswith("written: my-net.yaml, test_my_net.py, my_net_task.py; then\n")
     job = bamboo.Job.from_file("my-net.yaml")
     assert job.spec.checkpoint is not None
-    assert job.spec.checkpoint.storage.uri == (folder / "kept").as_uri()
+    assert job.spec.checkpoint.storage == (folder / "kept").as_uri()
     assert job.spec.task.config["data"] == {"kind": "text", "path": str(folder / "text.txt"), "length": 128}
     tried = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_net.py"],

@@ -87,7 +87,7 @@ def test_a_standby_heals_the_pipeline() -> None:
 
 
 def test_two_neighbours_at_once_go_back_to_a_checkpoint() -> None:
-    checkpoint = {"storage": {"uri": "file:///tmp/x"}, "everySteps": 100}
+    checkpoint = {"storage": "file:///tmp/x", "everySteps": 100}
     changes = [(1800.0, "remove", "n0"), (1800.0, "remove", "n1"), (1900.0, "add", "n8"), (1900.0, "add", "n9")]
     told: list[str] = []
     found = run(job(checkpoint=checkpoint), nodes(3, *changes), told=told).figures
@@ -110,7 +110,7 @@ def test_to_wait_for_nodes_takes_little_computation(monkeypatch: pytest.MonkeyPa
         return step(state, event, now)
 
     monkeypatch.setattr(coordinator, "step", counted)
-    checkpoint = {"storage": {"uri": "file:///tmp/x"}, "everySteps": 100}
+    checkpoint = {"storage": "file:///tmp/x", "everySteps": 100}
     gone = [(1800.0, "remove", f"n{i}") for i in range(3)]
     result = run(job(checkpoint=checkpoint), nodes(3, *gone))
     assert result.figures.waited * HOUR == pytest.approx(10 + 1800, abs=5)

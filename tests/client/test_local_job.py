@@ -117,7 +117,7 @@ def test_a_task_of_the_users_own_file_fails_with_its_line(own_module: Any) -> No
 
 
 def test_a_job_is_suspended_resumed_and_stopped(tmp_path: Path) -> None:
-    handle = job(ENDLESS, checkpoint={"storage": {"uri": tmp_path.as_uri()}}).run()
+    handle = job(ENDLESS, checkpoint={"storage": tmp_path.as_uri()}).run()
     assert handle.progress.state == "Starting"
     with pytest.raises(bamboo.InvalidRequest, match="does not train yet"):
         handle.preempt()

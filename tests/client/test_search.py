@@ -115,7 +115,7 @@ def searched(at: World, limits: Limits, bounds: Bounds | None = None) -> Any:
 def small() -> tuple[World, Any]:
     document = manifest(2, 1, 6)
     document["spec"]["training"]["steps"] = 2000
-    document["spec"]["checkpoint"] = {"storage": {"uri": "file:///tmp/x"}, "everySteps": 100}
+    document["spec"]["checkpoint"] = {"storage": "file:///tmp/x", "everySteps": 100}
     at = world(document, layered(3))
     return at, searched(at, Limits(nodes=4, micro_batches=(4,)))
 

@@ -89,7 +89,7 @@ def budgeted(money: str | None = None, steps: int = 10_000, **more: Any) -> JobR
 
 def test_a_run_ends_when_its_money_is_spent() -> None:
     free, told = simulate_job(budgeted("3")), list[str]()
-    kept = {"storage": {"uri": "memory://x"}}
+    kept = {"storage": "memory://x"}
     for more in ({}, {"checkpoint": kept}):
         found = simulate_job(replace(budgeted("3", **more), heeds_money=True), told.append)
         assert (found.outcome, free.outcome) == ("Interrupted", "Complete")

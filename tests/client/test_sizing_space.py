@@ -76,7 +76,7 @@ def test_of_a_grid_that_is_chosen_those_are_tried_that_the_coordinator_may_choos
 
 
 def test_a_protection_changes_one_thing() -> None:
-    found, like = at(nodePools=POOLS, checkpoint={"storage": {"uri": "file:///x"}, "everySteps": 100})
+    found, like = at(nodePools=POOLS, checkpoint={"storage": "file:///x", "everySteps": 100})
     one = replace(like, pipelines=2, stages=3)
     ways = set(protections(found, Limits(nodes=9), one))
     changed = {name for way in ways for name in PROTECTION if getattr(way, name) != getattr(one, name)}

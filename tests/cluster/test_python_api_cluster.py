@@ -49,7 +49,7 @@ def store() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_the_life_of_a_job(client: bamboo.Client, tmp_path: Path, store: str) -> None:
-    wanted = job(tmp_path, small("story", standby=1, checkpoint={"storage": {"uri": store}}))
+    wanted = job(tmp_path, small("story", standby=1, checkpoint={"storage": store}))
     assert client.submit(wanted, dry_run=True).name == "story"
     assert client.jobs() == []
     handle = client.submit(wanted)

@@ -207,7 +207,7 @@ def test_growth_waits_no_longer_than_its_pause_would_cost() -> None:
 def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
     """Two of six workers are left; nobody comes, and stabilizationSeconds is for growth."""
     one = chosen(6, pipelines=1, stabilizationSeconds=600, minStages=2)
-    more = {"redundancy": {"mode": "None"}, "checkpoint": {"storage": {"uri": "s3://a/b"}, "everySteps": 50}}
+    more = {"redundancy": {"mode": "None"}, "checkpoint": {"storage": "s3://a/b", "everySteps": 50}}
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
     bare = replace(one, manifest=document, spec=parse_manifest(document))
     lost = [(HOUR, "remove", f"n{number}") for number in (0, 1, 2, 3)]
@@ -235,7 +235,7 @@ def crammed(**more: Any) -> JobRun:
 
 def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -> None:
     """Three workers are too few for copies, six are not: then it has them again."""
-    without, one = crammed(), crammed(checkpoint={"storage": {"uri": "s3://a/b"}, "everySteps": 20})
+    without, one = crammed(), crammed(checkpoint={"storage": "s3://a/b", "everySteps": 20})
     rates = GridRates(one.profile.figures, one.spec, 9_000)
     assert not any(map(rates.fits, bounded_grids(one.spec, len(rates.figures.layers), 3)))
     assert run(without, nodes(3, duration=900.0)).figures.steps == 0, "no state would survive a loss"

@@ -21,9 +21,9 @@ def test_beside_the_checkpoints_or_in_the_folder_of_the_run_or_nowhere() -> None
     name = plain.name
     assert history_url(plain) == ""
     assert history_url(plain, Path("/tmp/run")) == f"file:///tmp/run/history/{name}"
-    stored = spec(checkpoint={"storage": {"uri": "s3://bucket/x/"}})
+    stored = spec(checkpoint={"storage": "s3://bucket/x/"})
     assert history_url(stored, Path("/tmp/run")) == f"s3://bucket/x/history/{name}"
     assert history_url(stored, Path("/tmp/run"), stored=False) == f"file:///tmp/run/history/{name}"
     assert history_url(stored, stored=False) == f"s3://bucket/x/history/{name}"
-    claimed = spec(checkpoint={"storage": {"persistentVolumeClaim": {"claimName": "disk"}}})
+    claimed = spec(checkpoint={"storage": "pvc://disk"})
     assert history_url(claimed) == f"{STORAGE_FOLDER}/{name}/checkpoints/history/{name}"

@@ -186,7 +186,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             ),
         ),
         spread=placement.SpreadSpec(policy=placement.SpreadPolicy.SINGLE_ZONE, workers_per_node=2),
-        checkpoint=s.CheckpointSpec(storage=s.StorageSpec(claim_name="x"), every_steps=50, keep_latest=2),
+        checkpoint=s.CheckpointSpec(storage="pvc://x", every_steps=50, keep_latest=2),
         worker=placement.WorkerSpec(
             image="r.io/t:1",
             resources=placement.ResourcesSpec(limits={"nvidia.com/gpu": 2, "memory": "16Gi"}),
@@ -304,20 +304,11 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
             f'{P}[0].pricePerHour: expected a decimal number in quotes such as "0.91", got 0.91',
         ),
         (
-            "spec.checkpoint",
-            {},
-            "spec.checkpoint.storage: expected exactly one of uri and persistentVolumeClaim, got neither",
-        ),
-        (
             "spec.checkpoint.storage",
-            {"uri": "s3://b", "persistentVolumeClaim": {"claimName": "x"}},
-            "spec.checkpoint.storage: expected exactly one of uri and persistentVolumeClaim, got both",
-        ),
-        (
-            "spec.checkpoint.storage.uri",
             "/tmp/x",
-            "spec.checkpoint.storage.uri: expected the URL of a store without credentials and parameters, such as "
-            's3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder, got "/tmp/x"',
+            "spec.checkpoint.storage: expected the URL of a store without credentials and parameters, such as "
+            "s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder, or pvc://NAME, the name "
+            'of a PersistentVolumeClaim, got "/tmp/x"',
         ),
         (
             "spec.worker.resources.limits",

@@ -104,7 +104,7 @@ def test_money_without_checkpoints_is_warned_of(keeps: bool) -> None:
     document = manifest()
     document["spec"] |= {"budget": {"money": "10"}, "nodePools": [{"name": "spot", "pricePerHour": "1"}]}
     if keeps:
-        document["spec"]["checkpoint"] = {"storage": {"uri": "s3://bucket/x"}}
+        document["spec"]["checkpoint"] = {"storage": "s3://bucket/x"}
     else:
         document["spec"].pop("checkpoint", None)
     told = [warning for warning in warnings(parse_manifest(document)) if "spec.budget.money without" in warning]

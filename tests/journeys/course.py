@@ -76,7 +76,7 @@ def job(stages: int, pipelines: int, folder: Path) -> dict[str, Any]:
         task=gpt_task(blocks=3),
         training=training(100_000, 8, 2),
         topology={"stages": stages, "pipelines": pipelines},
-        checkpoint={"storage": {"uri": f"file://{folder}"}, "everySteps": 10},
+        checkpoint={"storage": f"file://{folder}", "everySteps": 10},
     )
 
 

@@ -21,7 +21,7 @@ def test_a_job_that_has_cost_its_budget_is_suspended_and_says_why():
     found = conditions(status)["Suspended"]
     assert (found["reason"], found["status"]) == ("BudgetSpent", "True")
     assert "the job begins anew, since it keeps no checkpoints" in found["message"]
-    keeping = job(nodePools=POOLS, budget={"money": "10"}, checkpoint={"storage": {"uri": "s3://bucket/x"}})
+    keeping = job(nodePools=POOLS, budget={"money": "10"}, checkpoint={"storage": "s3://bucket/x"})
     kept = conditions(seen(said(), spec=keeping, cost=Decimal("10.01")))["Suspended"]
     assert "the job goes on from its newest checkpoint" in kept["message"]
     less = seen(said(), spec=BUDGETED, cost=Decimal("9.99"), pods={"spot": 2})

@@ -284,7 +284,7 @@ def test_what_the_host_network_takes_is_a_value_of_the_chart():
 
 
 def test_a_volume_claim_is_mounted():
-    claim = {"storage": {"persistentVolumeClaim": {"claimName": "kept"}}}
+    claim = {"storage": "pvc://kept"}
     spec = job(checkpoint=claim)
     pod = render({"checkpoint": claim})
     check_pod(pod)
@@ -297,7 +297,7 @@ def test_a_volume_claim_is_mounted():
 
 
 def test_without_a_claim_the_weights_are_kept_in_checkpoints_only():
-    spec = job(checkpoint={"storage": {"uri": "s3://bucket/x"}})
+    spec = job(checkpoint={"storage": "s3://bucket/x"})
     assert weights_folder(spec, META) is None
     assert weights_folder(job(), META) is None
 

@@ -146,7 +146,7 @@ def test_checkpoints_are_in_the_document_of_a_job_that_keeps_some() -> None:
         every_steps=4,
         writing=writing,
     )
-    found = received(built(job(checkpoint={"storage": {"uri": "s3://bucket/x"}}), said(checkpoint=kept)))["checkpoint"]
+    found = received(built(job(checkpoint={"storage": "s3://bucket/x"}), said(checkpoint=kept)))["checkpoint"]
     assert found == {
         "place": "s3://bucket/x",
         "everySteps": 4,

@@ -27,7 +27,7 @@ POOLS = [
 ]
 
 
-KEEPING = {"storage": {"uri": "s3://bucket/x"}, "everySteps": 4}
+KEEPING = {"storage": "s3://bucket/x", "everySteps": 4}
 
 
 def test_checkpoints_of_a_job_whose_coordinator_is_new_or_gone_are_as_the_status_has_them() -> None:

@@ -142,7 +142,7 @@ class ClusterScenario:
         }
         if self.queued:
             spec["queue"] = {"name": "queue", "priorityClass": "needed", "growthPriorityClass": "growth"}
-            spec["checkpoint"] = {"everySteps": 10, "storage": {"uri": "memory://queued"}}
+            spec["checkpoint"] = {"everySteps": 10, "storage": "memory://queued"}
         if self.checkpoint:
             spec["checkpoint"] = dict(self.checkpoint)
         if self.pools:

@@ -121,7 +121,7 @@ class Scenario:
             "standby": {"workers": self.standby, "stages": self.standby_stages},
         }
         if self.checkpoints:
-            spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, "everySteps": self.checkpoints}
+            spec["checkpoint"] = {"storage": "memory://sim", "everySteps": self.checkpoints}
         if set(self._fixed) != {"stages", "pipelines"}:
             least, most, seconds = self.elastic or (1, a.pipelines, self.resplit)
             bounds = {"minWorkers": least * (1 if self.follows_stages else a.stages), "maxWorkers": a.stages * most}

@@ -38,7 +38,7 @@ def job_of(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
     made = scenario(seed)
     arithmetic = replace(made.arithmetic, stages=2, pipelines=1, steps=steps, sizes=(1,) * 6, groups=2)
     still = {"pools": (), "most": 1, "standby": 0, "disturbances": (), "slowdown": 60.0}
-    stored = {"everySteps": 1000, "storage": {"uri": "memory://x"}}
+    stored = {"everySteps": 1000, "storage": "memory://x"}
     return replace(made, arithmetic=arithmetic, checkpoint=stored, **{**still, **changes})
 
 

@@ -63,7 +63,7 @@ class Queued(OperatorSimulation):
         for name in names:
             of, queue = self.asked[name]
             manifest = of.manifest()
-            manifest["spec"] |= {"queue": queue, "checkpoint": {"storage": {"uri": f"memory://{name}"}}}
+            manifest["spec"] |= {"queue": queue, "checkpoint": {"storage": f"memory://{name}"}}
             self.server.create("bamboojobs", {**manifest, "metadata": {"name": name, "namespace": "default"}})
 
     def holding(self) -> dict[str, int]:

@@ -46,8 +46,8 @@ def whole_of_a_fixed_grid() -> dict[str, Any]:
     return document
 
 
-def whole_with_uri() -> dict[str, Any]:
-    return put(whole(), ("spec", "checkpoint", "storage"), {"uri": "s3://bucket/folder"})
+def whole_with_url() -> dict[str, Any]:
+    return put(whole(), ("spec", "checkpoint", "storage"), "s3://bucket/folder")
 
 
 def running(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"budget": {"doneBy": "tomorrow"}, "elastic": ABSENT},
         "spec.budget.doneBy: expected a date and time of this century with its zone",
     ),
-    ({"checkpoint.storage": {"uri": "s3:bucket"}}, "spec.checkpoint.storage.uri: expected the URL of a store"),
+    ({"checkpoint.storage": "s3:bucket"}, "spec.checkpoint.storage: expected the URL of a store"),
+    ({"checkpoint.storage": "pvc://a/b"}, "spec.checkpoint.storage: expected the URL of a store"),
     ({"worker.image": "a b"}, "spec.worker.image: expected a container image"),
     ({"task.initialFrom": {"url": "a b"}}, "spec.task.initialFrom.url: expected a path without spaces"),
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
@@ -144,8 +145,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"budget": {}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}, "spec.budget: expected money or doneBy"),
     ({"budget": {"money": "9"}, "nodePools": ABSENT}, "spec.budget: expected only doneBy without a pricePerHour in"),
-    ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
-    ({"checkpoint.storage.uri": "s3://x"}, "spec.checkpoint.storage: expected exactly one of"),
     ({"worker.devices": 4}, "spec.worker.devices: expected the number of GPUs in spec.worker.resources"),
     (
         {"worker.resources.limits": ABSENT, "worker.resources.requests": {"amd.com/gpu": "1"}},
@@ -215,7 +214,7 @@ EDITS: list[
     ("topology.split", [1, 1], f"spec.topology.split: {NEW_JOB}"),
     ("worker.devices", 2, f"spec.worker.devices: {SUSPENDED}"),
     ("spread.workersPerNode", 2, f"spec.spread: {NEW_JOB}"),
-    ("checkpoint", {"storage": {"uri": "s3://b"}}, f"spec.checkpoint: {NEW_JOB}"),
+    ("checkpoint", {"storage": "s3://b"}, f"spec.checkpoint: {NEW_JOB}"),
     ("redundancy.placement", "Host", f"spec.redundancy: {SUSPENDED}, except mode and replicas"),
     ("queue", {"name": "q"}, f"spec.queue: {SUSPENDED}"),
 ]
@@ -271,11 +270,6 @@ def _objects(schema: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 SPECS, NAMES = values(SPEC), values(SCHEMA["properties"]["metadata"]["properties"]["name"])
-STORAGES = {
-    name: values(storage)
-    for name, storage in SPEC["properties"]["checkpoint"]["properties"]["storage"]["properties"].items()
-}
-
 UNITS = {
     name: values(unit) for name, unit in SPEC["properties"]["training"]["properties"]["until"]["properties"].items()
 }
@@ -319,11 +313,8 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     )
     _fit_grid(draw, spec, topology, most)
     _fit_devices(spec.get("worker") or {}, topology)
-    if spec.get("checkpoint") is not None:
-        kind = draw(st.sampled_from(sorted(STORAGES)))
-        spec["checkpoint"]["storage"] = {kind: draw(STORAGES[kind])}
-        if training.get("evaluation") is None:
-            spec["checkpoint"].pop("keepBest", None)
+    if spec.get("checkpoint") is not None and training.get("evaluation") is None:
+        spec["checkpoint"].pop("keepBest", None)
     metadata = {"name": draw(NAMES)}
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
 

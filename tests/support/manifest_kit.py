@@ -45,7 +45,7 @@ spec:
      template: {spec: {a: 1}}}
   spread: {policy: SingleZone, workersPerNode: 2}
   checkpoint:
-    storage: {persistentVolumeClaim: {claimName: x}}
+    storage: pvc://x
     everySteps: 50
     keepLatest: 2
   worker: {image: "r.io/t:1", resources: {limits: {nvidia.com/gpu: 2, memory: 16Gi}},

@@ -35,7 +35,7 @@ def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json
     return bamboojob(name, **(usual | spec))
 
 
-def claimed(cluster: Cluster, namespace: str) -> Json:
+def claimed(cluster: Cluster, namespace: str) -> str:
     """A volume claim of that namespace, made now, as a checkpoint's storage."""
     claim = {
         "apiVersion": "v1",
@@ -44,7 +44,7 @@ def claimed(cluster: Cluster, namespace: str) -> Json:
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     cluster.api.create(claim, namespace)
-    return {"persistentVolumeClaim": {"claimName": "kept"}}
+    return "pvc://kept"
 
 
 def folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:

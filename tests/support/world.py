@@ -80,7 +80,7 @@ class World:
             bounds = {"maxWorkers": stages * pipelines, "stabilizationSeconds": 0}
             document["spec"]["elastic"] = bounds | (elastic or {})
         if checkpoint is not None:
-            document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}
+            document["spec"]["checkpoint"] = {"storage": "memory://x", **checkpoint}
         if schedule is not None:
             document["spec"]["topology"]["schedule"] = schedule
         document["spec"]["worker"] = worker or {}

@@ -262,7 +262,7 @@ def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(
     agent: WorkerAgent, channel: Channel, tmp_path: Path
 ) -> None:
     begin, checkpoint = welcome(), CheckpointId(step=1, id="a")
-    begin.manifest["spec"]["checkpoint"] = {"everySteps": 1, "storage": {"uri": tmp_path.as_uri()}}
+    begin.manifest["spec"]["checkpoint"] = {"everySteps": 1, "storage": tmp_path.as_uri()}
     channel.answers = lambda message: [STOP] if isinstance(message, RestoreFailed) else []
     code = run(agent, begin, SendPlan(plan=msgspec.structs.replace(plan(), restore=checkpoint)))
     failed = channel.said[-2]

@@ -30,7 +30,7 @@ def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | No
         "topology": {"stages": stages, "pipelines": pipelines},
     }
     if every:
-        spec["checkpoint"] = {"storage": {"uri": "memory://x"}, "everySteps": every}
+        spec["checkpoint"] = {"storage": "memory://x", "everySteps": every}
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "kept"}, "spec": spec}
 
 

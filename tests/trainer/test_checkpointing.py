@@ -47,7 +47,7 @@ class Worker:
                 "task": {"entrypoint": "a.b:c"},
                 "training": {"steps": 9, "globalBatchSize": 6, "microBatchSize": 2},
                 "topology": {"stages": 2},
-                "checkpoint": {"storage": {"uri": f"file://{folder}"}, **options},
+                "checkpoint": {"storage": f"file://{folder}", **options},
             },
         }
         self.said: queue.Queue[Message] = queue.Queue()

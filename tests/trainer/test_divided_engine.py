@@ -97,7 +97,7 @@ def test_the_parts_of_a_stage_are_saved_together() -> None:
 
 def test_checkpoints_are_the_same_files() -> None:
     document = divided(2, steps=4)
-    document["spec"]["checkpoint"] = {"storage": {"uri": "memory://here"}, "everySteps": 2}
+    document["spec"]["checkpoint"] = {"storage": "memory://here", "everySteps": 2}
     one, two = Job(document).run(), Job(document, per_worker=2).run()
     check_same_bits(two, one)
     assert [c.step for c in two.store.committed] == [c.step for c in one.store.committed]

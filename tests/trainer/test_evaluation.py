@@ -210,7 +210,7 @@ def test_sums_are_exact_however_the_batches_are_divided() -> None:
 
 def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str, Any]:
     evaluation = {"batches": 2, **more.pop("evaluation", {})}
-    checkpoint = {"storage": {"uri": "memory://store"}, "everySteps": every, **more}
+    checkpoint = {"storage": "memory://store", "everySteps": every, **more}
     document = manifest(2, 1, every=2, checkpoint=checkpoint, evaluation=evaluation)
     document["spec"]["training"]["steps"] = steps
     return document
@@ -259,7 +259,7 @@ def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last(grid: t
 def test_a_job_that_goes_on_from_a_checkpoint_stops_where_it_would_have_stopped() -> None:
     """What was evaluated before the checkpoint counts: it is a part of the state."""
     expected = six_steps()
-    checkpoint = {"storage": {"uri": "memory://store"}, "everySteps": 5}
+    checkpoint = {"storage": "memory://store", "everySteps": 5}
     short = stopping(2, 1, 5, checkpoint=checkpoint)
     short["spec"]["training"]["evaluation"]["patience"] = 9  # what does not decide bits may change
     store = Job(short).run().store

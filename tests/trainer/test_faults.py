@@ -205,7 +205,7 @@ def test_who_lives_goes_back_to_a_checkpoint_with_its_copies_and_does_not_read_t
 ) -> None:
     """A neighbour pair is lost. The files of all layers that others have copies of are damaged before."""
     store, document = tmp_path / "store", manifest()
-    document["spec"]["checkpoint"] = {"storage": {"uri": store.as_uri()}, "everySteps": 4}
+    document["spec"]["checkpoint"] = {"storage": store.as_uri(), "everySteps": 4}
     in_memory: set[int] = set()
 
     def decide(job: Processes) -> None:

@@ -271,7 +271,7 @@ def test_a_job_goes_on_from_an_older_checkpoint_with_the_bits_that_it_would_have
     grid: tuple[int, int], faults: tuple[Fault, ...]
 ) -> None:
     store = MemoryStore()
-    kept = {"checkpoint": {"storage": {"uri": "memory://x"}, "everySteps": 3}}
+    kept = {"checkpoint": {"storage": "memory://x", "everySteps": 3}}
     Job(_manifest("build_unfused", 2, 1, 3, **kept), store=store).run()
     job = Job(_manifest("build_open", *grid, 6, **kept), faults, store=store).run()
     assert job.outcome is Outcome.COMPLETE

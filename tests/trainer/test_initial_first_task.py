@@ -230,7 +230,7 @@ def test_a_job_says_what_it_took(tmp_path: Path) -> None:
 
 def test_a_job_that_goes_on_from_its_checkpoint_does_not_look(file: Path) -> None:
     initial = {"url": str(file), "drop": ["head.weight"]}
-    kept = {"checkpoint": {"storage": {"uri": "memory://x"}, "everySteps": 2}}
+    kept = {"checkpoint": {"storage": "memory://x", "everySteps": 2}}
     whole = job(manifest(initial, 2, 1, steps=6, **kept))
     store = MemoryStore()
     job(manifest(initial, 2, 1, steps=4, **kept), store=store)

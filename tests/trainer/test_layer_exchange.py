@@ -32,7 +32,7 @@ def manifest(task: dict[str, Any], every: int | None = None, **elastic: int) -> 
         elastic={"maxWorkers": STAGES, "stabilizationSeconds": 1, **elastic},
     )
     if every:
-        document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, "everySteps": every}
+        document["spec"]["checkpoint"] = {"storage": "memory://x", "everySteps": every}
     return document
 
 

@@ -63,7 +63,7 @@ class RandomJob:
         self.row = ROWS[self.name]
 
     def document(self, every: int, **spec: Any) -> dict[str, Any]:
-        kept = {"storage": {"uri": "memory://x"}, "everySteps": every, **spec.pop("checkpoint", {})}
+        kept = {"storage": "memory://x", "everySteps": every, **spec.pop("checkpoint", {})}
         return self.table.document(self.name, (1, 1), checkpoint=kept, **spec)
 
     def alone(self) -> dict[str, Any]:

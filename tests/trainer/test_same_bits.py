@@ -464,7 +464,7 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(name: str, column: str
 def test_a_job_that_goes_on_on_another_grid_has_the_same_bits(name: str, column: str, table: Table) -> None:
     """It is suspended soon, goes on, and loses a worker in the first step."""
     row, store, once, expected = ROWS[name], MemoryStore(), list[bool](), ended(table.alone(name))
-    kept = {"checkpoint": {"storage": {"uri": "memory://x"}, "everySteps": 1000}}
+    kept = {"checkpoint": {"storage": "memory://x", "everySteps": 1000}}
 
     def suspend(job: Job) -> None:
         if job.state.step >= 1 and not once:

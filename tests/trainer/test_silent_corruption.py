@@ -22,7 +22,7 @@ def manifest(mode: str = "EagerBackward", standby: int = 1) -> dict[str, Any]:
         "topology": {"stages": 3},
         "redundancy": {"mode": mode},
         "standby": {"workers": standby},
-        "checkpoint": {"storage": {"uri": "memory://x"}, "everySteps": 2},
+        "checkpoint": {"storage": "memory://x", "everySteps": 2},
     }
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "bits"}, "spec": spec}
 

@@ -27,7 +27,7 @@ def manifest(stages: int, pipelines: int, standby: int = 0) -> dict[str, Any]:
         training={**training(STEPS, 8, 2), "gradientGroups": 2},
         topology={"stages": stages, "pipelines": pipelines},
         standby={"workers": standby},
-        checkpoint={"storage": {"uri": "memory://x"}, "everySteps": 1000},
+        checkpoint={"storage": "memory://x", "everySteps": 1000},
     )
 
 

@@ -143,10 +143,10 @@ class ClusterJob:
             raise InvalidRequest(f"{self.name}: {error}") from None
 
     def checkpoint_place(self) -> str:
-        storage = self._job.spec.checkpoint.storage if self._job.spec.checkpoint else None
-        if storage is None or not storage.uri:
+        checkpoint = self._job.spec.checkpoint
+        if checkpoint is None or checkpoint.url is None:
             raise InvalidRequest(f"{self.name} keeps no checkpoints at a URL that this machine could read")
-        return storage.uri
+        return checkpoint.url
 
     def task_config(self) -> Mapping[str, Any]:
         return self._job.spec.task.config

@@ -71,12 +71,12 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) ->
     if (gpus or spec.worker.devices > 1) and not os.environ.get(ENV_DEVICE) and not _torch_may_use_gpus():
         asks = "spec.worker.resources asks" if gpus else f"spec.worker.devices {spec.worker.devices} asks"
         warnings.append(f"{asks} for GPUs, and torch can use none on this machine: the workers train on the CPU")
-    claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
+    claimed = spec.checkpoint is not None and spec.checkpoint.claim is not None
     if checkpoints is None and not resume and not claimed:
         return job, warnings
     part = dict(job.document["spec"].get("checkpoint") or {})
     if checkpoints is not None:
-        part["storage"] = {"uri": storage_url(checkpoints)}
+        part["storage"] = storage_url(checkpoints)
     elif claimed:
         warnings.append("the job's volume claim is not here: no checkpoints are kept (--checkpoints)")
         part = {}
@@ -107,11 +107,11 @@ def store_trouble(spec: JobSpec, *, resume: bool) -> str:
     InvalidRequest is raised. So it is if a file is where a folder should be, and with resume, of which the user does
     not want to begin at step 0, if nothing that is there fits the job any more.
     """
-    url = spec.checkpoint.storage.uri if spec.checkpoint is not None else None
+    url = spec.checkpoint.url if spec.checkpoint is not None else None
     if url is None:
         return ""
     if file := _file_in_the_way(url):
-        raise InvalidRequest(f"spec.checkpoint.storage.uri: {file} is a file, expected a folder")
+        raise InvalidRequest(f"spec.checkpoint.storage: {file} is a file, expected a folder")
     try:
         store = CheckpointStore(url, StoreLimits(seconds=_LOOK_SECONDS, tries=1))
         if resume:

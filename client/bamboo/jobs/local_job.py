@@ -232,9 +232,9 @@ class LocalJob:
     def checkpoint_place(self) -> str:
         """The URL of its checkpoints. Raises InvalidRequest if it keeps none."""
         checkpoint = self._wanted.job.spec.checkpoint
-        if checkpoint is None or checkpoint.storage.uri is None:
+        if checkpoint is None or checkpoint.url is None:
             raise InvalidRequest(f"{self.name} keeps no checkpoints (checkpoint.storage says where)")
-        return checkpoint.storage.uri
+        return checkpoint.url
 
     def task_config(self) -> Mapping[str, Any]:
         return self._wanted.job.spec.task.config

@@ -96,7 +96,7 @@ def _manifest(answers: JobAnswers) -> str:
     checkpoint = ""
     if answers.checkpoints:
         why = "  # From where a suspended or restarted job goes on; the last one has the weights."
-        checkpoint = f"{why}\n  checkpoint:\n    storage: {{uri: {_quoted(answers.checkpoints)}}}\n"
+        checkpoint = f"{why}\n  checkpoint:\n    storage: {_quoted(answers.checkpoints)}\n"
     lines = "\n".join(f"      {line}" for line in config)
     place = _filled("cluster" if answers.cluster else "here")
     return _filled(

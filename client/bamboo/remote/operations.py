@@ -94,13 +94,13 @@ async def until_no_pods(api: KubeApi, job: JobView, seconds: float) -> None:
 
 def history_place(job: JobView) -> str:
     """The URL of the job's history. Raises UsageError if it keeps none, or this machine cannot read it."""
-    storage = job.spec.checkpoint.storage if job.spec.checkpoint else None
-    if storage is not None and storage.uri:
-        return f"{storage.uri.rstrip('/')}/history/{job.name}"
-    if storage is not None and storage.claim_name:
+    checkpoint = job.spec.checkpoint
+    if checkpoint is not None and checkpoint.url:
+        return f"{checkpoint.url.rstrip('/')}/history/{job.name}"
+    if checkpoint is not None and checkpoint.claim:
         raise UsageError(
             f"the history of {job.name} is in the folder {job.name}/checkpoints/history of the claim"
-            f" {storage.claim_name}, which this machine cannot read; copy it from a pod that mounts the claim"
+            f" {checkpoint.claim}, which this machine cannot read; copy it from a pod that mounts the claim"
             " (docs/history.md)"
         )
     raise UsageError(f"{job.name} keeps no history: its spec.checkpoint names no storage")

@@ -17,10 +17,10 @@ from bamboo_core.coordinator.protection import cell_name, counts_nodes
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.stragglers.judging import told
 from bamboo_core.job.budget_reach import done_by
-from bamboo_core.job.spec import storage_place
 from bamboo_core.planning.heirs import domains_of, level_counts
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import grid_of
+from bamboo_core.storage.url import shown_url
 
 
 def status(state: CoordinatorState, now: float) -> Status:
@@ -98,7 +98,7 @@ def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None
         age=now - c.kept_at if c.kept_at is not None else None,
         seconds=c.seconds,
         bytes=c.bytes,
-        place=storage_place(state.spec.checkpoint.storage.uri, state.spec.checkpoint.storage.claim_name),
+        place=shown_url(state.spec.checkpoint.storage),
         every_steps=intervals.interval(state, state.spec.checkpoint),
         first=c.first,
         writing=_write(state, now),

@@ -119,4 +119,4 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
 def _spelled(kind: type, attribute: str) -> str:
     """A field's name in a manifest."""
     said = attribute.removeprefix("chooses_")  # where a manifest does not say that field
-    return next((one.path for one in api_fields(kind) if one.attribute == said), said)
+    return next((one.name for one in api_fields(kind) if one.attribute == said), said)

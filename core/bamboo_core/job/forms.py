@@ -250,35 +250,6 @@ class TextList:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """An object with one field, which has to be there, and is read as its value. described: the inner field."""
-
-    name: str
-    form: FieldForm
-    described: str
-
-    @property
-    def said(self) -> str:
-        return "an object"
-
-    @property
-    def harmless(self) -> Any:
-        return self.form.harmless
-
-    def read(self, slot: FieldSlot) -> Any:
-        if not slot.fields.has(slot.name):
-            return None
-        child = slot.fields.child(slot.name)
-        value = self.form.read(FieldSlot(child, self.name, required=True))
-        child.close()
-        return self.form.harmless if value is None else value
-
-    def schema(self) -> Schema:
-        inner = {self.name: {**self.form.schema(), "description": self.described}}
-        return {"type": "object", "required": [self.name], "properties": inner}
-
-
-@dataclass(frozen=True, slots=True)
 class Quantities:
     """Kubernetes quantities by the names of resources."""
 

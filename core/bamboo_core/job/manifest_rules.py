@@ -16,7 +16,6 @@ from bamboo_core.job.spec import (
     BudgetSpec,
     ElasticSpec,
     JobSpec,
-    StorageSpec,
     TopologySpec,
     fewest_stages,
     smallest_grid,
@@ -342,8 +341,6 @@ def _devices_have_layers(job: JobSpec) -> bool:
 
 
 # Of checkpoints
-
-_exactly_one(StorageSpec, "uri", "persistentVolumeClaim")
 
 
 @rule(

@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from bamboo_core.job.fields import Fields, Problem, join, list_fits, show
-from bamboo_core.job.forms import FieldForm, FieldSlot, Flag, Inside, OneOf, TextOf
+from bamboo_core.job.forms import FieldForm, FieldSlot, Flag, OneOf, TextOf
 from bamboo_core.job.text_patterns import TextPattern
 
 Values = dict[str, Any]
@@ -31,13 +31,6 @@ class Mark(Enum):
     FOLLOWS = auto()  # where it is absent, its value follows from other fields'
     NOT_IN_SPEC = auto()  # its value is not said in the manifest's spec
     NO_NUMBERS = auto()  # what is trained does not depend on it
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A field whose name in the manifest is not its attribute's in camel case."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +81,6 @@ class ApiField:
     def required(self) -> bool:
         return self.default is None and Mark.FOLLOWS not in self.marks and not self.unless
 
-    @property
-    def path(self) -> str:
-        """Its name, and that of the one field in it that is read as its value."""
-        return f"{self.name}.{self.form.name}" if isinstance(self.form, Inside) else self.name
-
 
 @dataclass(frozen=True, slots=True)
 class ReadObject:
@@ -118,9 +106,8 @@ def _api_field(one: "dataclasses.Field[Any]", hint: Any) -> ApiField | None:
         return None
     first, *rest = one.name.split("_")
     name = first + "".join(part.capitalize() for part in rest)
-    named = next((other.name for other in said if isinstance(other, Named)), name)
     unless = next((other.name for other in said if isinstance(other, Unless)), "")
-    return ApiField(one.name, named, _form(hint, said), marks, _default(one), unless)
+    return ApiField(one.name, name, _form(hint, said), marks, _default(one), unless)
 
 
 def _default(one: "dataclasses.Field[Any]") -> Callable[[], Any] | None:
@@ -138,7 +125,7 @@ def _form(hint: Any, said: list[Any]) -> FieldForm | Object | ObjectList:
             return ObjectList(get_args(kind)[0], one.most)
         if isinstance(one, TextPattern):
             return TextOf(one)
-        if not isinstance(one, Mark | Named | Unless):
+        if not isinstance(one, Mark | Unless):
             form: FieldForm = one
             return form
     if kind is bool:
@@ -225,5 +212,3 @@ def places(kind: type, above: str) -> Iterator[tuple[str, str]]:
         yield one.name, path
         if isinstance(one.form, Object):
             yield from places(one.form.kind, path)
-        elif isinstance(one.form, Inside):
-            yield one.form.name, join(path, one.form.name)

@@ -13,8 +13,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, Final
 
-from bamboo_core.job.forms import Inside, Integer, Integers, TextList, TextOf, Tree
-from bamboo_core.job.model import ListOf, Mark, Named, Values, completes
+from bamboo_core.job.forms import Integer, Integers, TextList, TextOf, Tree
+from bamboo_core.job.model import ListOf, Mark, Values, completes
 from bamboo_core.job.placement_spec import (
     NodePool,
     SpreadPolicy,
@@ -26,8 +26,8 @@ from bamboo_core.job.text_patterns import (
     DNS_NAME,
     ENTRYPOINT,
     MONEY,
+    STORAGE,
     TENSORS,
-    URI,
     WEIGHTS,
 )
 from bamboo_core.job.training_spec import TrainingSpec
@@ -196,27 +196,7 @@ class StandbySpec:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSpec:
-    """Where checkpoints are written. Exactly one of the two is set."""
-
-    uri: Annotated[str | None, TextOf(URI, shown=shown_url)] = None
-    """A URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder. Credentials come
-    from the pod's environment or service account.
-    """
-    claim_name: Annotated[
-        str | None,
-        Named("persistentVolumeClaim"),
-        Inside("claimName", TextOf(DNS_NAME), "The name of a PersistentVolumeClaim in the job's namespace."),
-    ] = None
-    """A volume that every worker mounts; its access mode has to allow several pods."""
-
-
-def storage_place(uri: str | None, claim_name: str | None) -> str:
-    """Where checkpoints are, for a person: without credentials."""
-    return shown_url(uri) if uri is not None else f"claim {claim_name}"
-
-
+CLAIM: Final = "pvc://"  # before the name of a PersistentVolumeClaim
 USUAL_STEPS: Final = 200  # from one checkpoint to the next, unless steps are long
 
 
@@ -227,14 +207,27 @@ class CheckpointSpec:
     every_steps: None: as the coordinator finds right, USUAL_STEPS as long as nothing is known.
     """
 
-    storage: StorageSpec
-    """Where to write, uri or persistentVolumeClaim. Each job needs its own."""
+    storage: Annotated[str, TextOf(STORAGE, shown=shown_url)]
+    """A URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder, which no other job
+    uses; credentials come from the pod's environment or service account. Or pvc://NAME, a PersistentVolumeClaim that
+    every worker mounts; its access mode has to allow several pods.
+    """
     every_steps: Annotated[int | None, Integer()] = None
     """Steps between checkpoints; by default 200, or fewer where that is worth it. The last step has one, too."""
     keep_latest: Annotated[int, Integer(1, 10_000)] = 3
     """How many checkpoints stay."""
     keep_best: bool = False
     """A checkpoint of each evaluated state, of which the best (training.evaluation.metric) stays."""
+
+    @property
+    def claim(self) -> str | None:
+        """The name of the PersistentVolumeClaim; None if storage is a URL."""
+        return self.storage.removeprefix(CLAIM) if self.storage.startswith(CLAIM) else None
+
+    @property
+    def url(self) -> str | None:
+        """The URL of the store; None if storage is a PersistentVolumeClaim."""
+        return self.storage if self.claim is None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

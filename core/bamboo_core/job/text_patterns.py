@@ -44,16 +44,19 @@ RESOURCE = _form(
     rf"cpu|memory|ephemeral-storage|hugepages-[A-Za-z0-9]+|[a-z0-9]([-.a-z0-9]*[a-z0-9])?/{_LABEL}",
 )
 _PLACE, _PATH = r'[!"$-.0->A-~]+', r'(/[!"$->@-~]*)?'  # of printable characters: no / ? # @; no ? #
-URI = _form(
+_URL = (
+    rf"file://(localhost)?/+[!-.0-~][!-~]*|(s3a?|gs|gcs|az)://{_PLACE}{_PATH}"
+    rf'|abfss?://([!"$-.0-9;->A-~]+@)?{_PLACE}{_PATH}|memory://({_PLACE})?{_PATH}'
+)
+STORAGE = _form(
     "the URL of a store without credentials and parameters, such as s3://bucket/folder, gs://bucket/folder, "
-    "az://container/folder or file:///folder",
-    rf"(file://(localhost)?/+[!-.0-~][!-~]*|(s3a?|gs|gcs|az)://{_PLACE}{_PATH}"
-    rf'|abfss?://([!"$-.0-9;->A-~]+@)?{_PLACE}{_PATH}|memory://({_PLACE})?{_PATH})',
+    "az://container/folder or file:///folder, or pvc://NAME, the name of a PersistentVolumeClaim",
+    rf"({_URL}|pvc://{DNS_NAME.pattern.pattern})",
     2048,
 )
 WEIGHTS = _form(
     "a path without spaces and colons, or the URL of a store without credentials and parameters",
-    rf"({URI.pattern.pattern}|[!-,.-9;-~][!-9;-~]*)",
+    rf"({_URL}|[!-,.-9;-~][!-9;-~]*)",
     2048,
 )
 TENSORS = _form('the name of a tensor, in which "*" stands for any characters', r"[!-,.-~][!-~]*")

@@ -10,9 +10,10 @@ from bamboo_core.coordinator.events import Status
 from bamboo_core.coordinator.protection import OFF
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
-from bamboo_core.job.spec import JobSpec, StorageSpec, storage_place
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus, read_status
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
+from bamboo_core.storage.url import shown_url
 from bamboo_core.view.run_status import run_status
 
 CellIndex = tuple[int, int]  # pipeline and stage
@@ -61,9 +62,7 @@ class JobView:
     @property
     def checkpoint_place(self) -> str:
         """Where its checkpoints are; empty if it keeps none, or nowhere that this version knows."""
-        storage = self.spec.checkpoint.storage if self.spec.checkpoint else StorageSpec()
-        known = storage.uri or storage.claim_name
-        return storage_place(storage.uri, storage.claim_name) if known else ""
+        return shown_url(self.spec.checkpoint.storage) if self.spec.checkpoint else ""
 
     @property
     def unpriced(self) -> tuple[str, ...]:

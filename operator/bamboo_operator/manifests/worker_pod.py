@@ -135,7 +135,7 @@ def _rendered(
 
 def claim_name(job: JobSpec) -> str | None:
     """The volume claim in which the job keeps what it wants to keep, if it has one."""
-    return job.checkpoint.storage.claim_name if job.checkpoint else None
+    return job.checkpoint.claim if job.checkpoint else None
 
 
 def weights_folder(job: JobSpec, meta: JobMeta) -> str | None:

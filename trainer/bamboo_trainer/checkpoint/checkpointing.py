@@ -78,7 +78,7 @@ def store_url(spec: JobSpec) -> str | None:
     """Where the job keeps its checkpoints; None if nowhere."""
     if spec.checkpoint is None:
         return None
-    return spec.checkpoint.storage.uri or f"{STORAGE_FOLDER}/{spec.name}/checkpoints"
+    return spec.checkpoint.url or f"{STORAGE_FOLDER}/{spec.name}/checkpoints"
 
 
 class Checkpointing:

@@ -57,8 +57,6 @@ def fields_of(kind: type, before: str = "spec") -> Iterator[str]:
         yield f"{before}.{one.name}"
         if isinstance(one.form, InnerObject | ObjectList):
             yield from fields_of(one.form.kind, f"{before}.{one.name}")
-        elif one.path != one.name:
-            yield f"{before}.{one.path}"
 
 
 def _fields_of_schema(schema: Mapping[str, Any], before: str = "spec") -> Iterator[str]:
