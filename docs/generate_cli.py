@@ -25,9 +25,8 @@ HERE = (
     "traces",
     "checkpoints",
     "export",
-    "data",
+    "tokenize",
     "history",
-    "completion",
 )
 CLUSTER = (
     "submit",
@@ -58,7 +57,7 @@ HEAD = """\
 | 3 | The job failed and could not be recovered without a checkpoint |
 | 130 | Stopped by Ctrl-C |
 
-Errors are sentences on standard error that begin with `bamboo: `; those about flags begin with the usage. `bamboo COMMAND --help` has examples.
+Errors are sentences on standard error that begin with `bamboo: `; those about flags begin with the usage. `bamboo COMMAND --help` has examples. `bamboo --install-completion` lets bash, zsh or fish complete commands, flags and names of jobs.
 
 ## Reaching the cluster
 

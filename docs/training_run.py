@@ -167,7 +167,7 @@ def prepare(folder: Path, size: Size) -> None:
         if not (folder / f"{part}.tokens").exists():
             texts, tokens = str(folder / f"{part}.jsonl"), str(folder / f"{part}.tokens")
             flags = ["--tokenizer", str(folder / "tokenizer.json"), "--end", END]
-            subprocess.run([*bamboo("data", "tokenize", texts, "-o", tokens), *flags], check=True)
+            subprocess.run([*bamboo("tokenize", texts, "-o", tokens), *flags], check=True)
     file, text = folder / "job.yaml", yaml.safe_dump(job(folder, size), sort_keys=False)
     if file.exists() and file.read_text() != text and any((folder / f"{name}.json").exists() for name in RUNS):
         sys.exit(f"{folder} has a run of another size: remove {', '.join(f'{name}*' for name in RUNS)} there first")

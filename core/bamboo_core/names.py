@@ -76,7 +76,7 @@ NAME_LENGTH = 63  # of a DNS label
 
 
 class DocumentUnit(StrEnum):
-    """What of a text file is one document, for `bamboo data tokenize`. A paragraph ends with a line that is blank."""
+    """What of a text file is one document, for `bamboo tokenize`. A paragraph ends with a line that is blank."""
 
     FILE = "file"
     PARAGRAPH = "paragraph"

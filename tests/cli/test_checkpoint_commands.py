@@ -38,14 +38,14 @@ def kept(tmp_path):
 
 def test_a_list_shows_all_there_is(kept):
     folder, manifests = kept
-    lines = bamboo("checkpoints", "list", folder).stdout.splitlines()
+    lines = bamboo("checkpoints", folder).stdout.splitlines()
     assert re.split(r"\s{2,}", lines[0].strip()) == ["STEP", "AGE", "SIZE", "LAYERS", "STATE", "JOB", "FOLDER"]
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines[1:]]
     assert [row[0] for row in rows] == ["100", "80", "60", "40", "20"]
     assert rows[0][3:] == ["Unfinished: it was never committed", "step-000000100-a"]
     assert rows[1][3:] == ["2", "Complete", "small", manifests[80].place.folder]
     assert rows[4][4] == "Damaged: layer-00001.safetensors is missing"
-    listed = json.loads(bamboo("checkpoints", "list", f"file://{folder}", "-o", "json").stdout)
+    listed = json.loads(bamboo("checkpoints", f"file://{folder}", "-o", "json").stdout)
     assert [one["state"] for one in listed] == ["Unfinished", "Complete", "Complete", "Complete", "Damaged"]
     assert listed[1] | {"bytes": 0} == {
         "folder": manifests[80].place.folder,
@@ -66,25 +66,25 @@ def test_a_list_shows_all_there_is(kept):
 
 def test_verify_reads_every_file_and_names_the_bad_ones(kept):
     folder, manifests = kept
-    lines = bamboo("checkpoints", "verify", folder, code=1).stdout.splitlines()
+    lines = bamboo("checkpoints", "--verify", folder, code=1).stdout.splitlines()
     assert len(lines) == 4
     assert lines[0] == (
         f"step 80: {folder}/{manifests[80].place.part(0)} has other contents than were written (its sha256 differs)"
     )
     assert lines[1].startswith(f"step 60: {manifests[60].place.folder} is sound: 2 layers, ")
     assert lines[3] == f"step 20: {folder}/{manifests[20].place.part(1)} is not there"
-    assert bamboo("checkpoints", "verify", folder, "--step", 60).stdout == f"{lines[1]}\n"
-    told = json.loads(bamboo("checkpoints", "verify", folder, "-o", "json", code=1).stdout)
+    assert bamboo("checkpoints", "--verify", folder, "--step", 60).stdout == f"{lines[1]}\n"
+    told = json.loads(bamboo("checkpoints", "--verify", folder, "-o", "json", code=1).stdout)
     assert [len(one["problems"]) for one in told] == [1, 0, 0, 1]
-    assert bamboo("checkpoints", "verify", folder, "--step", 61, code=1).stderr == "no checkpoint of step 61\n"
+    assert bamboo("checkpoints", "--verify", folder, "--step", 61, code=1).stderr == "no checkpoint of step 61\n"
 
 
 def test_mistakes_get_one_sentence(tmp_path):
-    assert bamboo("checkpoints", "list", tmp_path / "nothing").stderr == "no checkpoints\n"
-    wrong = bamboo("checkpoints", "list", "s3://key:hunter22@bucket/x", code=2).stderr
+    assert bamboo("checkpoints", tmp_path / "nothing").stderr == "no checkpoints\n"
+    wrong = bamboo("checkpoints", "s3://key:hunter22@bucket/x", code=2).stderr
     assert wrong.startswith("bamboo: checkpoint URL s3://bucket/x: expected one without credentials")
     (tmp_path / "file").touch()
-    refused = bamboo("checkpoints", "verify", tmp_path / "file", code=1).stderr
+    refused = bamboo("checkpoints", "--verify", tmp_path / "file", code=1).stderr
     assert refused == f"bamboo: cannot list {tmp_path}/file: Not a directory\n"
     assert "expected" in bamboo("export", "ftp://x/y", "-o", tmp_path / "out", code=2).stderr
 

@@ -13,7 +13,7 @@ def opened(path: Path) -> TokenFile:
 
 
 def tokenized(*arguments: object, code: int = 0) -> None:
-    assert main(["tokenize", *map(str, arguments)]) == code
+    assert main([*map(str, arguments)]) == code
 
 
 def written(path: Path, documents: list[list[int]], vocabulary: int = 256) -> Path:

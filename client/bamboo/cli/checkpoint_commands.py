@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 EXPORTER = "bamboo_trainer.checkpoint"
 app = typer.Typer(rich_markup_mode=None)
-checkpoints = typer.Typer(
-    help="List and check checkpoints, in a folder or an object store.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 
 
 class ExportFormat(StrEnum):
@@ -48,65 +43,72 @@ Url = Annotated[
         show_default=False,
     ),
 ]
-Step = Annotated[
-    int | None, typer.Option(metavar="N", min=0, help="Only checkpoints of this step.", show_default="all")
-]
 
 
-@checkpoints.command("list")
-def list_checkpoints(url: Url, output: Output = OutputFormat.TEXT) -> None:
-    """List checkpoints, the newest first.
+@app.command()
+def checkpoints(
+    url: Url,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Read every committed checkpoint, and name each file that is not what was written. The exit code is 1"
+            " if one is damaged or cannot be read.",
+        ),
+    ] = False,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Only checkpoints of this step.", show_default="all")
+    ] = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """List the checkpoints in a folder or an object store, the newest first.
 
-    Also damaged ones, with the reason. No file's contents are read: see `verify`.
+    Damaged ones are listed, too, with the reason. Without --verify no file's contents are read.
 
-    Example: bamboo checkpoints list s3://bucket/llama
+    Example: bamboo checkpoints s3://bucket/llama
     """
+    from bamboo_core.checkpoint.found import FoundState
+
+    with _told():
+        store = _open(url)
+        found = [one for one in store.list() if step is None or one.attempt.step == step]
+        if verify:
+            found = [one for one in found if one.state is not FoundState.UNFINISHED]
+        bad = _verify(store, found, output) if verify else _list(found, output)
+    if not found and output is OutputFormat.TEXT:
+        typer.echo("no checkpoints" if step is None else f"no checkpoint of step {step}", err=True)
+    missing = step is not None and not found
+    raise typer.Exit(EXIT_FAILED if bad or missing else EXIT_OK)
+
+
+def _list(found: "list[Found]", output: OutputFormat) -> bool:
+    """Print the checkpoints. Return False: no contents were read, so none is known to be bad."""
     from rich.console import Console
 
     from bamboo.terminal.checkpoint_table import document, table
 
-    with _told():
-        found = _open(url).list()
     if output is OutputFormat.JSON:
         typer.echo(json.dumps([document(one) for one in found], indent=2))
     elif found:
         wide = None if sys.stdout.isatty() else 1000
         Console(highlight=False, soft_wrap=True, width=wide).print(table(found, time.time()))
-    else:
-        typer.echo("no checkpoints", err=True)
+    return False
 
 
-@checkpoints.command()
-def verify(url: Url, step: Step = None, output: Output = OutputFormat.TEXT) -> None:
-    """Read every checkpoint, and say which file is not what was written.
-
-    Exits with 1 if one is damaged or cannot be read.
-
-    Example: bamboo checkpoints verify /mnt/checkpoints --step 200
-    """
+def _verify(store: "CheckpointStore", found: "list[Found]", output: OutputFormat) -> bool:
+    """Read all checkpoints and print what is wrong with each. Return whether one is damaged or cannot be read."""
     from bamboo.terminal.checkpoint_table import document
-    from bamboo_core.checkpoint.found import FoundState
 
-    documents, bad = [], 0
-    with _told():
-        store = _open(url)
-        found = [
-            one
-            for one in store.list()
-            if one.state is not FoundState.UNFINISHED and (step is None or one.attempt.step == step)
-        ]
-        for one in found:
-            problems = _problems(store, one)
-            bad += bool(problems)
-            documents.append({**document(one), "problems": problems})
-            if output is OutputFormat.TEXT:
-                _print_verified(one, problems)
+    documents, bad = [], False
+    for one in found:
+        problems = _problems(store, one)
+        bad = bad or bool(problems)
+        documents.append({**document(one), "problems": problems})
+        if output is OutputFormat.TEXT:
+            _print_verified(one, problems)
     if output is OutputFormat.JSON:
         typer.echo(json.dumps(documents, indent=2))
-    elif not found:
-        typer.echo("no checkpoints" if step is None else f"no checkpoint of step {step}", err=True)
-    missing = step is not None and not found
-    raise typer.Exit(EXIT_FAILED if bad or missing else EXIT_OK)
+    return bad
 
 
 @app.command()

@@ -1,10 +1,8 @@
 """The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml` and others; for a cluster see `remote`."""
 
 import logging
-import os
 import sys
 from datetime import UTC, datetime
-from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +12,12 @@ import typer
 from bamboo import stop_signals
 from bamboo.cli import checkpoint_commands
 from bamboo.cli.cluster.cluster_commands import app as cluster_commands
-from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import usage
 from bamboo.cli.history_command import app as history_command
 from bamboo.cli.init_command import app as init_command
 from bamboo.cli.run_options import LocalRunOptions
 from bamboo.cli.simulation import plan_command, profile_command, simulate_command, traces_command
+from bamboo.cli.tokenize_command import app as tokenize_command
 from bamboo_core import standard_streams
 from bamboo_core.complaints import SilentErrorsNamed, complain
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
@@ -30,32 +28,18 @@ app = typer.Typer(
     help="Train large PyTorch models on spot nodes without losing a step.",
     epilog="Exit codes: 0 complete; 1 failed; 2 wrong flag or manifest; 3 not recoverable; 130 stopped by the user.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
-app.add_typer(data, name="data")
 PROGRAM = "bamboo"
-COMPLETE = "_BAMBOO_COMPLETE"  # the environment variable with which the program only says what may follow
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
-
-
-class Shell(StrEnum):
-    """The shells for which there is completion."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
 
 
 def main() -> None:
     """Run the console script. A signal ends it quietly also before and after the job, which has handlers of its own."""
     stop_signals.end_by_exception()
     standard_streams.prepare()
-    if COMPLETE in os.environ:
-        _complete()
     try:
         app(prog_name=PROGRAM)
     except standard_streams.OutputLost as error:
@@ -64,14 +48,6 @@ def main() -> None:
         if isinstance(ending.code, int | None):
             sys.exit(standard_streams.end(ending.code or EXIT_OK))
         raise
-
-
-def _complete() -> None:
-    """Tell the shell what may follow the words in COMP_WORDS. Without arguments, so that nothing can be done."""
-    from typer.completion import completion_init  # type: ignore[attr-defined]
-
-    completion_init()
-    app(args=[], prog_name=PROGRAM)
 
 
 def _print_version(wanted: bool) -> None:
@@ -193,22 +169,11 @@ app.registered_commands += init_command.registered_commands
 app.registered_commands += cluster_commands.registered_commands
 app.registered_commands += history_command.registered_commands
 app.registered_commands += checkpoint_commands.app.registered_commands
+app.registered_commands += tokenize_command.registered_commands
 app.registered_commands += simulate_command.app.registered_commands
 app.registered_commands += plan_command.app.registered_commands
 app.registered_commands += profile_command.app.registered_commands
 app.registered_commands += traces_command.app.registered_commands
-
-
-@app.command()
-def completion(shell: Annotated[Shell, typer.Argument(help="Shell to print it for.")]) -> None:
-    """Print a script that makes the shell complete commands, flags and names of jobs.
-
-    bash: eval "$(bamboo completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit; fish: bamboo
-    completion fish > ~/.config/fish/completions/bamboo.fish
-    """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]
-
-    typer.echo(get_completion_script(prog_name=PROGRAM, complete_var=COMPLETE, shell=shell.value))
 
 
 def _log_on_standard_error() -> None:

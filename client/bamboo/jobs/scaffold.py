@@ -129,6 +129,6 @@ def read_kind(path: str, begins: bytes, names: Mapping[str, bool]) -> str:
     if not names:
         return "text"
     raise InvalidRequest(
-        f"--data {path[:80]!r}: expected a file of tokens (bamboo data tokenize makes it) or of text, an .npz file, a"
+        f"--data {path[:80]!r}: expected a file of tokens (bamboo tokenize makes it) or of text, an .npz file, a"
         " folder of images in a folder for each class, or a data set that Hugging Face's datasets has saved"
     )

@@ -1,4 +1,4 @@
-"""`python -m bamboo_trainer.data`: what `bamboo data` runs, which itself needs no torch."""
+"""`python -m bamboo_trainer.data`: what `bamboo tokenize` runs, which itself needs no torch."""
 
 import argparse
 import signal
@@ -10,8 +10,7 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DocumentUnit
 from bamboo_core.storage.errors import StorageError
 from bamboo_core.text import count, size
-from bamboo_trainer.data.sources import open_sources
-from bamboo_trainer.data.token_file import SUFFIX, TokenFile
+from bamboo_trainer.data.token_file import SUFFIX
 from bamboo_trainer.data.tokenizing import (
     BYTES,
     PATTERNS,
@@ -30,7 +29,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
-        return _tokenize(given) if given.command == "tokenize" else _show(given)
+        return _tokenize(given)
     except (ValueError, StorageError) as error:
         complain(error)
         return EXIT_FAILED
@@ -38,21 +37,16 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bamboo_trainer.data")
-    commands = parser.add_subparsers(dest="command", required=True)
-    tokenizing = commands.add_parser("tokenize")
-    tokenizing.add_argument("texts", type=Path, nargs="+")
-    tokenizing.add_argument("--output", type=Path, required=True)
-    tokenizing.add_argument("--tokenizer", default=BYTES)
-    tokenizing.add_argument("--end", default="")
-    tokenizing.add_argument("--field", default="text")
-    tokenizing.add_argument("--document", type=DocumentUnit, default=DocumentUnit.FILE)
-    tokenizing.add_argument("--pattern", action="append")
-    tokenizing.add_argument("--shard", type=int)
-    tokenizing.add_argument("--force", action="store_true")
-    tokenizing.add_argument("--quiet", action="store_true")
-    showing = commands.add_parser("show")
-    showing.add_argument("path")
-    showing.add_argument("--verify", action="store_true")
+    parser.add_argument("texts", type=Path, nargs="+")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--tokenizer", default=BYTES)
+    parser.add_argument("--end", default="")
+    parser.add_argument("--field", default="text")
+    parser.add_argument("--document", type=DocumentUnit, default=DocumentUnit.FILE)
+    parser.add_argument("--pattern", action="append")
+    parser.add_argument("--shard", type=int)
+    parser.add_argument("--force", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
     return parser
 
 
@@ -75,20 +69,6 @@ def _tokenize(given: argparse.Namespace) -> int:
     in_files = f" in {count(done.files, 'file')}" if given.shard else ""
     print(f"{output}: {count(done.tokens, 'token')}, {count(done.documents, 'document')}{in_files}, ", end="")
     print(f"vocabulary {done.vocabulary}")
-    return EXIT_OK
-
-
-def _show(given: argparse.Namespace) -> int:
-    for source in open_sources(given.path, (SUFFIX,)).files:
-        file = TokenFile(source)
-        if given.verify:
-            file.verify()
-        header = file.header
-        print(
-            f"{file.name}: {count(header.tokens, 'token')} of {header.width} bytes, "
-            f"{count(header.documents, 'document')}, vocabulary {header.vocabulary}"
-            f"{', sound' if given.verify else ''}"
-        )
     return EXIT_OK
 
 

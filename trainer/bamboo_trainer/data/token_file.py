@@ -8,8 +8,7 @@
 | 16 to 23 | uint64: number of tokens |
 | 24 to 31 | uint64: number of documents |
 | 32 to 39 | uint64: size of the vocabulary; every token is below it |
-| 40 to 55 | BLAKE2b, 16 bytes, of all that comes after the header |
-| 56 to 63 | zero |
+| 40 to 63 | zero |
 | 64 on | the tokens, uint16 or uint32, one document after the other; then zeros up to a multiple of 8 bytes |
 | then | uint64 for each document: the number of tokens up to its end |
 
@@ -17,7 +16,6 @@ A file is there as a whole or not at all.
 """
 
 import fcntl
-import hashlib
 import os
 import struct
 from array import array
@@ -35,10 +33,9 @@ from bamboo_core.storage.durable import sync
 SUFFIX: Final = ".tokens"
 _MAGIC: Final = b"BAMBOOTK"
 _VERSION: Final = 1
-_HEADER: Final = struct.Struct("<8sIIQQQ16s8x")
+_HEADER: Final = struct.Struct("<8sIIQQQ24x")
 _TYPES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 LARGEST_VOCABULARY: Final = 1 << 32
-HASHED: Final = 16 << 20  # bytes at a time
 
 
 class ByteSource(Protocol):
@@ -65,11 +62,9 @@ class TokenHeader:
     tokens: int
     documents: int
     vocabulary: int  # its size
-    digest: bytes  # of what comes after the header
 
     def packed(self) -> bytes:
-        numbers = (self.width, self.tokens, self.documents, self.vocabulary)
-        return _HEADER.pack(_MAGIC, _VERSION, *numbers, self.digest)
+        return _HEADER.pack(_MAGIC, _VERSION, self.width, self.tokens, self.documents, self.vocabulary)
 
     @property
     def ends_at(self) -> int:
@@ -106,14 +101,6 @@ class TokenFile:
             self._ends = found
         return self._ends
 
-    def verify(self) -> None:
-        """Reads all of it. ValueError if it is not what was written."""
-        digest = _new_digest()
-        for start in range(_HEADER.size, self.header.size, HASHED):
-            digest.update(self._source.read(start, min(start + HASHED, self.header.size)))
-        if digest.digest() != self.header.digest:
-            raise ValueError(f"{self.name} is damaged: its checksum is not that of what was written")
-
 
 class TokenWriter:
     """Use it in a `with`: the file is there when that ends without an error. Raises ValueError, OSError.
@@ -127,7 +114,6 @@ class TokenWriter:
         self._file, self._vocabulary = file, vocabulary
         self._type = _TYPES[2 if vocabulary <= 1 << 16 else 4]
         self._ends = array("Q")
-        self._digest = _new_digest()
         self.tokens = 0
         file.write(bytes(_HEADER.size))
 
@@ -142,7 +128,7 @@ class TokenWriter:
             return
         if int(numbers.min()) < 0 or int(numbers.max()) >= self._vocabulary:
             raise ValueError(f"there is a token {int(numbers.max())} in a vocabulary of {self._vocabulary}")
-        self._write(numbers.astype(self._type).tobytes())
+        self._file.write(numbers.astype(self._type).tobytes())
         self.tokens += len(numbers)
 
     def end_document(self) -> None:
@@ -151,14 +137,13 @@ class TokenWriter:
     def close(self) -> None:
         """The rest of the file, and its header."""
         written = self.tokens * self._type.itemsize
-        self._write(bytes(_padded(written) - written))
-        self._write(np.asarray(self._ends, dtype="<u8").tobytes())
+        self._file.write(bytes(_padded(written) - written))
+        self._file.write(np.asarray(self._ends, dtype="<u8").tobytes())
         header = TokenHeader(
             width=self._type.itemsize,
             tokens=self.tokens,
             documents=self.documents,
             vocabulary=self._vocabulary,
-            digest=self._digest.digest(),
         )
         self._file.seek(0)
         self._file.write(header.packed())
@@ -169,10 +154,6 @@ class TokenWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
-
-    def _write(self, data: bytes) -> None:
-        self._digest.update(data)
-        self._file.write(data)
 
 
 @contextmanager
@@ -254,15 +235,15 @@ def _remove(partial: Path) -> None:
 
 
 def _parsed(source: ByteSource) -> TokenHeader:
-    wrong = f"{source.name} is not a file of tokens that `bamboo data tokenize` has written"
+    wrong = f"{source.name} is not a file of tokens that `bamboo tokenize` has written"
     if source.size < _HEADER.size:
         raise ValueError(wrong)
-    magic, version, width, tokens, documents, vocabulary, digest = _HEADER.unpack(source.read(0, _HEADER.size))
+    magic, version, width, tokens, documents, vocabulary = _HEADER.unpack(source.read(0, _HEADER.size))
     if magic != _MAGIC:
         raise ValueError(wrong)
     if version != _VERSION:
         raise ValueError(f"{source.name} has version {version} of the format, expected {_VERSION}")
-    header = TokenHeader(width=width, tokens=tokens, documents=documents, vocabulary=vocabulary, digest=digest)
+    header = TokenHeader(width=width, tokens=tokens, documents=documents, vocabulary=vocabulary)
     if width not in _TYPES or header.size != source.size:
         raise ValueError(f"{source.name} is damaged: it has {source.size} bytes, its header says {header.size}")
     return header
@@ -270,7 +251,3 @@ def _parsed(source: ByteSource) -> TokenHeader:
 
 def _padded(size: int) -> int:
     return -(-size // 8) * 8
-
-
-def _new_digest() -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=16)

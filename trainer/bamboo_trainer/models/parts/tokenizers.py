@@ -89,6 +89,6 @@ def open_tokens(model: str | None, config: Mapping[str, Any], where: str) -> Dat
     if len(open_tokenizer(model, where)) != ByteEncoder.vocabulary:
         raise ValueError(
             f"{where}.path: expected tokens of the tokenizer in {model}, got bytes: make them with "
-            f"`bamboo data tokenize --tokenizer {Path(model) / 'tokenizer.json'}`, or begin the model with random: true"
+            f"`bamboo tokenize --tokenizer {Path(model) / 'tokenizer.json'}`, or begin the model with random: true"
         )
     return found

@@ -1,4 +1,4 @@
-"""The commands on data sets: their flags and what they say in --help. The trainer does the work."""
+"""The command that writes files of tokens: its flags and its --help. The trainer does the work."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,15 +8,10 @@ import typer
 from bamboo.cli.output_files import check_is_path
 from bamboo_core.names import DocumentUnit
 
-data = typer.Typer(
-    help="Make and look at files of tokens.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-MODULE = "bamboo_trainer.data"
+app = typer.Typer(rich_markup_mode=None)
 
 
-@data.command()
+@app.command()
 def tokenize(
     texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Text files, .jsonl files, or folders.")],
     output: Annotated[
@@ -58,8 +53,10 @@ def tokenize(
 ) -> None:
     """Turn texts into files of tokens, for data of kind "tokens".
 
-    Example: bamboo data tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
+    Example: bamboo tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
     """
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
+
     check_is_path("--output", output, "a folder" if shard is not None else "a file")
     given = {
         "--tokenizer": tokenizer,
@@ -72,24 +69,5 @@ def tokenize(
     arguments += [f"--pattern={one}" for one in pattern or ()]
     arguments += [f"--shard={shard}"] if shard is not None else []
     switches = {"--force": force, "--quiet": quiet}
-    _run(["tokenize", *arguments, *(name for name, on in switches.items() if on), "--", *map(str, texts)])
-
-
-@data.command()
-def show(
-    path: Annotated[
-        str, typer.Argument(metavar="PATH", help="A file of tokens, a folder of them, or a URL such as s3://bucket/x.")
-    ],
-    verify: Annotated[bool, typer.Option("--verify", help="Read all of it, and compare its checksum.")] = False,
-) -> None:
-    """Show how many tokens and documents files have, and their vocabulary.
-
-    Example: bamboo data show books.tokens --verify
-    """
-    _run(["show", *(["--verify"] if verify else []), "--", path])
-
-
-def _run(arguments: list[str]) -> None:
-    from bamboo.local.trainer_calls.trainer_process import run_trainer
-
-    raise typer.Exit(run_trainer(MODULE, arguments, "this command"))
+    arguments += [name for name, on in switches.items() if on]
+    raise typer.Exit(run_trainer("bamboo_trainer.data", [*arguments, "--", *map(str, texts)], "this command"))
