@@ -13,7 +13,6 @@ from bamboo_core.job.model import (
     ListOf,
     Mark,
     ReadObject,
-    Unless,
     Values,
     api_fields,
     completes,
@@ -45,7 +44,7 @@ class Bicycle:
     owner: Annotated[str, Mark.NOT_IN_SPEC]
     gears: Annotated[int, Integer(1, 30)]
     price: Annotated[float | None, Number(1, below=True)] = None
-    weight_kg: Annotated[int, Integer(), Unless("heavy")]
+    weight_kg: Annotated[int, Integer()]
     heavy: bool | None = None
     front_light: Light = field(default_factory=Light)
     rear_light: Light | None = None
@@ -77,6 +76,7 @@ def test_every_form_of_field_is_read() -> None:
     document = {
         "gears": 3,
         "price": 0.5,
+        "weightKg": 9,
         "heavy": True,
         "frontLight": {"colour": "Green"},
         "rearLight": {},
@@ -89,7 +89,7 @@ def test_every_form_of_field_is_read() -> None:
             owner="me",
             gears=3,
             price=0.5,
-            weight_kg=1,  # which need not be said of a heavy one
+            weight_kg=9,
             heavy=True,
             front_light=Light(colour=Colour.GREEN),
             rear_light=Light(),
@@ -106,6 +106,7 @@ def test_all_problems_are_found_at_once_and_reading_goes_on() -> None:
         {
             "gears": 31,
             "price": 1,
+            "weightKg": 9,
             "heavy": "yes",
             "frontLight": {"colour": "Blue", "color": "Red"},
             "rearLight": 3,
@@ -131,7 +132,6 @@ def test_all_problems_are_found_at_once_and_reading_goes_on() -> None:
     ("document", "missing"),
     [
         ({}, ["bike.gears: required, expected an integer >= 1", "bike.weightKg: required, expected an integer >= 1"]),
-        ({"gears": 1, "heavy": False}, []),
         ([], ["bike: expected an object, got a list"]),
     ],
 )

@@ -14,35 +14,27 @@ from bamboo_core.job.forms import RESOURCE_NAMES
 from bamboo_core.job.manifest import load_manifest, parse_manifest
 from manifest_kit import ABSENT, MINIMAL, WHOLE, changed, minimal, problems
 
-UNTIL = [
-    {"tokens": 1000},
-    {"epochs": 3},
-]
 
-
-@pytest.mark.parametrize("until", UNTIL)
-def test_the_length_of_a_training_in_other_units(until: dict[str, int]) -> None:
-    document = minimal()
-    document["spec"]["training"] |= {"steps": None, "until": until}
-    training = parse_manifest(document).training
-    assert training.known_steps is None
-    assert str(training.until) == " ".join(f"{amount} {unit}" for unit, amount in until.items())
-    if "epochs" in until:
-        assert training.with_data(10, None).known_steps == 4  # 30 samples
-    if "tokens" in until:
-        assert training.with_data(10, 4).known_steps == 32  # of 32 tokens each
-        with pytest.raises(ValueError, match="the task does not say its tokens_per_sample"):
-            training.with_data(10, None)
+def test_the_length_of_a_training_in_other_units() -> None:
+    epochs, tokens = (
+        parse_manifest(changed({"spec.training.steps": ABSENT, f"spec.training.{unit}": amount})).training
+        for unit, amount in (("epochs", 3), ("tokens", 1000))
+    )
+    assert (epochs.length, epochs.known_steps) == ("3 epochs", None)
+    assert epochs.with_data(10, None).known_steps == 4  # 30 samples
+    assert (tokens.length, tokens.known_steps) == ("1000 tokens", None)
+    assert tokens.with_data(10, 4).known_steps == 32  # of 32 tokens each
+    with pytest.raises(ValueError, match="the task does not say its tokens_per_sample"):
+        tokens.with_data(10, None)
 
 
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({"until": {"epochs": 1}}, "spec.training: expected exactly one of steps and until, got both"),
-        ({"steps": None, "until": {}}, "spec.training.until: expected exactly one of tokens and epochs, got neither"),
-        ({"steps": None, "until": {"epochs": 1, "tokens": 2}}, "got both"),
-        ({"steps": None, "until": {"epochs": 0.5}}, "spec.training.until.epochs: expected an integer"),
-        ({"steps": None, "until": {"hours": 1}}, "spec.training.until.hours: unknown field"),
+        ({"epochs": 1}, "spec.training: expected exactly one of steps, epochs and tokens, got steps and epochs"),
+        ({"steps": None}, "spec.training: expected exactly one of steps, epochs and tokens, got none"),
+        ({"steps": None, "epochs": 1, "tokens": 2}, "got epochs and tokens"),
+        ({"steps": None, "epochs": 0.5}, "spec.training.epochs: expected an integer"),
     ],
 )
 def test_a_length_that_is_none_is_told(training: dict[str, Any], message: str) -> None:
@@ -248,7 +240,7 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
         (f"{T}.steps", 1.0, "spec.training.steps: expected an integer >= 1, got 1.0"),
         (f"{T}.steps", 2**31, "spec.training.steps: expected an integer <= 2147483647, got 2147483648"),
         (f"{T}.steps", -(2**80), "spec.training.steps: expected an integer >= 1, got a huge integer"),
-        (f"{T}.steps", ABSENT, "spec.training.steps: required, expected an integer >= 1"),
+        (f"{T}.steps", ABSENT, "spec.training: expected exactly one of steps, epochs and tokens, got none"),
         (f"{T}.seed", -1, "spec.training.seed: expected an integer >= 0, got -1"),
         (f"{T}.precision", "fp8", 'spec.training.precision: expected one of fp32, bf16, fp16, got "fp8"'),
         (f"{T}.maxGradientNorm", 0, "spec.training.maxGradientNorm: expected a number > 0 and <= 1e9, got 0"),

@@ -70,7 +70,7 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 CHOSEN: dict[str, Any] = {"topology": {}, "elastic": {"maxWorkers": 8}}  # what says least
 FIXED: dict[str, Any] = {"topology.pipelines": 2, "elastic": ABSENT}
-UNTIL: dict[str, Any] = {"training.steps": ABSENT, "training.until": {"epochs": 2}}
+EPOCHS: dict[str, Any] = {"training.steps": ABSENT, "training.epochs": 2}
 RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"budget": {"doneBy": "tomorrow"}, "elastic": ABSENT},
@@ -80,8 +80,9 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint.storage": "pvc://a/b"}, "spec.checkpoint.storage: expected the URL of a store"),
     ({"worker.image": "a b"}, "spec.worker.image: expected a container image"),
     ({"task.initialFrom": {"url": "a b"}}, "spec.task.initialFrom.url: expected a path without spaces"),
-    ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
-    (UNTIL | {"training.until": {"epochs": 2, "tokens": 3}}, "spec.training.until: expected exactly one of tokens"),
+    ({"training.epochs": 2}, "spec.training: expected exactly one of steps, epochs and tokens"),
+    ({"training.steps": ABSENT}, "spec.training: expected exactly one of steps, epochs and tokens"),
+    (EPOCHS | {"training.tokens": 3}, "spec.training: expected exactly one of steps, epochs and tokens"),
     (
         {"training.loggers": [{"name": "a", "type": "Custom"}]},
         "spec.training.loggers.0.entrypoint: expected with type Custom",
@@ -157,7 +158,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"worker.resources.requests": {"Memory": "1Gi"}}, "spec.worker.resources.requests: expected resource names"),
 ]
 KEPT: list[dict[str, Any]] = [
-    UNTIL,
+    EPOCHS,
     {"training.precision": ABSENT},
     {"training.precision": "bf16", "training.parameterPrecision": "bf16"},
     {"training.precision": "bf16", "training.boundaryPrecision": "bf16"},
@@ -270,9 +271,7 @@ def _objects(schema: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 SPECS, NAMES = values(SPEC), values(SCHEMA["properties"]["metadata"]["properties"]["name"])
-UNITS = {
-    name: values(unit) for name, unit in SPEC["properties"]["training"]["properties"]["until"]["properties"].items()
-}
+LENGTHS = {name: values(SPEC["properties"]["training"]["properties"][name]) for name in ("steps", "epochs", "tokens")}
 
 
 @st.composite
@@ -284,13 +283,8 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     microbatches = draw(st.integers(1, 1024))
     training["microBatchSize"] = draw(st.integers(1, (2**31 - 1) // microbatches))
     training["globalBatchSize"] = training["microBatchSize"] * microbatches
-    if draw(st.booleans()):
-        unit = draw(st.sampled_from(sorted(UNITS)))
-        training.pop("steps", None)
-        training["until"] = {unit: draw(UNITS[unit])}
-    else:
-        training.pop("until", None)
-        training["steps"] = draw(st.integers(1, 2**31 - 1))
+    length = draw(st.sampled_from(sorted(LENGTHS)))
+    training |= {name: draw(LENGTHS[name]) if name == length else None for name in LENGTHS}
     for one in training.get("loggers") or ():
         one.pop("entrypoint", None)
         if one["type"] == "Custom":

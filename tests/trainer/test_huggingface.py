@@ -143,7 +143,7 @@ def test_a_config_names_the_data_to_evaluate() -> None:
     config = config_of("gpt2", evaluation={"samples": 6})
     document = bamboojob(
         task={"entrypoint": ENTRYPOINT, "config": config},
-        training={**training(1, 8, 2, evaluation={"everySteps": 1}), "steps": None, "until": {"tokens": 8 * LENGTH}},
+        training={**training(1, 8, 2, evaluation={"everySteps": 1}), "steps": None, "tokens": 8 * LENGTH},
         topology={"stages": 2},
     )
     done = Job(document).run()

@@ -39,9 +39,9 @@ def document(stages: int = 2, **length: Any) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize(("until", "steps"), [({"tokens": 81}, 3), ({"epochs": 2}, 3)])
-def test_a_job_trains_for_as_many_steps_as_follow_from_its_data(until: dict[str, int], steps: int) -> None:
-    job = Job(document(until=until)).run()
+@pytest.mark.parametrize(("length", "steps"), [({"tokens": 81}, 3), ({"epochs": 2}, 3)])
+def test_a_job_trains_for_as_many_steps_as_follow_from_its_data(length: dict[str, int], steps: int) -> None:
+    job = Job(document(**length)).run()
     same = Job(document(1, steps=steps)).run()
     assert job.finish is not None
     assert job.finish.message == f"all {steps} steps are done"
@@ -52,16 +52,16 @@ def test_a_job_trains_for_as_many_steps_as_follow_from_its_data(until: dict[str,
 
 
 def test_a_build_is_told_the_length_as_it_was_given() -> None:
-    facts = shown_to_build(parse_manifest(document(until={"epochs": 2})).training)
+    facts = shown_to_build(parse_manifest(document(epochs=2)).training)
     assert (facts.steps, facts.epochs, facts.tokens) == (None, 2, None)
     assert facts.steps_with(small_task().dataset) == 3
-    tokens = shown_to_build(parse_manifest(document(until={"tokens": 80})).training)
+    tokens = shown_to_build(parse_manifest(document(tokens=80)).training)
     with pytest.raises(ValueError, match="tokens_per_sample must be given"):
         tokens.steps_with(small_task().dataset)
 
 
 def test_tokens_need_a_task_that_counts_them() -> None:
-    spec = parse_manifest(document(until={"tokens": 80}))
+    spec = parse_manifest(document(tokens=80))
     with pytest.raises(TaskError, match="the task does not say its tokens_per_sample"):
         with_steps(spec, small_task())
     with pytest.raises(TaskError, match="tokens_per_sample must be an integer of at least 1, got 0"):
@@ -69,7 +69,7 @@ def test_tokens_need_a_task_that_counts_them() -> None:
 
 
 def test_before_any_worker_has_the_data_nobody_knows_how_many_steps_there_are() -> None:
-    job = Job(document(until={"epochs": 2}))
+    job = Job(document(epochs=2))
     assert job.state.spec.training.known_steps is None
     job.run()
     assert job.state.spec.training.known_steps == 3

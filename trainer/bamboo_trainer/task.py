@@ -78,7 +78,7 @@ class Task:
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
     costs: what each layer costs, in any unit, if that is known better than it can be counted.
     evaluation: what is measured of the model from time to time (`training.evaluation`).
-    tokens_per_sample: for `training.until` in tokens.
+    tokens_per_sample: for `training.tokens`.
     callbacks: by name, what makes each (`bamboo_trainer.callbacks`), such as its class.
     loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
     """
@@ -104,7 +104,7 @@ class Task:
 class TrainingFacts:
     """What the job trains with (`spec.training` in docs/api.md), for a `build` that takes it as its second argument.
 
-    steps: of the whole job; None if `training.until` counts epochs or tokens, which `steps_with` turns into steps.
+    steps: of the whole job; None if the manifest gives epochs or tokens, which `steps_with` turns into steps.
     global_batch_size, micro_batch_size: in samples.
     """
 
@@ -127,7 +127,7 @@ class TrainingFacts:
         if self.epochs is not None:
             return -(-self.epochs * len(dataset) // self.global_batch_size)
         if tokens_per_sample is None or self.tokens is None:
-            raise ValueError("training.until counts tokens: tokens_per_sample must be given")
+            raise ValueError("training.tokens: tokens_per_sample must be given")
         return -(-self.tokens // (tokens_per_sample * self.global_batch_size))
 
     @property

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.training_spec import EvaluationSpec, TrainingSpec, Unit
+from bamboo_core.job.training_spec import EvaluationSpec, TrainingSpec
 from bamboo_trainer.data.order import sample_numbers
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -119,18 +119,14 @@ def shown_to_build(training: TrainingSpec) -> TrainingFacts:
     """What a `build` may know of it."""
     return TrainingFacts(
         steps=training.known_steps,
-        epochs=_amount(training, Unit.EPOCHS),
-        tokens=_amount(training, Unit.TOKENS),
+        epochs=training.epochs,
+        tokens=training.tokens,
         global_batch_size=training.global_batch_size,
         micro_batch_size=training.micro_batch_size,
         seed=training.seed,
         precision=training.precision.value,
         parameter_precision=training.parameter_precision.value,
     )
-
-
-def _amount(training: TrainingSpec, unit: Unit) -> int | None:
-    return training.until.amount if training.until and training.until.unit is unit else None
 
 
 def with_steps(spec: JobSpec, task: Task) -> JobSpec:

@@ -151,8 +151,7 @@ def validate(
         if spec.elastic:
             grid = f"a grid of at most {count(whole_workers(spec), 'worker')}"
         typer.echo(
-            f"{job}: {spec.name} is valid: {grid}{each}"
-            f" and {spec.standby.workers} standby, {spec.training.until or f'{spec.training.steps} steps'}"
+            f"{job}: {spec.name} is valid: {grid}{each} and {spec.standby.workers} standby, {spec.training.length}"
         )
         for warning in filter(None, (*warnings(spec), past(spec, datetime.now(UTC)))):
             typer.echo(f"  warning: {warning}")

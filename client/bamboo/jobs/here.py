@@ -47,7 +47,7 @@ def profiled_steps(text: str, spec: JobSpec, output: Path | None) -> tuple[int, 
     first, last = int(found[1]), int(found[2] or found[1])
     if not first <= last < first + MOST_PROFILED:
         raise InvalidRequest(f"{flag}: expected at most {MOST_PROFILED} steps, the last one not before the first")
-    if spec.training.until is None and last > spec.training.steps:
+    if not spec.training.counts_data and last > spec.training.steps:
         raise InvalidRequest(f"{flag}: the job has steps 1 to {spec.training.steps}")
     if output is None:
         raise InvalidRequest(f"{flag}: --output DIR says where the files go")
@@ -136,7 +136,7 @@ def _file_in_the_way(url: str) -> str:
 
 def _check_resumption(store: CheckpointStore, spec: JobSpec) -> None:
     """Raises StorageError: the job waits for a store that does not answer, and says why."""
-    steps = None if spec.training.until else spec.training.steps
+    steps = None if spec.training.counts_data else spec.training.steps
     choice = choose(store.list(), numbers_digest(spec), steps=steps)
     if choice.manifest is None and choice.passed:
         attempt, reason = choice.passed[0]

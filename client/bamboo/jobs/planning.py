@@ -112,13 +112,13 @@ def _bounds(wanted: PlanRequest, spec: JobSpec, now: datetime) -> Bounds:
 
 def _world(wanted: PlanRequest, spec: JobSpec, warnings: list[str]) -> World:
     if wanted.steps is not None:
-        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
+        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, epochs=None, tokens=None))
     if spec.training.steps == UNKNOWN_STEPS:
-        raise SimulationError("training.until: how many steps that is only the task's data can tell; say --steps")
+        raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
     document = dict(wanted.job.document)
     if wanted.steps is not None:
-        training = {key: value for key, value in document["spec"]["training"].items() if key != "until"}
-        document = {**document, "spec": {**document["spec"], "training": {**training, "steps": wanted.steps}}}
+        training = document["spec"]["training"] | {"steps": wanted.steps, "epochs": None, "tokens": None}
+        document = {**document, "spec": {**document["spec"], "training": training}}
     job, prices = replace(wanted.job, spec=spec, document=document), _prices(wanted)
     machines = _machines(prices, wanted, JobProfiles(job))
     market = _market(wanted, spec)

@@ -86,7 +86,7 @@ def _run(wanted: JobSimulation) -> tuple[JobRun, list[str]]:
     """What all runs have in common: the job with the steps and the profile that are asked for; and warnings."""
     job, spec = wanted.job, wanted.job.spec
     if wanted.steps is not None:
-        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
+        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, epochs=None, tokens=None))
         job = replace(job, spec=spec)
     profile = JobProfiles(job).read(wanted.profile)
     warnings = check_profiles({wanted.profile: profile}, job)

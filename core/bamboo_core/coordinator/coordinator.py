@@ -195,7 +195,8 @@ def _brings_workers(event: Event) -> bool:
 def _edit(turn: Turn, wanted: JobSpec) -> None:
     """Take over what may change; everything else is fixed by now."""
     training = turn.state.spec.training
-    if wanted.training.until == training.until is not None or turn.state.terms.early_stop:
+    same_length = (wanted.training.epochs, wanted.training.tokens) == (training.epochs, training.tokens)
+    if (training.counts_data and same_length) or turn.state.terms.early_stop:
         wanted = replace(wanted, training=replace(wanted.training, steps=training.steps))  # which only workers can tell
     if names := refused_fields(turn.state.spec, wanted):
         turn.do(Emit("ChangeRefused", refusal_message(names), True))

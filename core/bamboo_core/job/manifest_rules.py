@@ -27,7 +27,6 @@ from bamboo_core.job.training_spec import (
     ParameterPrecision,
     Precision,
     TrainingSpec,
-    Until,
 )
 
 T = TypeVar("T")
@@ -99,27 +98,20 @@ def rule(
     return register
 
 
-def _exactly_one(kind: type, *names: str, or_missing: bool = False) -> None:
-    """Registers that one of these fields is said, right or wrong. or_missing: that none is was told already."""
-    two = len(names) == 2
-    expected = f"expected exactly one of {' and '.join(names) if two else ', '.join(names)}"
-
-    def problem(found: ReadObject) -> Problem | None:
-        given = [name for name in names if name in found.given]
-        if len(given) == 1 or (or_missing and not given):
-            return None
-        got = ("both" if given else "neither") if two else " and ".join(given) or "none"
-        return Problem("", f"{expected}, got {got}")
-
-    count = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
-    cel = f"has(self.{names[0]}) != has(self.{names[1]})" if two else f"{count} == 1"
-    RULES.setdefault(kind, []).append(Rule("", cel, expected, problem, frozenset({""})))
-
-
 # Of the training
 
-_exactly_one(TrainingSpec, "steps", "until", or_missing=True)
-_exactly_one(Until, "tokens", "epochs")
+_LENGTHS = ("steps", "epochs", "tokens")
+_ONE_LENGTH = "expected exactly one of steps, epochs and tokens"
+
+
+def _length_problem(found: ReadObject) -> Problem | None:
+    """Return what is wrong if not exactly one of the lengths is given; one that does not fit counts as given."""
+    given = [name for name in _LENGTHS if name in found.given]
+    return None if len(given) == 1 else Problem("", f"{_ONE_LENGTH}, got {' and '.join(given) or 'none'}")
+
+
+_COUNT = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in _LENGTHS)
+RULES[TrainingSpec] = [Rule("", f"{_COUNT} == 1", _ONE_LENGTH, _length_problem, frozenset({""}))]
 
 
 @rule(

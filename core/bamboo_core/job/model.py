@@ -34,13 +34,6 @@ class Mark(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unless:
-    """A field that has to be there unless that other one is."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Object:
     """A field that is an object of the API. optional: it is None where the field is absent, and not an empty one."""
 
@@ -65,21 +58,17 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class ApiField:
-    """A field of a type of the API. name: in a manifest. default: made anew for each object; None: there is none.
-
-    unless: the other field that may be there instead, or "".
-    """
+    """A field of a type of the API. name: in a manifest. default: made anew for each object; None: there is none."""
 
     attribute: str
     name: str
     form: FieldForm | Object | ObjectList
     marks: frozenset[Mark]
     default: Callable[[], Any] | None
-    unless: str
 
     @property
     def required(self) -> bool:
-        return self.default is None and Mark.FOLLOWS not in self.marks and not self.unless
+        return self.default is None and Mark.FOLLOWS not in self.marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +95,7 @@ def _api_field(one: "dataclasses.Field[Any]", hint: Any) -> ApiField | None:
         return None
     first, *rest = one.name.split("_")
     name = first + "".join(part.capitalize() for part in rest)
-    unless = next((other.name for other in said if isinstance(other, Unless)), "")
-    return ApiField(one.name, name, _form(hint, said), marks, _default(one), unless)
+    return ApiField(one.name, name, _form(hint, said), marks, _default(one))
 
 
 def _default(one: "dataclasses.Field[Any]") -> Callable[[], Any] | None:
@@ -125,7 +113,7 @@ def _form(hint: Any, said: list[Any]) -> FieldForm | Object | ObjectList:
             return ObjectList(get_args(kind)[0], one.most)
         if isinstance(one, TextPattern):
             return TextOf(one)
-        if not isinstance(one, Mark | Unless):
+        if not isinstance(one, Mark):
             form: FieldForm = one
             return form
     if kind is bool:
@@ -185,8 +173,7 @@ def _read(one: ApiField, fields: Fields, found: list[ReadObject], before: Values
         case ObjectList(kind, most):
             return _read_list(kind, most, one.name, fields, found)
         case form:
-            instead = bool(one.unless) and fields.get(one.unless) is None
-            return form.read(FieldSlot(fields, one.name, one.required or instead))
+            return form.read(FieldSlot(fields, one.name, one.required))
 
 
 def _read_list(kind: type, most: int, name: str, fields: Fields, found: list[ReadObject]) -> tuple[Any, ...]:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from bamboo_core.job.fields import MAX_INT64
 from bamboo_core.job.forms import Integer, Number, Tree
-from bamboo_core.job.model import ListOf, Mark, Unless, Values, completes
+from bamboo_core.job.model import ListOf, Mark, Values, completes
 from bamboo_core.job.text_patterns import DNS_LABEL, ENTRYPOINT, METRIC
+from bamboo_core.text import count
 
 UNKNOWN_STEPS = 2**31  # more than any job has
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
@@ -39,37 +40,6 @@ class NonFinite(StrEnum):
 
     FAIL = "Fail"
     SKIP = "Skip"
-
-
-class Unit(StrEnum):
-    """In what the length of a training is counted."""
-
-    TOKENS = "tokens"
-    EPOCHS = "epochs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
-    """How long a job trains, in one of the units."""
-
-    tokens: Annotated[int | None, Integer(1, MAX_INT64)] = None
-    """Tokens. The task has to say how many a sample has (tokens_per_sample)."""
-    epochs: Annotated[int | None, Integer(1, MAX_INT64)] = None
-    """Passes over the dataset. The last step may begin another pass."""
-
-    @property
-    def unit(self) -> Unit:
-        """The unit that is given; epochs, if none is, as in a manifest that has problems."""
-        return Unit.EPOCHS if self.tokens is None else Unit.TOKENS
-
-    @property
-    def amount(self) -> int:
-        """How many of the unit; 1 if that is not said."""
-        amount = self.epochs if self.tokens is None else self.tokens
-        return 1 if amount is None else amount
-
-    def __str__(self) -> str:
-        return f"{self.amount} {self.unit if self.amount > 1 else self.unit[:-1]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +91,18 @@ class LoggerSpec:
 class TrainingSpec:
     """How long a job trains, with which batch sizes and number formats.
 
-    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: None if steps were said.
+    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`).
     ema_decay: None: there is no average. gradient_groups: None: as `groups` finds.
     """
 
-    steps: Annotated[int, Integer(), Unless("until"), Mark.NO_NUMBERS]
-    """Optimizer steps until the job is complete. Or use until."""
+    steps: Annotated[int, Integer(), Mark.FOLLOWS, Mark.NO_NUMBERS]
+    """Optimizer steps until the job is complete. Or use epochs or tokens."""
+    epochs: Annotated[int | None, Integer(1, MAX_INT64), Mark.NO_NUMBERS] = None
+    """Instead of steps: passes over the dataset, rounded up to whole steps."""
+    tokens: Annotated[int | None, Integer(1, MAX_INT64), Mark.NO_NUMBERS] = None
+    """Instead of steps: tokens, rounded up to whole steps. The task has to say how many a sample has
+    (tokens_per_sample).
+    """
     global_batch_size: Annotated[int, Integer()]
     """Samples in a step, over all pipelines."""
     micro_batch_size: Annotated[int, Integer()]
@@ -169,8 +145,6 @@ class TrainingSpec:
     pipelines. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient. By default up to
     16 groups of equal size.
     """
-    until: Annotated[Until | None, Mark.NO_NUMBERS] = None
-    """How long to train, in another unit than steps, rounded up to whole steps."""
     deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
     """Work that is done twice gives the same bits, and copies are compared. False lets kernels add in any order, and
     compares nothing.
@@ -185,19 +159,31 @@ class TrainingSpec:
         """How many; None if it is not known yet."""
         return None if self.steps == UNKNOWN_STEPS else self.steps
 
+    @property
+    def length(self) -> str:
+        """How long the job trains, in the unit of the manifest, such as "3 epochs"."""
+        if self.epochs is not None:
+            return count(self.epochs, "epoch")
+        return count(self.steps, "step") if self.tokens is None else count(self.tokens, "token")
+
+    @property
+    def counts_data(self) -> bool:
+        """Whether the manifest gives epochs or tokens, so that the number of steps follows from the dataset."""
+        return self.epochs is not None or self.tokens is not None
+
     def with_data(self, samples: int, tokens_per_sample: int | None) -> "TrainingSpec":
         """With the number of steps that it takes on a dataset of so many samples; the last one is whole.
 
         Raises ValueError if tokens are to be counted and a sample does not say how many it has.
         """
-        if self.until is None or self.known_steps is not None:
+        if self.known_steps is not None:
             return self
-        amount = self.until.amount
-        if self.until.unit is Unit.EPOCHS:
-            return replace(self, steps=_steps(amount * samples, self.global_batch_size))
+        if self.epochs is not None:
+            return replace(self, steps=_steps(self.epochs * samples, self.global_batch_size))
+        assert self.tokens is not None
         if tokens_per_sample is None:
-            raise ValueError("training.until counts tokens, but the task does not say its tokens_per_sample")
-        return replace(self, steps=_steps(amount, tokens_per_sample * self.global_batch_size))
+            raise ValueError("training.tokens: the task does not say its tokens_per_sample")
+        return replace(self, steps=_steps(self.tokens, tokens_per_sample * self.global_batch_size))
 
     @property
     def microbatches(self) -> int:
@@ -224,6 +210,6 @@ def _steps(amount: int, per_step: int) -> int:
 
 @completes(TrainingSpec)
 def _complete_steps(values: Values, around: Mapping[str, Any]) -> None:
-    """The data say how many steps another unit is."""
-    if values["until"] is not None:
+    """The data say how many steps epochs or tokens are."""
+    if values["epochs"] is not None or values["tokens"] is not None:
         values["steps"] = UNKNOWN_STEPS

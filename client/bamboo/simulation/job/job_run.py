@@ -88,9 +88,9 @@ def model_of(run: JobRun) -> StepModel:
 
 def _simplified(run: JobRun) -> JobRun:
     """The run without what takes no time in the model. Raises SimulationError."""
-    training = replace(run.spec.training, evaluation=None, until=None)
+    training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None)
     if training.steps == UNKNOWN_STEPS:
-        raise SimulationError("training.until: how many steps that is only the task's data can tell; say --steps")
+        raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)
     spec = replace(run.spec, training=training, checkpoint=checkpoint)
     return replace(run, spec=spec, profile=for_microbatch(run.profile, training.micro_batch_size))
