@@ -187,7 +187,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ),
         queue=s.QueueSpec(name="q", priority_class="high", growth_priority_class="low"),
         backoff_limit=2,
-        active_deadline_seconds=86400,
         progress_deadline_seconds=900,
         ttl_seconds_after_finished=0,
     )

@@ -283,16 +283,6 @@ class TrainsOn(Away):
             raise Failure(f"trainings began at {self.begun_at}")
 
 
-class PastDeadline(Away):
-    """It fails, and its workers end."""
-
-    async def course(self) -> None:
-        await self.edit_and_kill()
-        await self._until(lambda: self._over() or self._left("pods", "processes"), 60.0)
-        if (reason := self._ends()[0]["reason"]) != "DeadlineExceeded":
-            raise Failure(f"it ended for {reason}")
-
-
 class Deleted(Away):
     """A job that is deleted: its workers end with their pods, and nothing is written any more; what the store has
     stays.
@@ -387,10 +377,6 @@ def other_mode(spec: Object) -> None:
     ]
 
 
-def short_deadline(spec: Object) -> None:
-    spec["activeDeadlineSeconds"] = 1
-
-
 def nothing(_: Object) -> None:
     """The job is deleted instead."""
 
@@ -455,11 +441,6 @@ def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
 def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
     """`_at_rest` checks, among other things, that all workers have the new image."""
     assert TrainsOn(job_of(7, steps=150), new_image, kill_at, followed=lambda _: None).run().problem is None
-
-
-@pytest.mark.parametrize("kill_at", SOME)
-def test_a_deadline_ends_the_job_whenever_the_operator_ends(kill_at: float) -> None:
-    assert PastDeadline(job_of(8), short_deadline, kill_at).run().problem is None
 
 
 @pytest.mark.parametrize("kill_at", SOME)

@@ -207,7 +207,6 @@ EDITS: list[
     ("worker.image", "b", ""),
     ("topology.schedule", "ZBH1", ""),
     ("ttlSecondsAfterFinished", 60, ""),
-    ("activeDeadlineSeconds", 60, ""),
     ("progressDeadlineSeconds", 60, ""),
     ("task.config", {"a": 1}, f"spec.task: {NEW_JOB}"),
     ("training.seed", 1, f"spec.training: {NEW_JOB}"),

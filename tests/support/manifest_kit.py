@@ -52,7 +52,6 @@ spec:
            template: {spec: {a: 1}}, devices: 2}
   queue: {name: q, priorityClass: high, growthPriorityClass: low}
   backoffLimit: 2
-  activeDeadlineSeconds: 86400
   progressDeadlineSeconds: 900
   ttlSecondsAfterFinished: 0
 status: {step: 3}

@@ -296,8 +296,6 @@ class JobSpec:
     """What the job may cost, by the prices of the node pools, and by when it is to be done."""
     backoff_limit: Annotated[int, Integer(0)] = 6
     """More failures of workers without a committed step in between end the job. A lost node is no failure."""
-    active_deadline_seconds: Annotated[int | None, Integer()] = None
-    """How long the job may run before it fails."""
     progress_deadline_seconds: Annotated[int, Integer()] = 1800
     """How long it may go without a committed step before it fails."""
     ttl_seconds_after_finished: Annotated[int | None, Integer(0)] = None

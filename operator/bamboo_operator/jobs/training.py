@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.spec import gives_back
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
@@ -96,10 +95,6 @@ class Training:
             self._runner.edit(spec)
         if why := suspends(self._status.facts, self._runner.state.phase):
             self._runner.interrupt("BudgetSpent", why, keep=True)
-        elif self._status.active_left() <= 0:
-            limit = self._status.active_deadline
-            message = f"the job has been active for more than {limit} s"
-            self._runner.interrupt("DeadlineExceeded", message, Outcome.FAILED)
 
     def _count(self) -> None:
         """Bring the facts up to date, and the cost: when workers have come or gone, at once."""
@@ -152,7 +147,6 @@ class Training:
         """When another reconciliation is of use though nothing has happened since that one began (time.monotonic())."""
         times = [self._controller.deadline]
         if not self._runner.ending:
-            times.append(time.monotonic() + self._status.active_left())
             times.append(time.monotonic() + money_lasts(self._status.facts))
         if not self._spec.accepted.saved:
             times.append(max(began, self._save_after))

@@ -1,6 +1,5 @@
 """Writes a job's status: as it was written last, and the facts that the next one is made of."""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -82,16 +81,6 @@ class StatusWriter:
         speed = training.samples_per_second
         seconds = spec.training.global_batch_size / speed if spec and speed else None
         return EarlierProgress(step=training.step or 0, step_seconds=seconds)
-
-    @property
-    def active_deadline(self) -> int | None:
-        """Seconds for which the job may be active."""
-        return self.facts.spec.active_deadline_seconds if self.facts.spec else None
-
-    def active_left(self) -> float:
-        """Seconds for which it still may be; math.inf if there is no limit."""
-        started, limit = self.written.start_time, self.active_deadline
-        return (started - utc_now()).total_seconds() + limit if started and limit else math.inf
 
     @property
     def progress_is_due(self) -> bool:
