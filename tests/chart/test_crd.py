@@ -62,7 +62,7 @@ def test_columns_show_what_is_there() -> None:
     columns = VERSION["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if not column.get("priority")]
     assert shown == ["State", "Stages", "Pipelines", "Ready", "Protected", "Step", "Preemptions", "Takeovers", "Age"]
-    assert [c["name"] for c in columns if c.get("priority") == 1] == ["Samples/s", "Loss", "Cost", "Epoch"]
+    assert [c["name"] for c in columns if c.get("priority") == 1] == ["Samples/s", "Loss", "Cost"]
 
 
 def test_the_status_is_written_apart_from_the_spec() -> None:
@@ -76,14 +76,12 @@ def test_a_status_as_the_operator_writes_it_fits() -> None:
             {
                 "type": "Running",
                 "status": "True",
-                "observedGeneration": 3,
                 "lastTransitionTime": "2026-01-01T00:00:00Z",
                 "reason": "StepCommitted",
                 "message": "step 41 of 100 is committed",
             }
         ],
         "state": "Running",
-        "epoch": 2,
         "pipelines": {"stages": 2, "desired": 2, "ready": 2},
         "training": {"step": 41, "steps": 100, "loss": -1.5, "samplesPerSecond": 12.5},
         "digests": ["a1b2", "c3d4"],

@@ -62,7 +62,7 @@ def test_a_job_is_scaled(installed: Cluster, namespace: str, operator: Operator)
     assert status["preemptions"] == 0
 
     job.edit({"standby": {"workers": 1}})
-    job.wait(lambda s: s["workers"]["standby"] == 1)
+    job.wait(lambda s: s["workers"]["ready"] == 3)
     job.edit({"redundancy": {"mode": "LazyForward"}})
     job.told("ModeChanged")
     if installed.minor >= OLDEST_SUPPORTED:

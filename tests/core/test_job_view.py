@@ -79,7 +79,7 @@ def test_a_run_of_this_process_has_the_view_of_a_job_on_a_cluster() -> None:
     """What is asked of a view is answered alike: who runs what, how far it is."""
     spec, live = job_spec(), said(grid=((("w0", True), ("w0", True)),), epoch=2)
     local = view_of_run(spec, live, NOW)
-    status = {"epoch": 2, "training": {"step": 3, "steps": 10}, "plan": '{"pipelines": [["w0", "w0"]]}'}
+    status = {"training": {"step": 3, "steps": 10}, "plan": '{"epoch": 2, "pipelines": [["w0", "w0"]]}'}
     remote = view_of({"metadata": {"name": "tiny"}, "status": status})
     for found in (local, remote):
         assert (found.name, found.step, found.steps, found.status.epoch) == ("tiny", 3, 10, 2)

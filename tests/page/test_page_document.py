@@ -106,7 +106,6 @@ def test_a_job_that_is_over_shows_from_its_status() -> None:
         takeovers=3,
         cost={"total": "1.2500"},
         plan='{"epoch":2,"pipelines":[["tiny-w0","tiny-w2"]]}',
-        epoch=2,
     )
     found = looked(look(written=status), WHEN)
     assert (found.progress.step, found.progress.loss, found.progress.eta_seconds) == (10, 2.5, None)

@@ -40,13 +40,12 @@ def job(name: str = "story", spec: Mapping[str, Any] = SPEC, **status: Any) -> J
     row = [f"{name}-w{n}" for n in range(4)]
     usual: Json = {
         "state": "Running",
-        "epoch": 2,
         "plan": plan(row),
         "preemptions": 0,
         "takeovers": 0,
         "conditions": [condition("Accepted", True), condition("WorkersReady", True), condition("Running", True)],
         "pipelines": {"desired": 1, "ready": 1},
-        "workers": {"desired": 5, "ready": 5, "standby": 1},
+        "workers": {"desired": 5, "ready": 5},
         "training": {
             "step": 100,
             "steps": 1000,

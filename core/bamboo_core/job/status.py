@@ -37,8 +37,6 @@ class ReportedCondition(ApiPart, frozen=True):
     """The name of the condition."""
     status: Annotated[str, _schema(enum=["True", "False", "Unknown"])]
     """Whether it holds."""
-    observed_generation: BigCount | None = None
-    """The generation of the spec that the condition is about."""
     last_transition_time: Time | None = None
     """When the status last changed."""
     reason: Annotated[str, _schema(minLength=1, maxLength=253, pattern=r"^[A-Z][A-Za-z0-9]*$")] = ""
@@ -73,8 +71,6 @@ class WorkerCounts(ApiPart, frozen=True):
     """How many there should be now, including spare workers."""
     ready: Count = 0
     """How many have loaded their task."""
-    standby: Count = 0
-    """How many of those are spare."""
 
 
 class EvaluationStatus(ApiPart, frozen=True):
@@ -138,10 +134,6 @@ class BambooJobStatus(ApiPart, frozen=True):
     """The conditions in one word, such as Running or Degraded. For display only; programs read the conditions."""
     start_time: Time | None = None
     """When the operator first ran the job."""
-    completion_time: Time | None = None
-    """When the job ended, completed or failed."""
-    epoch: BigCount = 0
-    """The number of the current plan. It grows whenever the assignment of workers changes."""
     pipelines: PipelineCounts = PipelineCounts()
     """Counts of pipelines."""
     workers: WorkerCounts = WorkerCounts()
@@ -193,15 +185,25 @@ class BambooJobStatus(ApiPart, frozen=True):
 
     @property
     def owners(self) -> tuple[tuple[str, ...], ...]:
-        """Who runs which stage, by pipeline and stage; nobody if there is no plan, or this version cannot read it."""
+        """The workers that run the stages, by pipeline and stage; empty if there is no plan that can be read."""
+        return self._written_plan.pipelines
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current plan; 0 if there is no plan that can be read."""
+        return self._written_plan.epoch
+
+    @property
+    def _written_plan(self) -> "_WrittenPlan":
         try:
-            return msgspec.json.decode(self.plan or "", type=_WrittenPlan).pipelines
+            return msgspec.json.decode(self.plan or "", type=_WrittenPlan)
         except msgspec.DecodeError:
-            return ()
+            return _WrittenPlan()
 
 
 class _WrittenPlan(msgspec.Struct):
-    pipelines: tuple[tuple[str, ...], ...]
+    epoch: int = 0
+    pipelines: tuple[tuple[str, ...], ...] = ()
 
 
 def read_status(said: Any) -> BambooJobStatus:

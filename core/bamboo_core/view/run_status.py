@@ -20,14 +20,12 @@ from bamboo_core.job.status import (
 
 def run_status(live: Status, now: datetime) -> BambooJobStatus:
     """All that the coordinator knows of a status: no conditions, no cost, and counts since it was made."""
-    standby = sum(1 for _, state in live.workers if state is WorkerState.STANDBY)
     ready = sum(1 for _, state in live.workers if state is not WorkerState.STARTING)
     kept = live.checkpoint
     return BambooJobStatus(
         state=live.phase,
-        epoch=live.epoch,
         pipelines=PipelineCounts(desired=len(live.grid), ready=len(live.grid)),
-        workers=WorkerCounts(desired=live.wanted, ready=ready, standby=standby),
+        workers=WorkerCounts(desired=live.wanted, ready=ready),
         preemptions=live.preemptions,
         takeovers=len(live.takeovers),
         restores=kept.restores if kept else 0,

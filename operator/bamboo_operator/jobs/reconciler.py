@@ -282,5 +282,6 @@ class JobReconciler:
         spec = self._spec.parsed()
         if spec is None or spec.ttl_seconds_after_finished is None:
             return None
-        done = self._status.written.completion_time or utc_now()
+        ended = self._status.written.ended
+        done = ended.last_transition_time if ended and ended.last_transition_time else utc_now()
         return (done + timedelta(seconds=spec.ttl_seconds_after_finished) - utc_now()).total_seconds()

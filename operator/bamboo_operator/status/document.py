@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 
-from bamboo_core.coordinator.events import Status, WorkerState
+from bamboo_core.coordinator.events import Status
 from bamboo_core.job.spec import gives_back, most_pipelines, wanted_workers
 from bamboo_core.job.status import (
     BambooJobStatus,
@@ -46,7 +46,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
         observed_generation=facts.generation,
         conditions=conditions,
         state=displayed_state(found),
-        epoch=run.epoch or previous.epoch,
         pipelines=_pipelines(given, previous),
         workers=_workers(given, previous),
         preemptions=max(previous.preemptions, earlier.preemptions + run.preemptions),
@@ -109,7 +108,6 @@ def _conditions(
             ReportedCondition(
                 type=kind,
                 status=status,
-                observed_generation=facts.generation,
                 last_transition_time=kept or facts.time,
                 reason=result.reason,
                 message=result.message[:LONGEST_MESSAGE],
@@ -149,9 +147,8 @@ def _workers(given: RuleInput, previous: BambooJobStatus) -> WorkerCounts:
     if idle:
         return known
     if status is None:
-        return replace(known, ready=previous.workers.ready, standby=previous.workers.standby)
-    standby = sum(1 for _, state in status.workers if state is WorkerState.STANDBY)
-    return replace(known, ready=given.ready(), standby=standby)
+        return replace(known, ready=previous.workers.ready)
+    return replace(known, ready=given.ready())
 
 
 def _checkpoint(run: BambooJobStatus, previous: BambooJobStatus) -> CheckpointStatus:

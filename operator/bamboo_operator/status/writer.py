@@ -99,12 +99,10 @@ class StatusWriter:
         """The status, if it is worth a write. Raises what is in API_ERRORS, and JobGone."""
         self.update(now=utc_now())
         new = job_status(status, self.written, self.facts)
-        over = new.ended is not None
         started = self.written.start_time or (self.facts.time if status else None)
         new = msgspec.structs.replace(
             new,
-            start_time=None if self.facts.suspended and not over else started,
-            completion_time=self.written.completion_time or self.facts.time if over else None,
+            start_time=None if self.facts.suspended and new.ended is None else started,
             workers_created=created if created is not None else self.written.workers_created,
         )
         if self._answered and not worth_writing(new, self.written, time.monotonic() - self._written_at):
