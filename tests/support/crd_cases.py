@@ -84,14 +84,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"training.steps": ABSENT}, "spec.training: expected exactly one of steps, epochs and tokens"),
     (EPOCHS | {"training.tokens": 3}, "spec.training: expected exactly one of steps, epochs and tokens"),
     (
-        {"training.loggers": [{"name": "a", "type": "Custom"}]},
-        "spec.training.loggers.0.entrypoint: expected with type Custom",
-    ),
-    (
-        {"training.loggers": [{"name": "a", "type": "MLflow", "entrypoint": "a:b"}]},
-        "spec.training.loggers.0.entrypoint: expected with type Custom, and",
-    ),
-    (
         {"training.evaluation": ABSENT, "checkpoint.keepBest": True},
         "spec.checkpoint.keepBest: expected only with spec.training.evaluation",
     ),
@@ -284,10 +276,6 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     training["globalBatchSize"] = training["microBatchSize"] * microbatches
     length = draw(st.sampled_from(sorted(LENGTHS)))
     training |= {name: draw(LENGTHS[name]) if name == length else None for name in LENGTHS}
-    for one in training.get("loggers") or ():
-        one.pop("entrypoint", None)
-        if one["type"] == "Custom":
-            one["entrypoint"] = "a.b:log"
     if training.get("precision") != "bf16":
         training.pop("parameterPrecision", None)
         training.pop("boundaryPrecision", None)

@@ -16,9 +16,18 @@ from bamboo_core.history.records import BEGINNING, EvaluationRecord, EventRecord
 from manifest_kit import bamboojob, gpt_task, training
 
 STEPS = 24
-OWN = {"name": "own", "type": "Custom", "entrypoint": "own_logger:lines"}
+BUILD = """\
+from dataclasses import replace
+from bamboo_trainer.models import MODEL
+
+
+def build(config):
+    return replace(MODEL.build(config), loggers={"own": Own})
+
+
+"""
 LOGGER = """\
-class Lines:
+class Own:
     def __init__(self, facts):
         self.path = facts.folder + "/logged"
 
@@ -28,21 +37,22 @@ class Lines:
 
     def close(self):
         pass
-
-
-def lines():
-    return Lines
 """
+
+
+def own_task(folder: Path, logger: str, model: str = "gpt", **config: Any) -> dict[str, Any]:
+    """A model of Bamboo's in a task that brings a logger of its own, whose module is beside the manifest."""
+    (folder / "own_logger.py").write_text(BUILD.replace("MODEL", model) + logger)
+    return {"entrypoint": "own_logger:build", "config": config or gpt_task(dModel=16, context=8)["config"]}
 
 
 def run(folder: Path, *options: str, logger: str = LOGGER, code: int = 0, **spec: Any) -> list[Record]:
     usual = {
-        "task": gpt_task(dModel=16, context=8),
+        "task": spec.get("task") or own_task(folder, logger),
         "topology": {"stages": 3},
         "standby": {"workers": 1},
-        "training": training(STEPS, 8, 2, loggers=[OWN]),
+        "training": training(STEPS, 8, 2),
     }
-    (folder / "own_logger.py").write_text(logger)
     job = folder / "job.yaml"
     job.write_text(yaml.safe_dump(bamboojob("kept", **(usual | spec))))
     command = [sys.executable, "-m", "bamboo", "run", str(job), "--json", "--output", str(folder / "out"), *options]
@@ -79,7 +89,7 @@ SLOW_LOGGER = """\
 import time
 
 
-class Slow:
+class Own:
     def __init__(self, facts):
         self.path = facts.folder + "/logged"
         self.given = []
@@ -90,25 +100,20 @@ class Slow:
     def close(self):
         time.sleep(8)
         open(self.path, "w").write(" ".join(self.given))
-
-
-def lines():
-    return Slow
 """
 
 
 def test_the_end_waits_for_a_logger_that_needs_longer_than_workers_have_to_leave(tmp_path: Path) -> None:
     """And says so; W&B, for one, has nothing on disk before it is closed."""
-    records = run(tmp_path, logger=SLOW_LOGGER, topology={"stages": 2}, training=training(6, 8, 2, loggers=[OWN]))
+    records = run(tmp_path, logger=SLOW_LOGGER, topology={"stages": 2}, training=training(6, 8, 2))
     assert (tmp_path / "out" / "history" / "kept" / "logged").read_text() == "1 2 3 4 5 6"
     reasons = [record.reason for record in records if isinstance(record, EventRecord)]
     assert reasons[-1] == "LoggersAwaited"
 
 
 def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Path) -> None:
-    (tmp_path / "own_logger.py").write_text(SLOW_LOGGER.replace("time.sleep(8)", "time.sleep(600)"))
-    job, training_ = tmp_path / "job.yaml", training(6, 8, 2, loggers=[OWN])
-    task = gpt_task(dModel=16, context=8)
+    task = own_task(tmp_path, SLOW_LOGGER.replace("time.sleep(8)", "time.sleep(600)"))
+    job, training_ = tmp_path / "job.yaml", training(6, 8, 2)
     job.write_text(yaml.safe_dump(bamboojob("kept", task=task, topology={"stages": 2}, training=training_)))
     command = [sys.executable, "-m", "bamboo", "run", str(job), "--output", str(tmp_path / "out")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -158,8 +163,8 @@ def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path
 
 def test_one_number_of_a_step_wherever_a_person_sees_it(tmp_path: Path) -> None:
     kept = tmp_path / "out" / "history" / "kept"
-    trained = training(6, 8, 2, loggers=[OWN], evaluation={"everySteps": 3, "metric": "accuracy"})
-    task = {"entrypoint": "bamboo_trainer.models.gpt2:build", "config": {"size": "tiny", "evaluation": {"samples": 4}}}
+    trained = training(6, 8, 2, evaluation={"everySteps": 3, "metric": "accuracy"})
+    task = own_task(tmp_path, LOGGER, "gpt2", size="tiny", evaluation={"samples": 4})
     records = run(tmp_path, task=task, topology={"stages": 2}, training=trained)
     steps = [record for record in records if isinstance(record, StepRecord)]
     assert [(record.attempt, record.step) for record in steps] == [(1, n) for n in range(1, 7)]

@@ -8,34 +8,19 @@ from logger_kit import PATIENCE, Kept, named, step, until
 pytest_plugins = ["logger_fixtures"]
 
 
-MADE = []
-
-
-def own(**config):
-    kept = Kept()
-    MADE.append((config, kept))
-    return kept.make
-
-
-def wrong(**config):
-    return 3
-
-
 def test_a_manifest_names_loggers_beside_those_of_the_task(store):
+    kept = Kept()
     found = named(
         {"name": "board", "type": "TensorBoard", "config": {"folder": "/x"}},
         {"name": "wb", "type": "WeightsAndBiases", "config": {"project": "p", "tags": ["a"]}},
         {"name": "ml", "type": "MLflow", "config": {"experiment": "e"}},
-        {"name": "mine", "type": "Custom", "entrypoint": f"{__name__}:own", "config": {"channel": "c"}},
-        loggers={"coded": Kept().make},
+        loggers={"coded": kept.make},
     )
-    assert list(found) == ["coded", "board", "wb", "ml", "mine"]
-    ((config, kept),) = MADE
-    threads = store.threads(found["mine"])
+    assert list(found) == ["coded", "board", "wb", "ml"]
+    threads = store.threads(found["coded"])
     store.add(threads, step(0))
     until(lambda: kept.given == [step(0)])
     threads.close(PATIENCE)
-    assert config == {"channel": "c"}
 
 
 @pytest.mark.parametrize(
@@ -50,12 +35,6 @@ def test_a_manifest_names_loggers_beside_those_of_the_task(store):
         (
             {"type": "MLflow", "config": {"experiment": "e", "tracking_uri": "https://me:abc@mlflow"}},
             "config.tracking_uri: expected no credentials in a manifest",
-        ),
-        ({"type": "Custom", "entrypoint": "no_such:x"}, r"loggers\[0\]\.entrypoint: cannot import 'no_such'"),
-        ({"type": "Custom", "entrypoint": f"{__name__}:none"}, f"{__name__} has no function 'none'"),
-        (
-            {"type": "Custom", "entrypoint": f"{__name__}:wrong"},
-            "returned int, expected a function of LoggerFacts",
         ),
     ],
 )

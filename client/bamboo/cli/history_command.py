@@ -105,7 +105,7 @@ def _logger(text: str) -> "tuple[str, dict[str, str]]":
     from bamboo_core.job.training_spec import LoggerType
 
     kind, _, rest = text.partition(":")
-    ready = [one.value for one in LoggerType if one is not LoggerType.CUSTOM]
+    ready = [one.value for one in LoggerType]
     if kind not in ready:
         usage(f"--to {text}: expected {', '.join(ready[:-1])} or {ready[-1]}, and its config, such as :project=mine")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]

@@ -22,8 +22,6 @@ from bamboo_core.job.spec import (
 )
 from bamboo_core.job.training_spec import (
     DEFAULT_GROUPS,
-    LoggerSpec,
-    LoggerType,
     ParameterPrecision,
     Precision,
     TrainingSpec,
@@ -165,16 +163,6 @@ def _groups_are_for_reproducible_sums(t: TrainingSpec) -> bool:
 )
 def _groups_are_of_microbatches(t: TrainingSpec) -> bool:
     return t.gradient_groups is None or not _microbatches_are_whole(t) or t.gradient_groups <= t.microbatches
-
-
-@rule(
-    LoggerSpec,
-    "entrypoint",
-    "expected with type Custom, and only with it",
-    cel="(self.type == 'Custom') == has(self.entrypoint)",
-)
-def _custom_loggers_have_an_entrypoint(logger: LoggerSpec) -> bool:
-    return (logger.type is LoggerType.CUSTOM) == (logger.entrypoint is not None)
 
 
 def _in_step(t: TrainingSpec) -> str:

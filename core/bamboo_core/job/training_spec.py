@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from bamboo_core.job.fields import MAX_INT64
 from bamboo_core.job.forms import Integer, Number, Tree
 from bamboo_core.job.model import ListOf, Mark, Values, completes
-from bamboo_core.job.text_patterns import DNS_LABEL, ENTRYPOINT, METRIC
+from bamboo_core.job.text_patterns import DNS_LABEL, METRIC
 from bamboo_core.text import count
 
 UNKNOWN_STEPS = 2**31  # more than any job has
@@ -59,12 +59,11 @@ class EvaluationSpec:
 
 
 class LoggerType(StrEnum):
-    """Who writes the job's history to another system."""
+    """The loggers that a manifest can name; a task can bring others."""
 
     TENSORBOARD = "TensorBoard"
     WEIGHTS_AND_BIASES = "WeightsAndBiases"
     MLFLOW = "MLflow"
-    CUSTOM = "Custom"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +75,6 @@ class LoggerSpec:
     type: LoggerType
     """What it writes to. Its library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
     environment (worker.template).
-    """
-    entrypoint: Annotated[str | None, ENTRYPOINT] = None
-    """A Python function as module:function. Called with the config's values as keyword arguments, it returns a function
-    that makes the logger.
     """
     config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
     """Keyword arguments: of TensorBoard folder, of WeightsAndBiases project (required) and those of wandb.init, of

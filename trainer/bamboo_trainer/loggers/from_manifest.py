@@ -1,6 +1,5 @@
 """The loggers that a manifest names, `spec.training.loggers`, beside those of the task."""
 
-import importlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -32,34 +31,15 @@ def loggers_of(task: Task, training: TrainingSpec) -> dict[str, MakeLogger]:
         if spec.name in found:
             raise TaskError(f"{where}.name: the task has a logger {spec.name!r}, too")
         _refuse_secrets(spec.config, f"{where}.config")
-        make = READY[spec.type] if spec.entrypoint is None else _imported(spec.entrypoint, where)
-        found[spec.name] = _called(make, spec, where)
+        found[spec.name] = _called(READY[spec.type], spec, where)
     return found
 
 
-def _called(make: Callable[..., Any], spec: LoggerSpec, where: str) -> MakeLogger:
+def _called(make: Callable[..., MakeLogger], spec: LoggerSpec, where: str) -> MakeLogger:
     try:
-        made = make(**spec.config)
+        return make(**spec.config)
     except (TypeError, ValueError) as error:
         raise TaskError(f"{where}.config: {error}") from error
-    except Exception as error:  # whatever a user's function raises
-        raise TaskError(f"{where}: {spec.entrypoint} raised {type(error).__name__}: {error}") from error
-    if not callable(made):
-        raise TaskError(
-            f"{where}: {spec.entrypoint} returned {type(made).__name__}, expected a function of LoggerFacts"
-        )
-    return made  # type: ignore[no-any-return]
-
-
-def _imported(entrypoint: str, where: str) -> Callable[..., Any]:
-    module, _, name = entrypoint.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # whatever the user's module raises at import
-        raise TaskError(f"{where}.entrypoint: cannot import {module!r}: {error}") from error
-    if not callable(found):
-        raise TaskError(f"{where}.entrypoint: {module} has no function {name!r}")
-    return found  # type: ignore[no-any-return]
 
 
 def _refuse_secrets(config: Mapping[str, Any], where: str) -> None:
