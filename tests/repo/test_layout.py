@@ -43,7 +43,6 @@ SCENARIOS = {
         "loggers",
         "boundary_precision",
         "same_bits",
-        "gradient_precision",
         "model_library",
         "parameter_precision",
         "pretended_gpu",

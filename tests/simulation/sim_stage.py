@@ -270,9 +270,7 @@ class StandIn:
         """It has no data to read."""
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
-        total = GradientSum(
-            self.values.size, torch.device("cpu"), bounds, microbatches, torch.float32, self.values.buckets
-        )
+        total = GradientSum(self.values.size, torch.device("cpu"), bounds, microbatches, self.values.buckets)
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:

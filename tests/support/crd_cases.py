@@ -154,7 +154,6 @@ KEPT: list[dict[str, Any]] = [
     {"training.precision": ABSENT},
     {"training.precision": "bf16", "training.parameterPrecision": "bf16"},
     {"training.precision": "bf16", "training.boundaryPrecision": "bf16"},
-    {"training.gradientPrecision": "bf16"},
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [2, 2, 2, 10_000]},
     {"topology.split": [1, 1, 1, 1], "worker.devices": 1},

@@ -29,7 +29,7 @@ spec:
   task: {entrypoint: "a.b:build", config: {rate: 1e-3, sizes: [1, 2.5, null, {deep: true}]},
          initialFrom: {url: "s3://bucket/other", step: 40, drop: ["head.*"]}}
   training: {steps: 100, globalBatchSize: 256, microBatchSize: 8, seed: 7, precision: fp16, parameterPrecision: fp32,
-             boundaryPrecision: fp32, gradientPrecision: fp32,
+             boundaryPrecision: fp32,
              maxGradientNorm: 1, nonFinite: Skip,
              evaluation: {everySteps: 20, batches: 5, metric: right, goal: Max, patience: 3},
              loggers: [{name: own, type: TensorBoard, config: {folder: "/x"}}],

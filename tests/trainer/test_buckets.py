@@ -195,7 +195,7 @@ COMPILED = [
     [
         {},
         {"schedule": "ZBH1"},
-        {"training": {"precision": "bf16", "gradientPrecision": "bf16"}},
+        {"training": {"precision": "bf16"}},
         pytest.param({"training": {"compile": True}}, marks=COMPILED),
     ],
     ids=["1F1B", "ZBH1", "bf16", "compiled"],

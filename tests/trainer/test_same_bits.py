@@ -132,7 +132,6 @@ def fp16(**config: Any) -> Row:
     )
 
 
-BF16 = {"precision": "bf16", "gradientPrecision": "bf16"}
 ROUNDED = {"precision": "bf16", "parameterPrecision": "bf16", "emaDecay": 0.99}
 SOURCE = {"kind": "random", "length": 12, "samples": 9, "padding": True}
 MIXTURE = {"kind": "mixture", "sources": [{**SOURCE, "weight": 3}, {**SOURCE, "weight": 1}], "trim": 2}
@@ -141,18 +140,6 @@ ROWS: dict[str, Row] = {
     # precision
     "boundaries in bf16": Row(
         task=gpt(), numbers=numbers(precision="bf16", boundaryPrecision="bf16"), mode="EagerForward", deep=4
-    ),
-    "gradients in bf16": Row(
-        task=gpt(tieEmbeddings=True), numbers=numbers(gradientPrecision="bf16"), deep=4, mode="EagerForward", kills=EACH
-    ),
-    "gradients and work in bf16": Row(
-        task=gpt(tieEmbeddings=True), numbers=numbers(**BF16), wide=(2, 4), fast=("wide",)
-    ),
-    "gradients in bf16, work in fp16": Row(
-        task=gpt(),
-        numbers=numbers(**{**BF16, "precision": "fp16"}),
-        wide=(1, 3),
-        fast=("wide",),
     ),
     "parameters in bf16": Row(
         task=own("precision_kit:build"), numbers=numbers(**ROUNDED), mode="EagerForward", deep=4, fast=COLUMNS

@@ -13,7 +13,6 @@ import pytest
 from bamboo.profiles.files import read_profile
 from bamboo.simulation.job.zone_traffic import TrafficKind, step_transfers
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.gradient_groups import final_share
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.profile import Layer, ModelProfile
 from bamboo_trainer.frames.frame import Frame, FrameKind
@@ -41,7 +40,6 @@ KINDS = {
     [
         (3, 1, "EagerBackward", 1),
         (2, 3, "EagerForward", 1),
-        (2, 2, "rounded", 1),
         pytest.param(4, 1, "LazyForward", 2, marks=pytest.mark.slow),
         pytest.param(1, 3, "LazyForward", 1, marks=pytest.mark.slow),
     ],
@@ -51,9 +49,9 @@ def test_engines_send_what_the_simulator_counts(
 ) -> None:
     document = bamboojob(
         task=gpt_task(context=8),
-        training=training(STEP + 1, 12, 2, gradientPrecision="bf16" if mode == "rounded" else "fp32"),
+        training=training(STEP + 1, 12, 2),
         topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": "LazyForward" if mode == "rounded" else mode, "replicas": replicas},
+        redundancy={"mode": mode, "replicas": replicas},
     )
     job, sent = Job(document), Sent()
     send = MemoryTransport.send
@@ -71,8 +69,8 @@ def test_engines_send_what_the_simulator_counts(
     job.run()
     assert job.state.plan is not None
     counted = Sent()
-    plan, final = job.state.plan, final_share(job.spec.training)
-    for kind, sender, receiver, size, times in step_transfers(plan, plan.target, profiled(document), final):
+    plan = job.state.plan
+    for kind, sender, receiver, size, times in step_transfers(plan, plan.target, profiled(document)):
         counted[kind, str(sender), str(receiver)] += round(size) * times
     assert sent.keys() == counted.keys()
     for way, size in sent.items():

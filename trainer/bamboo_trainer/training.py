@@ -32,7 +32,6 @@ class TrainingConfig:
     deterministic: bool = True
     parameter_precision: str = "fp32"  # | "bf16"
     boundary_precision: str = "fp32"  # | "bf16"; of what a layer gives to the next one
-    gradient_precision: str = "fp32"  # | "bf16"; of the sum over a step's microbatches
     early: EvaluationSpec | None = None
     compile: bool = False
 
@@ -45,8 +44,6 @@ class TrainingConfig:
             raise ValueError(
                 f"what layers pass on may be fp32, or bf16 as products are, got {self.boundary_precision!r}"
             )
-        if self.gradient_precision not in ("fp32", "bf16"):
-            raise ValueError(f"final gradients may be fp32 or bf16, got {self.gradient_precision!r}")
         if self.microbatches < 1 or self.micro_batch_size < 1:
             raise ValueError("microbatches and micro_batch_size must be at least 1")
         if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
@@ -65,7 +62,6 @@ class TrainingConfig:
             deterministic=training.deterministic,
             parameter_precision=training.parameter_precision.value,
             boundary_precision=training.boundary_precision.value,
-            gradient_precision=training.gradient_precision.value,
             early=training.evaluation if training.evaluation and training.evaluation.patience else None,
             compile=training.compile,
         )
@@ -84,13 +80,6 @@ class TrainingConfig:
     def boundary_dtype(self) -> torch.dtype:
         """The type of what a layer gives to the next one: see `mixed_precision.passed_on`."""
         return torch.bfloat16 if self.boundary_precision == "bf16" else torch.float32
-
-    @property
-    def gradient_dtype(self) -> torch.dtype:
-        """The type of final gradients: what they are rounded to after they are summed in fp32, and in what they are
-        sent.
-        """
-        return torch.bfloat16 if self.gradient_precision == "bf16" else torch.float32
 
     @property
     def global_batch(self) -> int:

@@ -11,7 +11,6 @@ from bamboo.sizing.pareto import Point
 from bamboo.sizing.trials.candidate import Candidate, job_of, on_its_grid
 from bamboo.sizing.trials.world import World
 from bamboo_core.job.spec import JobSpec, pod_spread
-from bamboo_core.planning.gradient_groups import final_share
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Peer, Plan
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
@@ -52,7 +51,7 @@ def calm(world: World, candidate: Candidate) -> Calm:
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
     spec = on_its_grid(candidate, made[0])
     plan = _plan(spec, profile, world.market.zones, packs=pod_spread(made[0]).packs)
-    billed = step_traffic(plan, plan.target, profile, final=final_share(spec.training)).billed
+    billed = step_traffic(plan, plan.target, profile).billed
     seconds = StepModel(profile.figures, spec).seconds(plan, plan.target)
     usd = seconds * node_usd(world, candidate) + traffic_usd(billed, world.traffic_price)
     return Calm(seconds=seconds, between_zones=billed, usd=usd)

@@ -22,7 +22,7 @@ class Precision(StrEnum):
 
 
 class ParameterPrecision(StrEnum):
-    """The number format of parameters and of what is remembered of them, of what layers pass on, of final gradients."""
+    """The number format of parameters and of what is remembered of them, and of what layers pass on."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -114,8 +114,6 @@ class TrainingSpec:
     """The number format of a layer's outputs and their gradients. bf16 halves what stages send to each other, and
     rounds after every layer.
     """
-    gradient_precision: ParameterPrecision = ParameterPrecision.FP32
-    """The number format of a step's final gradients. bf16 halves what replicas receive."""
     max_gradient_norm: Annotated[float | None, Number()] = None
     """Gradients with a larger norm, over the whole model, are scaled down to it. By default none are."""
     non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL

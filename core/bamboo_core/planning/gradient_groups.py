@@ -15,7 +15,7 @@ from operator import add
 from typing import NamedTuple, TypeVar
 
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.training_spec import ParameterPrecision, TrainingSpec
+from bamboo_core.job.training_spec import TrainingSpec
 
 T = TypeVar("T")
 
@@ -134,15 +134,10 @@ def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:
     )
 
 
-def final_share(training: TrainingSpec) -> float:
-    """Bytes of final gradients, as a share of those of a sum."""
-    return 0.5 if training.gradient_precision is ParameterPrecision.BF16 else 1.0
-
-
 def gradient_bytes(spec: JobSpec, owned: int, kept: int) -> int:
-    """What a worker has of sums and of final gradients at most. owned, kept: a sum's, of the stages it runs and keeps.
+    """Return the bytes of sums and of final gradients that a worker has at most. owned, kept: a sum's, of the stages
+    that it runs and keeps.
 
-    With one pipeline a sum that is not rounded is the final gradient itself.
+    With one pipeline a sum is the final gradient itself.
     """
-    final, alone = final_share(spec.training), spec.topology.pipelines == 1
-    return round(owned * (1 if alone and final == 1 else 1 + final) + kept * final * (1 if alone else 2))
+    return (owned + kept) * (1 if spec.topology.pipelines == 1 else 2)

@@ -179,8 +179,8 @@ class Replicator:
         if held and not held.final.takes(final):
             running = f" and {final[1].nbytes} bytes of buffers" if len(final) > 1 else ""
             raise RefusedFrame(
-                f"a gradient of {final[0].numel()} elements, {final[0].dtype}{running}, expected {held.final.size}, "
-                f"{held.final.dtype}" + (f" and {held.final.running_size} bytes" if held.final.running_size else "")
+                f"a gradient of {final[0].numel()} elements{running}, expected {held.final.size}"
+                + (f" and {held.final.running_size} bytes" if held.final.running_size else "")
             )
         self.finalize(number, address.step, final)
         self.announce(number)

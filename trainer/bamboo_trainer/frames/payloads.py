@@ -198,18 +198,17 @@ class PayloadForm(NamedTuple):
     most: float = 0
     flat: bool = False  # the tensors are pieces of a stage's gradient
     data: bool = False  # bytes may follow as a last one
-    final: bool = False  # of the final one, which may be in bf16
 
 
 FORMS: Final = {
     FrameKind.ACTIVATION: PayloadForm(Again | None, 1, torch.inf),
     FrameKind.GRADIENT: PayloadForm(Again | None, 0, torch.inf),  # integers have none
     FrameKind.CONTRIBUTION: PayloadForm(Contributed, 1, torch.inf, flat=True, data=True),
-    FrameKind.RESULT: PayloadForm(Again | None, 1, 1, flat=True, final=True),
-    FrameKind.TIED: PayloadForm(Again | None, 1, torch.inf, flat=True, final=True),
+    FrameKind.RESULT: PayloadForm(Again | None, 1, 1, flat=True),
+    FrameKind.TIED: PayloadForm(Again | None, 1, torch.inf, flat=True),
     FrameKind.READY: PayloadForm(Ready),
     FrameKind.COMMIT: PayloadForm(Commit),
-    FrameKind.SYNC: PayloadForm(Commits, 1, 2, flat=True, data=True, final=True),
+    FrameKind.SYNC: PayloadForm(Commits, 1, 2, flat=True, data=True),
     FrameKind.STATE: PayloadForm(StatePayload, 0, torch.inf),
     FrameKind.ANNOUNCE: PayloadForm(Announce),
     FrameKind.HEARD: PayloadForm(Commits),
@@ -235,8 +234,7 @@ def read(frame: Frame) -> Frame:
         return frame  # most frames are of these
     data = _data(frame) if form.data else ()
     for tensor in frame.tensors[: count - len(data)] if form.flat else ():
-        rounded = form.final and tensor.dtype == torch.bfloat16
-        if not (tensor.dtype == torch.float32 or rounded) or tensor.dim() != 1:
+        if tensor.dtype != torch.float32 or tensor.dim() != 1:
             raise RefusedFrame(f"a gradient of {tensor.dtype} {list(tensor.shape)}")
     try:
         payload = msgspec.convert(frame.payload, form.payload)

@@ -82,7 +82,7 @@ class Stage:
         if self._copies.contexts is not None:
             self._copies.contexts.settle()
         final = self.values.final
-        total = GradientSum(final.gradient_size, self.values.device, bounds, microbatches, final.dtype, final.buckets)
+        total = GradientSum(final.gradient_size, self.values.device, bounds, microbatches, final.buckets)
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:

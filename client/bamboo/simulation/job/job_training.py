@@ -16,7 +16,6 @@ from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.guard import StateSums
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.planning.gradient_groups import final_share
 from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.shares import kept_share, share
@@ -312,8 +311,7 @@ class SimulatedTraining:
         key = plan.epoch, self._generation
         if self._counted[0] != key:
             layout = next(one for one in plan.layouts if one.generation == self._generation)
-            final = final_share(self._spec.training)
-            self._counted = key, step_traffic(plan, layout, self._profile, final=final)
+            self._counted = key, step_traffic(plan, layout, self._profile)
         return self._counted[1]
 
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:

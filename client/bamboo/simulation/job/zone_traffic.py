@@ -77,18 +77,16 @@ def step_traffic(
     profile: ModelProfile,
     zones: Mapping[WorkerId, str] | None = None,
     checkpoint_steps: int | None = None,
-    *,
-    final: float = 1.0,
 ) -> ZoneTraffic:
     """The traffic between zones of one undisturbed step under a plan. profile: for the job's microbatches
     (`for_microbatch`). zones: of workers, if others than the plan says. checkpoint_steps: steps from one checkpoint to
-    the next, of which each has its share. final: see `gradient_groups.final_share`.
+    the next, of which each has its share.
 
     Workers of which no zone is known count as being in one together. Not counted, since they are small or rare:
     headers, tied parameters, running buffers, evaluation, and what is sent again after a loss.
     """
     places = {peer.worker: peer.zone for peer in plan.workers} if zones is None else zones
-    transfers = list(step_transfers(plan, layout, profile, final, places))
+    transfers = list(step_transfers(plan, layout, profile, places))
     if checkpoint_steps is not None:
         share = profile.state_bytes / checkpoint_steps
         transfers.append(Transfer(TrafficKind.CHECKPOINTS, plan.at(Cell(0, 0)).owner, None, share))
@@ -99,12 +97,10 @@ def step_transfers(
     plan: Plan,
     layout: Layout,
     profile: ModelProfile,
-    final: float = 1.0,
     zones: Mapping[WorkerId, str] | None = None,
 ) -> Iterator[Transfer]:
-    """The transfers of one undisturbed step, between different workers. final: see `gradient_groups.final_share`.
-    zones: of workers, if what a reduction sends to those of one zone may be said at once: its pairs grow with the
-    square of the pipelines.
+    """Yield the transfers of one undisturbed step, between different workers. zones: of workers, if what a reduction
+    sends to those of one zone may be said at once: its pairs grow with the square of the pipelines.
     """
     receivers = [_receivers(plan, layout, stage, zones) for stage in range(len(plan.stages))]
     parts = [profile.layers[first:end] for first, end in plan.stages]
@@ -119,8 +115,8 @@ def step_transfers(
             *_boundaries(
                 plan, cell, len(layout.split[cell.pipeline]) * boundaries[cell.stage], trained=trained[cell.stage]
             ),
-            *_reduction(plan, layout, cell, gradients[cell.stage], final, receivers[cell.stage]),
-            *_replicas(plan, cell, profile, final),
+            *_reduction(plan, layout, cell, gradients[cell.stage], receivers[cell.stage]),
+            *_replicas(plan, cell, profile),
         )
     )
     return (transfer for transfer in found if transfer.sender != transfer.receiver)
@@ -157,11 +153,11 @@ def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterat
         yield Transfer(TrafficKind.REDUNDANT, there, here.shadow, size)
 
 
-def _replicas(plan: Plan, cell: Cell, profile: ModelProfile, final: float) -> Iterator[Transfer]:
+def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:
     """The final gradients of the stage that they hold."""
     size = sum(layer.gradients for layer in profile.layers[slice(*plan.stages[cell.stage])])
     for replica in plan.at(cell).replicas:
-        yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size * final)
+        yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size)
 
 
 def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:
@@ -178,7 +174,6 @@ def _reduction(
     layout: Layout,
     cell: Cell,
     gradients: float,
-    final: float,
     receivers: Sequence[Counter[WorkerId]],
 ) -> Iterator[Transfer]:
     """What a pipeline sends to each other one: its sums of their chunk, and the total of its own chunk."""
@@ -187,7 +182,7 @@ def _reduction(
     for them in receivers:
         receiver = next((worker for worker in them if worker != owner), None)
         if receiver is not None:
-            size, times = gradients / layout.pipelines * (sums + final), them.total() - them[owner]
+            size, times = gradients / layout.pipelines * (sums + 1), them.total() - them[owner]
             yield Transfer(TrafficKind.REDUCTION, owner, receiver, size, times)
     for worker, (first, end) in ranges(layout, cell.pipeline, plan.at(cell).portions) if plan.at(cell).portions else ():
         parts = nodes_of(share_of(range(first, end), bounds), len(bounds) - 1)

@@ -11,7 +11,7 @@ from itertools import accumulate, starmap
 from typing import Final
 
 from bamboo_core.job.spec import JobSpec, RedundancyMode
-from bamboo_core.planning.gradient_groups import final_share, nodes_of
+from bamboo_core.planning.gradient_groups import nodes_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import ranges
 from bamboo_core.planning.profile import Layer, ModelFigures
@@ -42,7 +42,6 @@ class Stages:
     update: tuple[float, ...]
     boundary: tuple[int, ...]
     gradients: tuple[int, ...]
-    final: tuple[int, ...]  # gradients, as they are applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class StepModel:
     def stages(self, ranges: tuple[tuple[int, int], ...]) -> Stages:
         if ranges not in self._stages:
             parts = [self.figures.layers[first:end] for first, end in ranges]
-            self._stages[ranges] = _summed(parts, self.figures.instruction, final_share(self._spec.training))
+            self._stages[ranges] = _summed(parts, self.figures.instruction)
         return self._stages[ranges]
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
@@ -314,7 +313,7 @@ class StepModel:
             number = alike.pipelines if alike else len(owners)
             if number > 1:
                 machines = {machine(owner) for owner in owners}
-                whole = stages.final[s] + stages.gradients[s] * sums  # reduced chunks; sums of each pipeline
+                whole = stages.gradients[s] + stages.gradients[s] * sums  # reduced chunks; sums of each pipeline
                 size = whole * ((number - 1) / number)
                 rate = min(self._link(stages.gradients[s] / number) * (number - 1), network.machine)
                 over = max(done, *(taken[one] for one in machines)) + size / rate
@@ -325,7 +324,7 @@ class StepModel:
             for cell in cells:
                 owner, strict = machine(plan.at(cell).owner), plan.at(cell).replicas
                 if strict and runs[owner] > 1:  # what is lost with it must not be repeated, so replicas come first
-                    synced[owner] = max(done, synced[owner]) + self._sync(stages.final[s], 1) - network.latency
+                    synced[owner] = max(done, synced[owner]) + self._sync(stages.gradients[s], 1) - network.latency
                     ready = max(ready, synced[owner] + network.latency)
                 ready = max(ready, done)
         over = max((size / network.machine for size in sent.values()), default=0.0)
@@ -354,7 +353,7 @@ class StepModel:
         last = len(plan.stages) - 1
         for cell in layout.cells(len(plan.stages)):
             assignment, count, number = plan.at(cell), len(layout.split[cell.pipeline]), cell.stage
-            size = stages.final[number]
+            size = stages.gradients[number]
             for worker in assignment.holders:
                 holds.setdefault(worker, set()).add(number)
             for replica in assignment.replicas:
@@ -379,7 +378,7 @@ def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
     return owner in lost.at or plan.at(cell).owner != owner
 
 
-def _summed(parts: Sequence[Sequence[Layer]], instruction: float, final: float) -> Stages:
+def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
     def each(name: str) -> tuple[float, ...]:
         return tuple(sum(getattr(layer, name) for layer in layers) for layers in parts)
 
@@ -389,7 +388,6 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float, final: float) 
         update=each("update"),
         boundary=tuple(layers[-1].boundary for layers in parts),
         gradients=tuple(sum(layer.gradients for layer in layers) for layers in parts),
-        final=tuple(round(final * sum(layer.gradients for layer in layers)) for layers in parts),
     )
 
 

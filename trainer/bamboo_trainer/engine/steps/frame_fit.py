@@ -31,11 +31,11 @@ def check_fit(frame: Frame, form: FinalGradients, layout: Layout) -> None:
         case FrameKind.RESULT:
             source = _pipeline(frame, layout)
             length = _length(chunk(_bucket(frame, form), layout.pipelines, source))
-            _check_sizes(frame.tensors, [length], form.dtype)
+            _check_sizes(frame.tensors, [length])
         case FrameKind.TIED:
             other = frame.address.part
             sizes = [segment.size for segment in form.tied for use in segment.uses if use.stage == other]
-            _check_sizes(frame.tensors, sizes, form.dtype)
+            _check_sizes(frame.tensors, sizes)
 
 
 def _check_contribution(frame: Frame, form: FinalGradients, layout: Layout) -> None:
@@ -89,12 +89,10 @@ def _bucket(frame: Frame, form: FinalGradients) -> slice:
     return form.buckets[number]
 
 
-def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int], dtype: torch.dtype = torch.float32) -> None:
+def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int]) -> None:
     sizes = [tensor.numel() for tensor in tensors]
     if sizes != expected:
         raise RefusedFrame(f"pieces of {sizes[:8]} elements, expected {expected[:8]}")
-    if others := {tensor.dtype for tensor in tensors} - {dtype}:
-        raise RefusedFrame(f"pieces of {min(map(str, others))}, expected {dtype}")
 
 
 def _length(piece: slice) -> int:

@@ -207,9 +207,9 @@ class Instructions:
                 theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
                 shares |= zip(nodes, stage.bring(theirs), strict=True)
                 cell_step.contributions |= unpacked(frame.payload, data)
-        total = tree_sum(shares, groups).to(stage.values.final.dtype)
+        total = tree_sum(shares, groups)
         if cell_step.final is None:
-            cell_step.final = torch.empty_like(own[0][1], dtype=stage.values.final.dtype)
+            cell_step.final = torch.empty_like(own[0][1])
         cell_step.final[piece] = total
         for e in range(pipelines):
             if e != d:

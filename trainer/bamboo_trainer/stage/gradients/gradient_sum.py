@@ -22,15 +22,13 @@ class GradientSum:
         device: torch.device,
         bounds: Sequence[int],
         microbatches: Sequence[int],
-        final: torch.dtype = torch.float32,
         buckets: Sequence[slice] = (slice(None),),
     ) -> None:
         """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups of them.
 
-        final: what the sum of all groups of a step is rounded to; those of some of them are not. buckets: of elements,
-        all of them together.
+        buckets: of elements, all of them together.
         """
-        self._size, self._device, self._bounds, self._final = size, device, bounds, final
+        self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)
         self._share, (self._group, self._end) = share, share
         self._buckets, self._open = buckets, set(range(len(buckets)))  # those that lack the last group
@@ -137,9 +135,9 @@ class GradientSum:
         return tuple(nodes)
 
     def total(self) -> Tensor:
-        """If these are all groups of the step; in the type of final gradients."""
+        """Return the sum of all groups of the step, if they are all here."""
         ((_, total),) = self.nodes()
-        return total.to(self._final)
+        return total
 
     def tensors(self) -> Iterator[Tensor]:
         """All that is held."""

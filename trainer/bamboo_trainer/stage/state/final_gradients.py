@@ -18,9 +18,9 @@ from bamboo_trainer.task import Parts
 class FinalGradients:
     """The form of a stage's final gradients, and what is computed of them without an optimizer.
 
-    dtype: of the final gradient, which is summed in fp32. size: its elements. gradient_size: elements of a gradient in
-    which each layer's use of a tied parameter still counts by itself. buckets: places in that one, which are final one
-    after the other. tied: the tied groups whose layers' gradients are to be summed, by group.
+    size: elements of the final gradient. gradient_size: elements of a gradient in which each layer's use of a tied
+    parameter still counts by itself. buckets: places in that one, which are final one after the other. tied: the tied
+    groups whose layers' gradients are to be summed, by group.
     """
 
     def __init__(
@@ -31,12 +31,11 @@ class FinalGradients:
         tied: Sequence[TiedSegment],
         elsewhere: Collection[int],
         microbatches: int,
-        dtype: torch.dtype,
     ) -> None:
         """elsewhere: the tied groups whose norms another stage tells. microbatches: of a step."""
         self._parameters, self._running, self._optimizer = parameters, running, optimizer
         self._elsewhere, self._microbatches = frozenset(elsewhere), microbatches
-        self.dtype, self.tied = dtype, tuple(tied)
+        self.tied = tuple(tied)
         self.size, self.gradient_size = parameters.size, parameters.gradient_size
         self.buckets = tuple(bucket.place for bucket in parameters.buckets)
 
@@ -48,7 +47,7 @@ class FinalGradients:
     def takes(self, final: Parts) -> bool:
         """Do these have the form of what `StageValues.apply` takes: a gradient, and running buffers if it has any?"""
         sizes = (self.size, self.running_size) if self._running else (self.size,)
-        return tuple(part.numel() for part in final) == sizes and final[0].dtype is self.dtype
+        return tuple(part.numel() for part in final) == sizes
 
     def check_contributed(self, told: Contributed) -> None:
         """Raises ValueError if what another pipeline's forwards contributed cannot be folded into this stage's running

@@ -85,7 +85,6 @@ class StageValues:
             tied,
             self._elsewhere,
             config.microbatches,
-            config.gradient_dtype,
         )
         self._parked = False
         self._digest: str | None = None
