@@ -120,10 +120,9 @@ def _bounds(field: Schema) -> str:
         return f" ({field['maxLength']})"
     low, high = field.get("minimum"), field.get("maximum", MAX_INT)
     least = "more than" if field.get("exclusiveMinimum") else "at least"
-    most = "less than" if field.get("exclusiveMaximum") else "at most"
     if high == MAX_INT:
         return "" if low is None else f", {least} {low}"
-    return f", {least} {low}, {most} {high}" if field.get("exclusiveMinimum") else f" from {low} to {high}"
+    return f", {least} {low}, at most {high}" if field.get("exclusiveMinimum") else f" from {low} to {high}"
 
 
 def _columns(version: Schema) -> str:

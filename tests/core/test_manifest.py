@@ -143,7 +143,6 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             non_finite=t.NonFinite.SKIP,
             evaluation=t.EvaluationSpec(every_steps=20, batches=5, metric="right", goal=t.Goal.MAX, patience=3),
             loggers=(t.LoggerSpec(name="own", type=t.LoggerType.TENSORBOARD, config={"folder": "/x"}),),
-            ema_decay=0.99,
             deterministic=True,
             compile=True,
             reproducible=True,

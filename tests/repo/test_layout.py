@@ -32,7 +32,6 @@ SCENARIOS = {
     },
     "trainer": {
         "checkpoint_restore",
-        "ema",
         "faults",
         "frozen_layers",
         "fused_optimizers",

@@ -236,8 +236,6 @@ def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         least = schema.get("minItems", 0)
         return st.lists(values(schema["items"]), min_size=least, max_size=least + 2, **key)  # type: ignore[arg-type]
     if kind == "number":
-        if schema.get("exclusiveMaximum"):
-            return st.floats(1e-9, schema["maximum"], exclude_max=True)
         return st.floats(1e-9, schema["maximum"]) | st.integers(1, schema["maximum"])
     if kind == "integer":
         return st.integers(schema["minimum"], schema.get("maximum", 2**63 - 1))

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from bamboo_core.checkpoint.layout import Attempt
 from bamboo_core.checkpoint.manifest import CheckpointManifest
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 from checkpoint_kit import make_manifest
 
 
@@ -27,12 +24,3 @@ def write(store: CheckpointStore, stages: Sequence[Stage], step: int, attempt: s
 
 def quiet(*_: object) -> None:
     """A progress that shows nothing."""
-
-
-def averages(stages: list[Stage]) -> dict[str, Tensor]:
-    found = {}
-    for stage in stages:
-        tensors, meta = stage.values.snapshot()
-        found |= dict(zip(meta["names"], tensors, strict=True))
-    names = {name: name.removeprefix("state:").removesuffix(f":{AVERAGE}") for name in found if AVERAGE in name}
-    return {short: found[name] for name, short in names.items()}

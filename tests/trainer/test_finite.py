@@ -156,14 +156,13 @@ def test_a_parameter_that_begins_with_infinite_values_may_keep_them() -> None:
     assert stage.values.version == 1
 
 
-@pytest.mark.parametrize("ema", [None, 0.9])
-def test_steps_that_are_skipped_in_fp16_stay_legal(ema: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_skipped_in_fp16_stay_legal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first scale that is far too large: gradients overflow, are left out, and nothing is said of the state."""
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**32)
     monkeypatch.setattr(worker_reports, "MOST_SKIPS", 40)
     config = {"rate": "0.05", "at": -1}
     more: dict[str, Any] = {"precision": "fp16"}
-    document = manifest((2, 1), config, **more, emaDecay=ema)
+    document = manifest((2, 1), config, **more)
     job = Job(document).run()
     assert job.finish is not None
     assert job.finish.reason == "Complete", job.finish

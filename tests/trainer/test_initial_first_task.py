@@ -27,7 +27,7 @@ from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, training
-from stage_kit import CONFIG, small_task
+from stage_kit import small_task
 from training_job import Job, MemoryStore
 
 WORDS, WIDTH = 11, 8
@@ -195,7 +195,7 @@ def manifest(
 ) -> dict[str, Any]:
     return bamboojob(
         task=task_with(initial),
-        training=training(steps, 12, 2, maxGradientNorm=1.0, emaDecay=0.9),
+        training=training(steps, 12, 2, maxGradientNorm=1.0),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": "LazyForward"},
         **more,
@@ -243,4 +243,3 @@ def test_a_job_that_goes_on_from_its_checkpoint_does_not_look(file: Path) -> Non
 def test_the_numbers_of_a_training_depend_on_it(file: Path) -> None:
     documents = [manifest(None, 1, 1), manifest({"url": "a"}, 1, 1), manifest({"url": "a", "drop": ["b"]}, 1, 1)]
     assert len({numbers_digest(parse_manifest(document)) for document in documents}) == 3
-    assert CONFIG.ema is None

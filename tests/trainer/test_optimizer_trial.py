@@ -105,11 +105,6 @@ def test_sound_optimizers_are_not_found(name, grid, monkeypatch) -> None:
     assert done.outcome is Outcome.COMPLETE, done.emitted
 
 
-def test_nor_are_they_with_averages(monkeypatch) -> None:
-    done = job(monkeypatch, SOUND["AdamW"], (1, 2), emaDecay=0.9).run()
-    assert done.outcome is Outcome.COMPLETE, done.emitted
-
-
 @pytest.mark.parametrize("config", [CONFIG, at("bf16"), at("fp16"), ROUNDED])
 @pytest.mark.parametrize("name", SOUND)
 def test_a_trial_leaves_the_step_as_it_is(name, config) -> None:

@@ -132,7 +132,7 @@ def fp16(**config: Any) -> Row:
     )
 
 
-ROUNDED = {"precision": "bf16", "parameterPrecision": "bf16", "emaDecay": 0.99}
+ROUNDED = {"precision": "bf16", "parameterPrecision": "bf16"}
 SOURCE = {"kind": "random", "length": 12, "samples": 9, "padding": True}
 MIXTURE = {"kind": "mixture", "sources": [{**SOURCE, "weight": 3}, {**SOURCE, "weight": 1}], "trim": 2}
 STOPPED = {"everySteps": 2, **STOPPING}
@@ -155,7 +155,6 @@ ROWS: dict[str, Row] = {
     "fp16, a weighted loss": fp16(weighted=True),
     "fp16, both": fp16(balanced=True, weighted=True),
     # steps
-    "averages": Row(task=own("test_ema:build"), numbers=numbers(emaDecay=0.9), fast=COLUMNS),
     "fused AdamW": Row(task=own("test_fused_optimizers:build_open"), deep=4, kills=("OptimizerStep", "ReplicaUpdate")),
     "fused groups": Row(
         task=own("test_scheduled_optimizer:fused"),
@@ -329,7 +328,7 @@ ROWS: dict[str, Row] = {
     "an adapter of PEFT": Row(task=adapter_task, numbers=numbers(3), steps=(1,), fast=("deep",)),
     "first values of another job": Row(
         task=initial_task,
-        numbers=numbers(4, 12, emaDecay=0.9),
+        numbers=numbers(4, 12),
         deep=4,
         kills=("Forward", "Backward"),
         steps=(0, 2),

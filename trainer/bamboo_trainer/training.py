@@ -17,7 +17,7 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept.
+    """microbatches: of a whole step, over all pipelines.
 
     deterministic: look whether work that is done twice gives the same bits. early: the evaluations that may end the
     job; None: none do. compile: the layers.
@@ -28,7 +28,6 @@ class TrainingConfig:
     max_gradient_norm: float | None
     microbatches: int
     micro_batch_size: int
-    ema: float | None = None
     deterministic: bool = True
     parameter_precision: str = "fp32"  # | "bf16"
     boundary_precision: str = "fp32"  # | "bf16"; of what a layer gives to the next one
@@ -58,7 +57,6 @@ class TrainingConfig:
             max_gradient_norm=training.max_gradient_norm,
             microbatches=training.microbatches,
             micro_batch_size=training.micro_batch_size,
-            ema=training.ema_decay,
             deterministic=training.deterministic,
             parameter_precision=training.parameter_precision.value,
             boundary_precision=training.boundary_precision.value,

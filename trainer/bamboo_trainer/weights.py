@@ -12,19 +12,18 @@ from bamboo_trainer.checkpoint.sources import open_source, under_module_names
 from bamboo_trainer.checkpoint.state_dict import by_file
 
 
-def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> dict[str, Tensor]:
+def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
     """The parameters and buffers in a file or folder of weights, or in a checkpoint, on the CPU.
 
     Those of a module that `from_module` has split have the names of the module's own `state_dict`, all others
     "layers.NUMBER.NAME".
 
     url: what `bamboo run --output` has written (its folder weights), a file or folder of safetensors such as an export,
-    or where checkpoints are. step: of a checkpoint; None: the newest sound one. averaged: what training.emaDecay keeps,
-    instead of the weights. Raises StorageError if
-    nothing is there, it is damaged, or there are no averages.
+    or where checkpoints are. step: of a checkpoint; None: the newest sound one. Raises StorageError if nothing is
+    there, or it is damaged.
     """
     try:
-        source, passed = open_source(str(url), step, averaged=averaged)
+        source, passed = open_source(str(url), step)
         entries = under_module_names(source, source.entries())
     except ExportError as error:
         raise StorageError(str(error)) from None

@@ -150,9 +150,6 @@ def export(
             metavar="FOLDER", help="For huggingface and peft: where the model's folder is here.", show_default=False
         ),
     ] = None,
-    ema: Annotated[
-        bool, typer.Option("--ema", help="The averages of the weights, which training.emaDecay keeps.")
-    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
 ) -> None:
@@ -173,7 +170,6 @@ def export(
     arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
     arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]
     arguments += [*(["--job", str(job)] if job else []), *(["--model", str(model)] if model else [])]
-    arguments += ["--ema"] if ema else []
     with _told():
         _parse(url)
     raise typer.Exit(run_trainer(EXPORTER, [*arguments, "--", url], "an export"))

@@ -21,14 +21,13 @@ async def export(
     *,
     step: int | None,
     task_config: Mapping[str, Any],
-    ema: bool,
     force: bool,
 ) -> Path:
     """Writes a checkpoint or a folder of weights, and returns where. task_config: the job's. Raises BambooError."""
     if missing := missing_packages():
         raise BambooError(f"an export needs {missing}, not installed here")
     arguments = ["--format", form, "--output", str(output), "--task-config", json.dumps(task_config), "--quiet"]
-    arguments += [*(["--step", str(step)] if step is not None else []), *(["--ema"] if ema else [])]
+    arguments += ["--step", str(step)] if step is not None else []
     arguments += [*(["--force"] if force else []), "--", url]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", EXPORTER, *arguments),

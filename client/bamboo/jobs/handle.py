@@ -53,12 +53,10 @@ class BegunJob(Protocol):
     async def close(self) -> None: ...
 
 
-async def _export(
-    job: BegunJob, path: str | Path, form: ExportFormat, *, step: int | None, ema: bool, force: bool
-) -> Path:
-    """Averages, and states of a step, are in checkpoints alone."""
-    place = job.checkpoint_place() if step is not None or ema else job.weights_place()
-    return await export(place, Path(path), form, step=step, task_config=job.task_config(), ema=ema, force=force)
+async def _export(job: BegunJob, path: str | Path, form: ExportFormat, *, step: int | None, force: bool) -> Path:
+    """The states of a step are only in checkpoints."""
+    place = job.checkpoint_place() if step is not None else job.weights_place()
+    return await export(place, Path(path), form, step=step, task_config=job.task_config(), force=force)
 
 
 async def _news(job: BegunJob, feed: EventFeed, *, follow: bool) -> tuple[bool, list[Occurrence]]:
@@ -168,11 +166,10 @@ class JobHandle:
         format: ExportFormat = "safetensors",
         *,
         step: int | None = None,
-        ema: bool = False,
         force: bool = False,
     ) -> Path:
         """Writes the trained weights, or with step the checkpoint of that step, as one state dict: `bamboo export`."""
-        return background.call(_export(self._job, path, format, step=step, ema=ema, force=force))
+        return background.call(_export(self._job, path, format, step=step, force=force))
 
     def weights(self) -> dict[str, Any]:
         """The trained weights as a state dict of tensors, named as `load` names them."""
@@ -210,7 +207,7 @@ class JobHandle:
             return []
 
 
-def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> dict[str, Any]:
+def load(url: str | Path, *, step: int | None = None) -> dict[str, Any]:
     """The weights in a file or folder that a job or an export has written, or in a checkpoint, as a state dict of
     tensors on the CPU.
 
@@ -218,14 +215,14 @@ def load(url: str | Path, *, step: int | None = None, averaged: bool = False) ->
     "layers.NUMBER.NAME".
 
     url: of a file of safetensors, or a folder of weights or of checkpoints. step: of a checkpoint; None: the newest.
-    averaged: what training.emaDecay keeps. Raises BambooError if nothing is there or it is damaged, and without
+    Raises BambooError if nothing is there or it is damaged, and without
     bamboo-trainer, which reads them.
     """
     if missing := missing_packages():
         raise BambooError(f"weights are read with {missing}, not installed here")
     weights = importlib.import_module("bamboo_trainer.weights")
     try:
-        found: dict[str, Any] = weights.load(url, step=step, averaged=averaged)
+        found: dict[str, Any] = weights.load(url, step=step)
     except (StorageError, ValueError) as error:
         raise BambooError(str(error)) from None
     return found

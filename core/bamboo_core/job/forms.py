@@ -15,6 +15,7 @@ from bamboo_core.job.text_patterns import QUANTITY, RESOURCE, TextPattern
 
 MAX_TREE_VALUES, MAX_TREE_DEPTH, MAX_TREE_TEXT = 10_000, 16, 65_536
 MAX_RESOURCES = 32
+MOST_NUMBER = 1_000_000_000
 RESOURCE_NAMES = (
     "expected resource names such as nvidia.com/gpu (without a domain there are only cpu, memory, ephemeral-storage "
     "and hugepages-SIZE)"
@@ -96,33 +97,23 @@ class Integer:
         return _integers(self.least, self.most)
 
 
-@dataclass(frozen=True, slots=True)
 class Number:
-    """A number above 0, at most `most`, or below it."""
+    """A number above 0, at most 1e9."""
 
-    most: int = 1_000_000_000
-    below: bool = False
-
-    @property
-    def said(self) -> str:
-        most = "1e9" if self.most == 1_000_000_000 else f"{self.most}"
-        return f"a number > 0 and {'<' if self.below else '<='} {most}"
-
-    @property
-    def harmless(self) -> float:
-        return self.most / 2
-
-    def fits(self, value: object) -> bool:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and 0 < value <= self.most and not (self.below and value == self.most)  # type: ignore[operator]
+    said = "a number > 0 and <= 1e9"
+    harmless = 1.0
 
     def read(self, slot: FieldSlot) -> float | None:
-        value = slot.value(self.said, self.fits)
+        value = slot.value(self.said, _is_number)
         return None if value is None else float(value)
 
     def schema(self) -> Schema:
-        bounds = {"minimum": 0, "exclusiveMinimum": True, "maximum": self.most}
-        return {"type": "number", "format": "double", **bounds, **({"exclusiveMaximum": True} if self.below else {})}
+        bounds = {"minimum": 0, "exclusiveMinimum": True, "maximum": MOST_NUMBER}
+        return {"type": "number", "format": "double", **bounds}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_NUMBER
 
 
 @dataclass(frozen=True, slots=True)

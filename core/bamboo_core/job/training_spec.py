@@ -87,7 +87,7 @@ class TrainingSpec:
     """How long a job trains, with which batch sizes and number formats.
 
     steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`).
-    ema_decay: None: there is no average. gradient_groups: None: as `groups` finds.
+    gradient_groups: None: as `groups` finds.
     """
 
     steps: Annotated[int, Integer(), Mark.FOLLOWS, Mark.NO_NUMBERS]
@@ -125,10 +125,6 @@ class TrainingSpec:
     """Measures the model on other data from time to time."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
     """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
-    ema_decay: Annotated[float | None, Number(1, below=True)] = None
-    """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it. The decay,
-    such as 0.999, is the share of the average that stays at each step; the rest is the weights after the step.
-    """
     reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
     """Weights come out the same, to the last bit, with any number of stages and pipelines. False sums gradients within
     each pipeline first: less memory with few pipelines, and other bits with another number.

@@ -27,7 +27,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--job", type=Path)
     parser.add_argument("--task-config", type=json.loads)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--ema", action="store_true")
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
@@ -35,7 +34,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
         config = task_config(given.job, given.model, given.task_config) if given.format.of_model else None
-        source, passed = open_source(given.url, given.step, averaged=given.ema)
+        source, passed = open_source(given.url, given.step)
         for note in passed:
             complain(note)
         done = export(

@@ -51,18 +51,17 @@ class StateSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """averaged: the averages of trained parameters instead of them."""
+    """A checkpoint as the source of a state dict."""
 
     store: CheckpointStore
     manifest: CheckpointManifest
-    averaged: bool = False
 
     @property
     def step(self) -> int:
         return self.manifest.step
 
     def entries(self) -> tuple[StateEntry, ...]:
-        return read_entries(self.store, self.manifest, averaged=self.averaged)
+        return read_entries(self.store, self.manifest)
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
         """A layer's, after a comparison with what the file's beginning said."""
@@ -179,7 +178,7 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
     return all(same_bits(value, source.tensors(one.layer, [one])[one.tensor]) for one in others)
 
 
-def open_source(url: str, step: int | None, *, averaged: bool = False) -> tuple[StateSource, list[str]]:
+def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
     """What a URL, a folder or a file holds: weights, or the checkpoint of that step, None for the newest; and which
     newer ones were passed over, and why. Raises StorageError, ExportError.
     """
@@ -188,12 +187,10 @@ def open_source(url: str, step: int | None, *, averaged: bool = False) -> tuple[
     except ValueError as error:
         raise ExportError(str(error)) from None
     if files is not None:
-        if averaged:
-            raise ExportError(f"{url} has weights only; averages are in checkpoints")
         return files, []
     store = CheckpointStore(url)
     found, weights = store.list(), Path(url, "weights")
     if not found and WeightsFolder.is_one(weights):
         raise ExportError(f"{url} has no checkpoints, expected those or a folder of weights, such as {weights}")
     manifest, passed = find(found, store.shown, step)
-    return Checkpoint(store, manifest, averaged), list(passed)
+    return Checkpoint(store, manifest), list(passed)

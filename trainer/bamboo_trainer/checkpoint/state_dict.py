@@ -10,7 +10,6 @@ from typing import Final
 from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.checkpoint.manifest import CheckpointManifest
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import (
     LENGTH_BYTES,
     LayerHeader,
@@ -20,7 +19,6 @@ from bamboo_trainer.checkpoint.layer_file import (
     read_header,
 )
 from bamboo_trainer.stage.state.layer_state import LayerState, layer_of
-from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 
 _FIRST_BYTES: Final = 64 << 10  # that hold the whole header of most layers
 
@@ -41,29 +39,16 @@ class StateEntry:
     bytes: int
 
 
-def read_entries(
-    store: CheckpointStore, manifest: CheckpointManifest, *, averaged: bool = False
-) -> tuple[StateEntry, ...]:
+def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[StateEntry, ...]:
     """In the model's order: "layers.0.weight" and so on, as `StageValues.state_tensors` has them.
 
-    averaged: the averages of trained parameters instead of them. Raises ExportError if there are none,
-    CheckpointDamaged, StoreUnavailable. Only the files' beginnings are read, and they are not checked: whoever
+    Raises CheckpointDamaged, StoreUnavailable. Only the files' beginnings are read, and they are not checked: whoever
     reads a layer then must compare.
     """
     headers = [_header(store, manifest, part.layer) for part in manifest.layers]
-    averages = {name for _, entries in headers for name in entries if name.endswith(f":{AVERAGE}")}
-    if averaged and not averages:
-        raise ExportError(
-            f"the checkpoint of step {manifest.step} has no averages of weights: no training.emaDecay was set"
-        )
-
-    def chosen(tensor: str) -> str:
-        average = averaged_name(tensor)
-        return average if averaged and average in averages else tensor
-
     try:
         return tuple(
-            _entry(f"layers.{number}.{name}", chosen(tensor), number, headers)
+            _entry(f"layers.{number}.{name}", tensor, number, headers)
             for number, (header, _) in enumerate(headers)
             for name, tensor in header.names.items()
         )
@@ -80,11 +65,6 @@ def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int)
         return decode(data)
     except CheckpointDamaged as error:
         raise CheckpointDamaged(f"{_shown(store, manifest, layer)}: {error}") from None
-
-
-def averaged_name(tensor: str) -> str:
-    """The name of a parameter's average in a layer's state. tensor: the parameter's own name there."""
-    return f"state:{tensor.removeprefix('parameter:')}:{AVERAGE}"
 
 
 def by_file(entries: Sequence[StateEntry]) -> Mapping[int, tuple[StateEntry, ...]]:

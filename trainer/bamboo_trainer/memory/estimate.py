@@ -126,7 +126,7 @@ def _walk(
                 if index == last:
                     task_loss(task, parts, targets)
             boundary = {p.untyped_storage()._cdata for p in (*inputs, *parts)}
-            remembered = _optimizer_bytes(task, index, layer, ema=spec.training.ema_decay is not None)
+            remembered = _optimizer_bytes(task, index, layer)
         yield LayerSize(
             parameters=sum(p.numel() for p in layer.parameters()),
             tied=sum(p.numel() for name, p in layer.named_parameters() if f"{index}.{name}" in again),
@@ -198,10 +198,9 @@ def _saved(own: set[int]) -> Iterator[_Saved]:
         yield kept
 
 
-def _optimizer_bytes(task: Task, index: int, layer: nn.Module, *, ema: bool) -> int:
-    """What the optimizer remembers of a layer after a step. ema: with averages of its parameters."""
+def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
+    """Return the bytes that the optimizer remembers of a layer after a step."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
-    averages = sum(4 * p.numel() for p in trained.values()) if ema else 0
     inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:
         return 0
@@ -213,8 +212,8 @@ def _optimizer_bytes(task: Task, index: int, layer: nn.Module, *, ema: bool) -> 
     with suppress(Exception):  # an optimizer that looks at values, such as Adafactor
         inner.step()
         remembered = [t for state in inner.state.values() for t in state.values() if isinstance(t, Tensor)]
-        return averages + sum(t.nbytes for t in remembered)
-    return averages + ADAM * sum(p.nbytes for p in trained.values())
+        return sum(t.nbytes for t in remembered)
+    return ADAM * sum(p.nbytes for p in trained.values())
 
 
 def worker_memory(

@@ -5,7 +5,6 @@ task's decisions said last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -26,14 +25,10 @@ from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_deci
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 
-AVERAGE: Final = "weights_ema"
-
 
 class OptimizerState:
     """Names are "state:0.weight:exp_avg".
 
-    ema: the decay of the averages of the parameters that are kept beside it, in fp32, under the key AVERAGE; None: none
-    are.
     scales_losses: in fp16; each of the layers has the scale as "loss_scale:3.scale". early: the evaluations that
     may end the job, whose course each layer has as "early_stop:3.score".
     decided: what the task's decisions say of the step that begins at this version, which each layer has as
@@ -46,14 +41,12 @@ class OptimizerState:
         self,
         parameters: FlatParameters,
         scheduled: ScheduledOptimizer,
-        ema: float | None = None,
         scales_losses: bool = False,
         layers: Sequence[int] = (),
         early: EvaluationSpec | None = None,
         task: Task | None = None,
     ) -> None:
         """task: with the decisions, if it has any."""
-        self._averages: dict[str, Tensor] = {}  # by slot
         self._slots = parameters.slots
         self._names = {slot.name for slot in parameters.slots}
         self._using = {slot.name: _layers_using(slot, parameters) for slot in parameters.slots}
@@ -66,29 +59,12 @@ class OptimizerState:
         self._layers = tuple(layers)
         self.loss_scale = LossScale.first() if scales_losses else None
         self._early, self.course = early, Course()
-        self._decay = ema
-        if ema is not None:
-            self._averages = {
-                slot.name: slot.parameter.detach().to(torch.float32, copy=True) for slot in parameters.slots
-            }
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """The state's tensors in fixed order; the tensors themselves."""
         for name, value in self._remembered.values():
             if isinstance(value, Tensor):
                 yield name, value
-        for slot, average in self._averages.items():
-            yield f"{state_of(slot)}{AVERAGE}", average
-
-    def average(self) -> None:
-        """Move the averages a little towards the parameters, used in the step or not; to be called after the
-        optimizer's step.
-        """
-        if self._decay is None:
-            return
-        with torch.no_grad():
-            for slot in self._slots:  # one by one: the bits of an operation may depend on a tensor's size
-                self._averages[slot.name].lerp_(slot.parameter.float(), 1 - self._decay)
 
     def scalars(self) -> dict[str, Scalar]:
         """The state's plain numbers, and those of parameter groups that change from step to step."""
@@ -148,7 +124,7 @@ class OptimizerState:
         if early_stop.is_of(name) or decided.is_of(name):
             return True
         slot, key = parted(name)
-        return key != AVERAGE and self._remembered.may_have(slot, key)
+        return self._remembered.may_have(slot, key)
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
         """ValueError if they cannot be set."""
@@ -166,8 +142,7 @@ class OptimizerState:
 
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
         """Forgets everything and takes copies of these; for a state that is not fixed."""
-        averages = {f"{state_of(slot.name)}{AVERAGE}" for slot in self._slots}
-        self._remembered.replace(given, averages)
+        self._remembered.replace(given)
 
     def park(self) -> None:
         """Move what is as large as the parameters to host memory."""
@@ -179,7 +154,6 @@ class OptimizerState:
 
     def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
         self._remembered.move(moved)
-        self._averages = {slot: moved(average) for slot, average in self._averages.items()}
 
     def set_scalars(self, scalars: Mapping[str, Scalar], version: int) -> None:
         """version: of the state that they belong to."""

@@ -1,6 +1,6 @@
 """What a stage's optimizer remembers of the parameters, by name, such as "state:0.weight:exp_avg"."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Final
 
 import torch
@@ -83,14 +83,14 @@ class Remembered:
         """ValueError if these numbers of groups, among others, cannot be set."""
         self._groups.checked(self._group_numbers(scalars))
 
-    def replace(self, given: Mapping[str, Tensor], without: Collection[str]) -> None:
-        """Forgets everything and takes copies of these; for a state that is not fixed. without: names to leave out."""
+    def replace(self, given: Mapping[str, Tensor]) -> None:
+        """Forget everything and take copies of these; for a state that is not fixed."""
         for slot in self._slots:
             prefix, of = state_of(slot.name), slot.parameter
             state = {
                 n.removeprefix(prefix): t.detach().to(of.device if t.dim() or not of.dim() else "cpu", copy=True)
                 for n, t in given.items()
-                if n.startswith(prefix) and n not in without
+                if n.startswith(prefix)
             }
             self._state.pop(slot.parameter, None)
             if state:

@@ -72,7 +72,7 @@ class StageValues:
         named = [(slot.name, slot.parameter) for slot in self.parameters.slots]
         self._scheduled = ScheduledOptimizer(task, named)
         self.optimizer = OptimizerState(
-            self.parameters, self._scheduled, config.ema, config.scales_losses, tuple(self.layers), config.early, task
+            self.parameters, self._scheduled, config.scales_losses, tuple(self.layers), config.early, task
         )
         self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
         snapshot.check(self.parameters, self.optimizer)
@@ -117,7 +117,6 @@ class StageValues:
         self._scheduled.step(self.version)
         if trial:
             trial.compare(self.version)
-        self.optimizer.average()
         self.optimizer.scaled(finite=True)
         if not math.isfinite(norm):
             self._finite.gradient_was_not()
