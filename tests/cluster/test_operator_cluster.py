@@ -22,14 +22,14 @@ from operator_process import JOBS, PATIENCE, Job, Operator, condition
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-STEPS = 160  # a second each, while there is something to see
+STEPS, SECONDS = 60, 2.5  # of a step, while there is something to see
 
 
 def test_a_job_survives_its_nodes_and_its_operator(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
     training = {"steps": STEPS, "globalBatchSize": 16, "microBatchSize": 4}
-    document, slow = slowed(manifest("story", training=training), tmp_path)
+    document, slow = slowed(manifest("story", training=training), tmp_path, SECONDS)
     job = Job(installed.api, namespace, document)
     status = job.until("Running")
     nodes = {name: pod["spec"]["nodeName"] for name, pod in job.pods().items()}
@@ -37,7 +37,7 @@ def test_a_job_survives_its_nodes_and_its_operator(
     _neighbours_are_apart(status, nodes)
 
     # a node gets notice: its workers leave between two steps
-    job.step(5)
+    job.step(2)
     victim = next(iter(json.loads(job.status()["plan"])["pipelines"][0]))
     installed.taint(nodes[victim], "cloud.google.com/impending-node-termination", "", "NoSchedule")
     assert "of pipeline 0 in place of" in job.told("TakenOver")
@@ -64,7 +64,7 @@ def test_a_job_survives_its_nodes_and_its_operator(
     owners = json.loads(job.status()["plan"])["pipelines"][0]
     time.sleep(1)
     operator.start()
-    job.step(at + 5)
+    job.step(at + 2)
     assert condition(job.status(), "Running")["status"] == "True"
 
     slow.unlink()

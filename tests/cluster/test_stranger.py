@@ -24,7 +24,7 @@ pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAMS = Path(sys.executable).parent
-STEPS = 160  # a second each, while there is something to see
+STEPS, SECONDS = 60, 2.5  # of a step, while there is something to see
 
 
 class Stranger:
@@ -78,7 +78,7 @@ def adapted(path: Path, folder: Path) -> tuple[Json, Path, Path]:
     spec["training"] |= {"steps": STEPS, "globalBatchSize": 16, "microBatchSize": 4}
     spec["nodePools"] = [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}]
     spec["worker"] = {"template": {"spec": {"tolerations": TOLERATE}}}
-    document, slow = slowed(document, folder)
+    document, slow = slowed(document, folder, SECONDS)
     written = folder / path.name
     written.write_text(yaml.safe_dump(document))
     return document, written, slow

@@ -94,14 +94,14 @@ def wrapped(document: Json, command: list[str]) -> Json:
     return document
 
 
-def slowed(document: Json, folder: Path) -> tuple[Json, Path]:
-    """The job slowed, and a file: a step takes a second until that is removed. Its workers run on this machine."""
+def slowed(document: Json, folder: Path, seconds: float = 1.0) -> tuple[Json, Path]:
+    """The job slowed, and a file: a step takes so many seconds until that goes. Its workers run on this machine."""
     mark = folder / "pace" / "slow"
     mark.parent.mkdir()
     mark.touch()
     training = document["spec"]["training"]
-    seconds = training["microBatchSize"] / training["globalBatchSize"]
-    document = paced.slowed(document, Path("/pace", mark.name), seconds=seconds)
+    microbatches = training["globalBatchSize"] // training["microBatchSize"]
+    document = paced.slowed(document, Path("/pace", mark.name), seconds=seconds / microbatches)
     template = document["spec"]["worker"]["template"]
     template["spec"]["volumes"] = [{"name": "pace", "hostPath": {"path": str(mark.parent), "type": "Directory"}}]
     template["spec"]["containers"] = [{**PACED, "volumeMounts": [{"name": "pace", "mountPath": "/pace"}]}]
