@@ -5,8 +5,8 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,6 @@ import pytest
 import borrowed_worker
 from bamboo_core.checkpoint.layout import part_name
 from bamboo_core.coordinator.events import Outcome
-from bamboo_trainer.data import Prefetched
-from bamboo_trainer.models import gpt
-from bamboo_trainer.task import Task
 from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, one_launcher, run, run_slowly, run_with_cut_flows, run_with_faults
@@ -25,12 +22,6 @@ from processes import Processes, one_launcher, run, run_slowly, run_with_cut_flo
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
 SECONDS = 180.0  # for jobs with many workers
-
-
-def prefetched_gpt(config: Mapping[str, Any]) -> Task:
-    """The small GPT, with data that several processes read ahead."""
-    task = gpt.build(config)
-    return replace(task, dataset=Prefetched(task.dataset, readers=2, ahead=5))
 
 
 def manifest(
@@ -43,7 +34,7 @@ def manifest(
     """mixed: bf16 products, and tied embeddings."""
     return bamboojob(
         task=gpt_task(blocks=max(3, stages - 2), tieEmbeddings=mixed),
-        training=training(STEPS, 16, 2, maxGradientNorm=1.0, precision="bf16" if mixed else "fp32"),
+        training=training(STEPS, 8, 2, maxGradientNorm=1.0, precision="bf16" if mixed else "fp32"),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": mode},
         standby={"workers": standby},
@@ -75,23 +66,25 @@ def test_what_a_worker_is_to_run_is_not_written_again_while_it_may_be_read(tmp_p
 
 
 Shape = tuple[int, int, bool]
-References = dict[Shape, Processes]
 SHAPES: list[Shape] = [(4, 1, False), (2, 2, False), (4, 1, True)]
 LARGE: list[Shape] = [(8, 1, False), (4, 2, False)]
 
 
-def undisturbed(shapes: list[Shape], factory: pytest.TempPathFactory) -> References:
-    return {shape: run(manifest(*shape), factory.mktemp("reference"), seconds=SECONDS) for shape in shapes}
+class References(dict[Shape, Processes]):
+    """The undisturbed jobs, each of which is run when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._factory = factory
+
+    def __missing__(self, shape: Shape) -> Processes:
+        self[shape] = run(manifest(*shape), self._factory.mktemp("reference"), seconds=SECONDS)
+        return self[shape]
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> References:
-    return undisturbed(SHAPES, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def large_references(tmp_path_factory: pytest.TempPathFactory) -> References:
-    return undisturbed(LARGE, tmp_path_factory)
+    return References(tmp_path_factory)
 
 
 def assert_same(job: Processes, reference: Processes) -> None:
@@ -105,7 +98,7 @@ def assert_same(job: Processes, reference: Processes) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        ("Backward", 0, 0, 5, 7),
+        ("Backward", 0, 0, 5, 3),
         *(pytest.param((name, 0, 2, 5, 0), marks=pytest.mark.slow) for name in ("SyncReplicas", "OptimizerStep")),
     ],
     ids=lambda fault: fault[0],
@@ -117,15 +110,6 @@ def test_a_sigkill_at_an_instruction_leaves_the_bits(
     job = run_with_faults(manifest(), tmp_path, monkeypatch, (*fault, signal.SIGKILL))
     assert_same(job, references[4, 1, False])
     assert job.state.membership.preemptions == 1
-
-
-def test_a_worker_with_reader_processes_is_killed(
-    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = manifest()
-    document["spec"]["task"]["entrypoint"] = "test_faults:prefetched_gpt"
-    job = run_with_faults(document, tmp_path, monkeypatch, ("Forward", 0, 0, 5, 3, signal.SIGKILL))
-    assert_same(job, references[4, 1, False])
 
 
 def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(
@@ -158,7 +142,8 @@ def test_sigterm_is_a_notice(references: References, tmp_path: Path, monkeypatch
     assert job.exits[job.acted[0]] == 0
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1])
 def test_a_node_is_lost_with_both_its_workers(
     stage: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,19 +218,7 @@ def is_tidying(job: Processes) -> bool:
     return job.state.checkpoints.tidying is not None or bool(job.state.checkpoints.writers)
 
 
-def test_a_standby_goes_on_where_the_only_worker_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job of one worker and one that stands by, which holds the state and is in step by then."""
-
-    def decide(job: Processes) -> None:
-        if job.state.plans.synced and not job.acted and job.state.step >= 3:
-            job.signal(job.owner(0, 0))
-
-    (tmp_path / "undisturbed").mkdir()
-    job = run_slowly(manifest(1, 1), tmp_path, monkeypatch, decide, since=3, until=lambda job: bool(job.acted))
-    assert_same(job, run(manifest(1, 1), tmp_path / "undisturbed"))
-    assert [event.reason for event in job.emitted].count("Takeover") == 1
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("healer", [True, False], ids=["the healer", "the one that feeds it"])
 def test_a_loss_during_healing_leaves_the_bits(
     healer: bool, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -326,14 +299,14 @@ def victims(job: Processes, struck: tuple[tuple[float, signal.Signals], ...]) ->
     return found
 
 
-def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -> None:
+def disturb(seed: int, shapes: list[Shape], references: References, folder: Path, *, most: int = 1) -> None:
     """Up to three bursts at random moments, each after the job is protected again, of up to `most` workers at once.
 
     Every third one gets notice; where bursts are larger than one, some are frozen. All is drawn before the job begins,
     so that a seed means the same whatever the machine's speed; which event comes when is still the machine's.
     """
     rng = random.Random(seed)
-    shape = rng.choice(list(references))
+    shape = rng.choice(shapes)
     mode = rng.choice(["LazyForward", "EagerForward", "EagerBackward"])
     standby = rng.randint(0, 2)
     steps = sorted(rng.uniform(1, STEPS - 2) for _ in range(rng.randint(1, 3)))
@@ -360,37 +333,20 @@ def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -
     assert_same(run(document, folder, decide, seconds=SECONDS), references[shape])
 
 
-@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 4, 5))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_random_losses_leave_the_bits(seed: int, references: References, tmp_path: Path) -> None:
-    disturb(1000 + seed, references, tmp_path)
+    disturb(1000 + seed, SHAPES, references, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", soak_seeds())
 def test_random_losses_of_new_seeds_leave_the_bits(seed: int, references: References, tmp_path: Path) -> None:
-    disturb(seed, references, tmp_path)
+    disturb(seed, SHAPES, references, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", soak_seeds())
-def test_bursts_of_losses_leave_the_bits(seed: int, large_references: References, tmp_path: Path) -> None:
+def test_bursts_of_losses_leave_the_bits(seed: int, references: References, tmp_path: Path) -> None:
     """8 workers, of which up to 3 go at once."""
-    disturb(seed, large_references, tmp_path, most=3)
-
-
-def test_three_of_four_workers_that_die_before_the_first_commit_cost_nothing(
-    references: References, tmp_path: Path
-) -> None:
-    """There is nothing to go back to, and nothing to lose: the job begins anew."""
-
-    def kill(job: Processes) -> None:
-        if job.state.phase == "Running" and not job.acted:  # the first plan is about to be sent
-            for stage in (1, 2, 3):
-                job.signal(job.owner(0, stage))
-
-    job = run(manifest(standby=0), tmp_path, kill)
-    assert [emit.reason for emit in job.emitted if emit.reason in ("Restoring", "Restored")] == [
-        "Restoring",
-        "Restored",
-    ]
-    assert_same(job, references[SHAPES[0]])
+    disturb(seed, LARGE, references, tmp_path, most=3)
