@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from cluster.children import is_alive
-from cluster.client import ApiError, Client, Json
+from cluster.client import Json
 from cluster.handle import Cluster
-from cluster.nodes import CAPACITY_TYPE, GPU, ZONE, on_demand
+from cluster.nodes import ZONE, on_demand
 from folders import SUPPORT
 from pod_ends_kit import EVERYWHERE, check_ends, check_farewell
 
@@ -82,117 +82,6 @@ def test_the_operator_reads_ends_of_pods_as_on_real_nodes(cluster: Cluster, name
     check_farewell(cluster, namespace)
 
 
-def test_scheduling_is_real(cluster: Cluster, namespace: str) -> None:
-    """GPUs, zones and taints decide where a pod goes."""
-    tolerations = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
-    gpus = {"resources": {"limits": {GPU: "2"}}}
-    script = "echo $NVIDIA_VISIBLE_DEVICES; sleep 60"
-    manifest = pod("gpus", script, gpus, tolerations=tolerations, nodeSelector={ZONE: "zone-b"})
-    found = run(cluster, namespace, manifest)
-    node = cluster.api.get(f"/api/v1/nodes/{found['spec']['nodeName']}")
-    assert node["metadata"]["labels"][CAPACITY_TYPE] == "spot"
-    until(lambda: len(cluster.logs(namespace, "gpus").split(",")) == 2)
-    too_many = pod("too-many", "true", {"resources": {"limits": {GPU: "64"}}})
-    found = run(cluster, namespace, too_many, "Pending")
-    found = cluster.api.wait(path_of(namespace, "too-many"), lambda found: found["status"].get("conditions"))
-    assert found["status"]["conditions"][0]["reason"] == "Unschedulable"
-
-
-def test_containers_get_their_environment_and_volumes(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"colour": "green"}}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"key": "s3cret"}}
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "data"},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    for made in (settings, secret, claim):
-        cluster.api.create(made, namespace)
-    env = [
-        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": "ROLE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['role']"}}},
-        {"name": "COLOUR", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "colour"}}},
-        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}},
-        {"name": "BOTH", "value": "$(COLOUR)-$(KEY)-$$(KEY)"},
-    ]
-    labels = {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}
-    volumes: dict[str, Json] = {
-        "/etc/settings": {"configMap": {"name": "settings"}},
-        "/bamboo-test/keys": {"secret": {"secretName": "keys", "defaultMode": 0o400}},
-        "/etc/podinfo": {"downwardAPI": {"items": [labels]}},
-        "/bamboo-test/scratch": {"emptyDir": {}},
-        "/bamboo-test/scratch/deep": {"emptyDir": {}},
-        "/bamboo-test/checkpoints": {"persistentVolumeClaim": {"claimName": "data"}},
-    }
-    mounts = [{"name": f"v{i}", "mountPath": path} for i, path in enumerate(volumes)]
-    script = """
-        echo $ROLE $BOTH; cat /etc/settings/colour /bamboo-test/keys/key; grep role /etc/podinfo/labels
-        cd /bamboo-test; touch scratch/deep/x; find scratch; echo kept >> checkpoints/state; cat checkpoints/state
-        test -n "$IP" && test -w /etc/passwd
-    """
-    for name, expected in (("first", "kept\n"), ("second", "kept\nkept\n")):
-        manifest = pod(name, script, {"env": env, "volumeMounts": mounts})
-        manifest["metadata"]["labels"] = {"role": "worker"}
-        manifest["spec"]["volumes"] = [{"name": f"v{i}", **volume} for i, volume in enumerate(volumes.values())]
-        run(cluster, namespace, manifest, "Succeeded")
-        log = cluster.logs(namespace, name)
-        found = "scratch\nscratch/deep\nscratch/deep/x\n"
-        assert log == f'worker green-s3cret-$(KEY)\ngreens3cretrole="worker"\n{found}{expected}'
-    assert not Path("/bamboo-test").exists()
-
-
-def test_a_projected_token_is_accepted_by_token_review(cluster: Cluster, namespace: str) -> None:
-    token = {"serviceAccountToken": {"path": "token", "audience": "bamboo", "expirationSeconds": 600}}
-    manifest = pod(
-        "token",
-        "cat /var/run/secrets/bamboo/token; sleep 60",
-        {
-            "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/bamboo", "readOnly": True}],
-        },
-    )
-    manifest["spec"]["volumes"] = [{"name": "token", "projected": {"sources": [token]}}]
-    found = run(cluster, namespace, manifest)
-    until(lambda: cluster.logs(namespace, "token"))
-    verdicts = []
-    for audience in ("bamboo", "other"):
-        review = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenReview",
-            "metadata": {},
-            "spec": {"token": cluster.logs(namespace, "token"), "audiences": [audience]},
-        }
-        verdicts.append(cluster.api.create(review)["status"])
-    assert verdicts[0]["authenticated"]
-    assert not verdicts[1].get("authenticated")
-    user = verdicts[0]["user"]
-    assert user["username"] == f"system:serviceaccount:{namespace}:default"
-    assert user["extra"]["authentication.kubernetes.io/pod-uid"] == [found["metadata"]["uid"]]
-
-
-def test_a_service_accounts_kubeconfig_has_its_rights_only(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    path = cluster.service_account_kubeconfig(namespace, "default", tmp_path / "default.kubeconfig")
-    with pytest.raises(ApiError, match="403 Forbidden"):
-        Client(path).get(f"/api/v1/namespaces/{namespace}/pods")
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
-    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "reader"}}
-    cluster.api.create(rbac | {"kind": "Role", "rules": rules}, namespace)
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
-    subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
-    cluster.api.create(rbac | {"kind": "RoleBinding", "roleRef": role, "subjects": [subject]}, namespace)
-    own, pods = Client(path), f"/api/v1/namespaces/{namespace}/pods"
-    until(lambda: not _refused(own, pods))  # what authorizes hears of the rights a little later
-    assert own.get(pods)["items"] == []
-
-
-def _refused(client: Client, path: str) -> bool:
-    try:
-        client.get(path)
-    except ApiError as error:
-        return error.code == 403
-    return False
-
-
 @pytest.mark.parametrize(
     ("script", "grace", "log"),
     [(WAIT, 20, "ready\ngot TERM\n"), ("trap '' TERM; echo ready; while :; do sleep 0.1; done", 1, "ready\n")],
@@ -246,28 +135,6 @@ def test_what_cannot_start_says_why(cluster: Cluster, namespace: str, container:
         return any(state.get("reason") == reason for state in states) and found["status"]["phase"] == phase
 
     cluster.api.wait(path_of(namespace, "wrong"), told)
-
-
-def test_custom_resources_are_stored_and_keep_to_their_schema(cluster: Cluster, namespace: str) -> None:
-    """The API server stores and lists them, and keeps to their schema."""
-    schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    names = {"plural": "trials", "singular": "trial", "kind": "Trial"}
-    definition = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "trials.test.bamboo.dev"},
-        "spec": {"group": "test.bamboo.dev", "scope": "Namespaced", "names": names, "versions": [version]},
-    }
-    cluster.api.create(definition)
-    path = f"/apis/test.bamboo.dev/v1/namespaces/{namespace}/trials"
-    cluster.api.wait(path, lambda found: "items" in found)
-    manifest = {"apiVersion": "test.bamboo.dev/v1", "kind": "Trial", "metadata": {"name": "one"}, "spec": {"n": 1}}
-    cluster.api.create(manifest, namespace)
-    assert cluster.api.get(f"{path}/one")["spec"] == {"n": 1}
-    with pytest.raises(ApiError, match=r"422 Invalid.*must be of type integer"):
-        cluster.api.patch(f"{path}/one", {"spec": {"n": "x"}})
-    cluster.api.delete("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trials.test.bamboo.dev")
 
 
 def test_a_no_execute_taint_evicts(cluster: Cluster, namespace: str) -> None:
@@ -354,7 +221,8 @@ else:
 """
 
 
-@pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.slow), "SIGKILL"])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["stop", "SIGKILL"])
 @pytest.mark.skipif("KUBECONFIG" in os.environ, reason="about the test cluster only")
 def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
     """Whether it is stopped, or the process that started it dies."""
