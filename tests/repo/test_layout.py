@@ -36,7 +36,6 @@ SCENARIOS = {
         "frozen_layers",
         "fused_optimizers",
         "gpu",
-        "held_workers",
         "history_losses",
         "history_run",
         "loggers",

@@ -79,7 +79,7 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
 
 @pytest.mark.parametrize(
     ("tied", "grids"),
-    [(False, ((1, 1), (4, 1), (2, 3))), (True, ((1, 1), (2, 1), (4, 1), (1, 2), (2, 3), (3, 4), (4, 2)))],
+    [(False, ((1, 1), (4, 1), (2, 3))), (True, ((1, 1), (4, 1), (1, 2), (3, 4)))],
     ids=["untied", "tied"],
 )
 def test_the_grid_does_not_change_the_bits(tied: bool, grids: tuple[tuple[int, int], ...]) -> None:
@@ -121,7 +121,7 @@ def test_a_kill_at_an_instruction_leaves_the_bits(stages: int, pipelines: int, k
 
 def test_a_kill_between_stages_of_the_second_of_two_pipelines_leaves_the_bits() -> None:
     """What neither four stages of one pipeline nor two of two have: a stage with two neighbours and a sibling."""
-    killed = killed_in_step(manifest(3, 2), 2, (3, 2), Cell(1, 1))
+    killed = killed_in_step(manifest(3, 2), 2, (3, 2), Cell(1, 1), of_name)
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
@@ -163,7 +163,10 @@ def with_a_loss_undisturbed(pipelines: int) -> Job:
     return Job(with_a_loss(pipelines)).run()
 
 
-@pytest.mark.parametrize(("pipelines", "most"), [(2, 8), (3, 6), (4, 6)])
+@pytest.mark.parametrize(
+    ("pipelines", "most"),
+    [pytest.param(2, 8, marks=pytest.mark.slow), (3, 6), pytest.param(4, 6, marks=pytest.mark.slow)],
+)
 def test_all_siblings_share_what_is_lost_in_the_same_step(pipelines: int, most: int) -> None:
     """The last backward of the step is lost. Nobody runs more forwards in it than its own and an equal part of four."""
     job = Job(with_a_loss(pipelines), (Fault("Backward", Cell(1, 0), 2, 7),)).run()
@@ -238,7 +241,7 @@ def test_what_a_kill_does_wrong_is_told() -> None:
         kill_at_each(manifest(2, 1), lambda f: f.name == "Backward", lambda job: os._exit(1))
 
 
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", [0, 2])
 def test_notice_drains_at_a_boundary(stage: int) -> None:
     def decide(job: Job) -> None:
         if job.state.step == 1 and not job.state.membership.notices and job.state.plan:
@@ -330,14 +333,14 @@ def test_two_non_neighbours_at_once() -> None:
         assert_same(job, 4, 1)
 
 
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("first", [1, 3])
 def test_a_neighbour_pair_without_a_second_pipeline_is_not_recoverable(first: int) -> None:
     job = Job(manifest(4, 1), decide=lambda j: pair(j, (Cell(0, first), Cell(0, (first + 1) % 4)))).run()
     assert job.outcome is Outcome.UNRECOVERABLE
     assert "not recoverable without a checkpoint" in job.finish.message
 
 
-@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("first", [1, 2])
 def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(first: int) -> None:
     job = Job(manifest(3, 2), decide=lambda j: pair(j, (Cell(1, first), Cell(1, (first + 1) % 3)))).run()
     assert_same(job, 3, 2)
@@ -400,7 +403,7 @@ def assert_close(job: Job, stages: int, steps: int) -> None:
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("stages", [1, 3])
 def test_the_job_grows_when_workers_come(stages: int) -> None:
     def decide(job: Job) -> None:
         if job.state.step == 2:

@@ -17,7 +17,7 @@ from training_job import Job, MemoryStore
 
 pytestmark = test_same_bits.pytestmark
 NAMES = [name for name, row in ROWS.items() if row.fast and not row.plain]  # what is not slow
-FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "2:40").split(":"))
+FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").split(":"))
 
 
 @dataclass
@@ -112,7 +112,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     return Table(tmp_path_factory)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(FIRST, END))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(FIRST, END))])
 def test_a_job_ends_with_the_same_bits_whatever_is_drawn(seed: int, table: Table) -> None:
     drawn = RandomJob(seed, table)
     calm = complete(Job(drawn.alone()))
