@@ -11,6 +11,7 @@ from folders import ROOT
 PROGRAM = [sys.executable, "bench/gpu.py", "--small", "--minutes", "25", "--losses", "2", "--only", "throughput,kills"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1700)
 def test_it_measures_and_prints_one_object() -> None:
     done = subprocess.run(PROGRAM, cwd=ROOT, capture_output=True, text=True, timeout=1600)

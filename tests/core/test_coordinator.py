@@ -18,7 +18,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(0, 3), actions)
 def test_invariants_hold_whatever_happens(
     stages: int, pipelines: int, chosen: bool, standby: int, what: list[tuple[str, int]]

@@ -26,7 +26,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 3), changes)
 def test_no_more_workers_are_to_come_than_are_wanted(stages: int, what: list[tuple[str, int]]) -> None:
     world = World(stages, 2, 0, chooses=("pipelines",))

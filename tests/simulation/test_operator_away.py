@@ -30,7 +30,7 @@ def some(points: Sequence[float]) -> list[Any]:
     return [point if point in points else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
 
 
-SOME = some(POINTS[1::4])
+SOON = some([0.05])  # before the operator has done anything about the edit
 
 
 def job_of(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
@@ -387,12 +387,12 @@ def mode_is_not_the_new_one(simulation: TrainsOn) -> str | None:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kill_at", some(POINTS[::2]))
+@pytest.mark.parametrize("kill_at", some(POINTS[::4]))
 def test_a_suspended_job_keeps_its_state_whenever_its_operator_ends(kill_at: float, seed: int) -> None:
     assert Suspended(job_of(seed), suspend, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", some([-3.0, 1.0]))
+@pytest.mark.parametrize("kill_at", some([1.0]))
 def test_a_job_whose_budget_is_spent_is_suspended_and_goes_on_with_a_larger_one(kill_at: float) -> None:
     priced = job_of(13, pools=({"name": "spot", "pricePerHour": "3600"},))
     assert OutOfMoney(priced, small_budget, kill_at).run().problem is None
@@ -414,36 +414,36 @@ def test_a_coordinator_that_goes_by_value_learns_of_an_edited_price() -> None:
     assert DearerByValue(priced, nothing, 0.0).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", SOME)
+@pytest.mark.parametrize("kill_at", SOON)
 def test_it_does_so_if_the_next_operator_ends_as_well(kill_at: float) -> None:
     assert SuspendedTwiceAway(job_of(3), suspend, kill_at).run().problem is None
 
 
 @pytest.mark.parametrize(
-    "after", [0.02, 0.6, *(pytest.param(more, marks=pytest.mark.slow) for more in (0.0, 0.1, 2.0))]
+    "after", [0.6, *(pytest.param(more, marks=pytest.mark.slow) for more in (0.0, 0.02, 0.1, 2.0))]
 )
 def test_it_does_so_if_the_next_operator_has_not_heard_its_workers_yet(after: float) -> None:
     assert SuspendedWhileTakenOver(job_of(4), suspend, after).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", [-3.0, 0.05, 0.2])
+@pytest.mark.parametrize("kill_at", some([0.2]))
 def test_it_does_so_if_a_worker_is_lost_meanwhile(kill_at: float) -> None:
     assert SuspendedAfterALoss(job_of(5), suspend, kill_at).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", SOME)
+@pytest.mark.parametrize("kill_at", SOON)
 def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
     run = TrainsOn(job_of(6, steps=150), other_mode, kill_at, followed=mode_is_not_the_new_one).run()
     assert run.problem is None
 
 
-@pytest.mark.parametrize("kill_at", SOME)
+@pytest.mark.parametrize("kill_at", SOON)
 def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
     """`_at_rest` checks, among other things, that all workers have the new image."""
     assert TrainsOn(job_of(7, steps=150), new_image, kill_at, followed=lambda _: None).run().problem is None
 
 
-@pytest.mark.parametrize("kill_at", SOME)
+@pytest.mark.parametrize("kill_at", SOON)
 def test_a_deleted_jobs_workers_end_whenever_the_operator_ends(kill_at: float) -> None:
     assert Deleted(job_of(9), nothing, kill_at).run().problem is None
 

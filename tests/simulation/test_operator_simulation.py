@@ -19,7 +19,6 @@ GRIDS = "--seeds 0:1 --keep-going --grids"
 QUEUES = "--seeds 165:167 --keep-going --queues"
 AUDIT = "--seeds 5010:5012 --keep-going --audit"
 SILENT = "--seeds 112:113 --keep-going --audit"
-WRONG_ONCE = "--seeds 0:1 --keep-going --regression all"
 TOLD = "--seed 18 --verbose"
 
 
@@ -35,7 +34,7 @@ def said() -> Mapping[str, str]:
     """What these runs have printed. They are made by one process, which needs longer to begin than for any of them,
     with the seed of hashes that it would start itself again for.
     """
-    wanted = (ANY, GRIDS, QUEUES, AUDIT, SILENT, WRONG_ONCE, TOLD)
+    wanted = (ANY, GRIDS, QUEUES, AUDIT, SILENT, TOLD)
     printed = simulate(*" --then ".join(wanted).split(), PYTHONHASHSEED="0")
     _, *each = re.split(r"^\$ (.*)\n", printed, flags=re.MULTILINE)
     return dict(zip(each[::2], each[1::2], strict=True))
@@ -75,14 +74,9 @@ def test_who_trains_is_left_alone_while_no_watch_tells_of_its_node(said: Mapping
     check(said[SILENT], 1)
 
 
-def test_what_went_wrong_once_goes_well(said: Mapping[str, str]) -> None:
-    """The regressions are run in one job."""
-    check(said[WRONG_ONCE], 1, len(REGRESSIONS))
-
-
 @pytest.mark.slow
-def test_what_went_wrong_once_goes_well_in_other_jobs_too() -> None:
-    check(simulate("--seeds", "1:3", "--keep-going", "--regression", "all"), 2, len(REGRESSIONS))
+def test_what_went_wrong_once_goes_well() -> None:
+    check(simulate("--seeds", "0:3", "--keep-going", "--regression", "all"), 3, len(REGRESSIONS))
 
 
 def test_a_run_is_a_function_of_its_seed(said: Mapping[str, str]) -> None:
