@@ -32,7 +32,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),
 }
-OTHERS = {"parameter_dtype", "boundary_dtype", "gradient_dtype", "global_batch", "samples"}  # for the engine
+OTHERS = {"parameter_dtype", "boundary_dtype", "global_batch", "samples"}  # for the engine
 HEAD = """\
 # The Python API
 

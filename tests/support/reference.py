@@ -56,9 +56,6 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
         model.zero_grad()
         done = [_microbatch(task, config, layers, (step, m), scaler) for m in range(config.microbatches)]
         whole = sum(one.weight for one in done) or math.nan
-        for gradient in (p.grad for _, p in named):
-            if gradient is not None:
-                gradient.copy_(gradient.to(config.gradient_dtype))
         stepping, scale = _OneStep(optimizer, step), scaler.get_scale()
         if scaler.is_enabled():
             scaler.unscale_(stepping)  # type: ignore[arg-type]
