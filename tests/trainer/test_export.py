@@ -188,7 +188,7 @@ def test_the_weights_in_a_runs_folder_are_named_to_who_names_the_folder(tmp_path
     write_stage(weights, 1, 0, 1, {"layers.0.weight": torch.ones(2)}, "w0")
     commit_weights(weights, 1, 1)
     with pytest.raises(ExportError) as told:
-        open_source(str(tmp_path), None, averaged=False)
+        open_source(str(tmp_path), None)
     expected = f"{tmp_path} has no checkpoints, expected those or a folder of weights, such as {weights}"
     assert str(told.value) == expected
 

@@ -46,7 +46,7 @@ def test_a_tensor_has_the_name_of_the_split_module_if_there_is_one(
 
 def exported_to(kept: Path, form: ExportForm) -> Path:
     output = kept.with_name(f"{kept.name}-{form.value}")
-    export(open_source(str(kept), None, averaged=False)[0], form, output, force=False, progress=quiet)
+    export(open_source(str(kept), None)[0], form, output, force=False, progress=quiet)
     return output
 
 
