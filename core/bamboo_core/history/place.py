@@ -4,13 +4,12 @@ from pathlib import Path
 
 from bamboo_core.history.files import FOLDER
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import STORAGE_FOLDER
 
 
 def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = True) -> str:
     """Beside the job's checkpoints, or else in that folder; "" for nowhere. stored: checkpoints can be written."""
     if spec.checkpoint is not None and (stored or output is None):
-        place = spec.checkpoint.url or f"{STORAGE_FOLDER}/{spec.name}/checkpoints"
+        place = spec.checkpoint.place(spec.name)
     elif output is not None:
         place = output.absolute().as_uri()
     else:

@@ -31,6 +31,7 @@ from bamboo_core.job.text_patterns import (
     WEIGHTS,
 )
 from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.names import STORAGE_FOLDER
 from bamboo_core.storage.url import shown_url
 
 MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
@@ -228,6 +229,10 @@ class CheckpointSpec:
     def url(self) -> str | None:
         """The URL of the store; None if storage is a PersistentVolumeClaim."""
         return self.storage if self.claim is None else None
+
+    def place(self, job: str) -> str:
+        """Return where workers find that job's checkpoints: the URL, or a folder of the claim that they mount."""
+        return self.url or f"{STORAGE_FOLDER}/{job}/checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

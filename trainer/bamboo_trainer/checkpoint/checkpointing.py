@@ -38,7 +38,6 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import STORAGE_FOLDER
 from bamboo_core.planning.plan import CheckpointId
 from bamboo_core.storage.errors import StorageError
 from bamboo_trainer.checkpoint.errors import RestoreError
@@ -74,13 +73,6 @@ def versions() -> Versions:
     return Versions(bamboo=version("bamboo-spot-core"), torch=str(torch.__version__), python=platform.python_version())
 
 
-def store_url(spec: JobSpec) -> str | None:
-    """Where the job keeps its checkpoints; None if nowhere."""
-    if spec.checkpoint is None:
-        return None
-    return spec.checkpoint.url or f"{STORAGE_FOLDER}/{spec.name}/checkpoints"
-
-
 class Checkpointing:
     """The checkpoints of one job; see `CheckpointFiles`.
 
@@ -90,7 +82,8 @@ class Checkpointing:
 
     def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None], data: DataRecord | None) -> None:
         self._layers, self._data = layers, data
-        self._spec, self._tell_coordinator, self._url = spec, tell, store_url(spec)
+        self._spec, self._tell_coordinator = spec, tell
+        self._url = spec.checkpoint.place(spec.name) if spec.checkpoint else None
         self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
