@@ -64,6 +64,11 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def holders(self) -> tuple[WorkerId, ...]:
         return (self.owner, *self.replicas)
 
+    @property
+    def runners(self) -> tuple[WorkerId, ...]:
+        """The owner, and who runs a portion."""
+        return (self.owner, *(portion.worker for portion in self.portions))
+
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The global microbatch indices that each pipeline runs in a step, and by which schedule."""
@@ -283,15 +288,16 @@ def _holder_problems(plan: Plan) -> list[str]:
 
 
 def _portion_problems(plan: Plan) -> list[str]:
-    problems, owners = [], {plan.at(c).owner for c in plan.cells()}
+    problems = []
     for cell in plan.cells():
         portions = plan.at(cell).portions
-        if portions and len(plan.stages) > 1:
-            problems.append(f"{cell} is run by several workers, and its pipeline has several stages")
+        owners = {plan.at(Cell(d, cell.stage)).owner for d in range(len(plan.pipelines))} if portions else set()
         bounds = [0, *(portion.end for portion in portions)]
         if any((p.first, p.end) != (a, b) or a >= b for p, (a, b) in zip(portions, pairwise(bounds), strict=True)):
             problems.append(f"the portions of {cell} are not a partition of it")
-        problems += [f"{cell} is run by {p.worker}, which owns no cell" for p in portions if p.worker not in owners]
+        problems += [
+            f"{cell} is run by {p.worker}, which owns no cell of its stage" for p in portions if p.worker not in owners
+        ]
     return problems
 
 

@@ -1,12 +1,12 @@
-"""Pure data parallelism: how a cell whose worker is lost is run by all pipelines' workers together. Pure.
+"""How a cell whose worker is lost is run by several workers together. Pure.
 
-A pipeline of one stage has no boundary tensors, so any worker that holds the stage can run any of its microbatches. The
-cell still has one owner, which reduces its gradients with the others'; but its groups of microbatches are divided into
-portions, which all owners of the stage run, each beside its own pipeline's. Groups are the unit, because their sums are
-what the step's sum is made of (`gradient_groups`): whoever runs them, the bits are the same.
+Any worker that has the stage can run any of its microbatches: the owners of the same stage in other pipelines, and the
+new owner. So the cell's groups of microbatches are divided into portions, which they run beside their own pipelines.
+Groups are the unit, because their sums are what the step's sum is made of (`gradient_groups`): whoever runs them, the
+bits are the same. Boundary tensors go to whoever runs their microbatch. The cell has one owner all the same, who adds
+the portions' sums, and reduces them with the other pipelines'.
 
-What somebody runs already stays with them, so that nothing of the step in progress is repeated; only what is left
-without anybody is given out, to those who run least.
+A worker keeps the portions that it runs already; those that nobody runs any more go to the workers that run least.
 """
 
 from collections import Counter
@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, Portion, WorkerId
+from bamboo_core.planning.splits.devices import EAGER
 
 Cells = dict[Cell, Assignment]
 Range = tuple[int, int]  # microbatches, half-open
 
 
 def ranges(layout: Layout, pipeline: int, portions: Sequence[Portion]) -> Iterator[tuple[WorkerId, Range]]:
-    """Who runs which microbatches of a pipeline: whole groups, in order. Portions without a group are left out."""
+    """Yield who runs which microbatches of a cell: whole groups, in order. Portions without a group are left out."""
     share, units = layout.shares[pipeline], portions[-1].end
     groups = share.end - share.first
     for portion in portions:
@@ -37,6 +38,12 @@ def groups_of(layouts: Sequence[Layout], pipeline: int) -> int:
     return share.end - share.first
 
 
+def runner(assignment: Assignment, layout: Layout, pipeline: int, microbatch: int) -> WorkerId:
+    """Return who runs a microbatch of a cell."""
+    shared = ranges(layout, pipeline, assignment.portions) if assignment.portions else ()
+    return next((worker for worker, (first, end) in shared if first <= microbatch < end), assignment.owner)
+
+
 def share_out(
     plan: Plan,
     cells: Mapping[Cell, Assignment],
@@ -45,29 +52,34 @@ def share_out(
     leaving: Collection[WorkerId],
     boundary: bool,
 ) -> Cells:
-    """The assignments that follow the plan's, with the portions of cells that are run together.
+    """Return the assignments that follow the plan's, with the portions of cells that are run together.
 
-    These are cells whose owner runs more than its own pipeline, and, for the rest of a step, those that have changed
-    hands within it. With several stages, or several devices of a worker, there are none. leaving: workers that are
-    given nothing more. boundary: the assignments begin with a step.
+    These are cells whose owner runs another one as well, and, for the rest of a step, those that have changed hands
+    within it. There are none with several devices of a worker, nor where a new owner goes on with what it has computed
+    in advance. leaving: workers that are given nothing more. boundary: the assignments begin with a step.
     """
-    if len(plan.stages) > 1 or plan.device_layers:
+    if plan.device_layers or (plan.mode in EAGER and len(plan.stages) > 1):
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
     owned = Counter(assignment.owner for assignment in cells.values())
+    owners = [dict.fromkeys(a.owner for c, a in cells.items() if c.stage == s) for s in range(len(plan.stages))]
     before, load = {}, Counter[WorkerId]()
     for cell, assignment in cells.items():
         groups = groups_of(layouts, cell.pipeline)
-        known = plan.at(cell) if cell.pipeline < len(plan.pipelines) else assignment
+        known = plan.at(cell) if plan.has(cell) else assignment
         together = owned[assignment.owner] > 1
         if not boundary:
             together = together or known.owner != assignment.owner or bool(known.portions)
-        before[cell] = _runners(known, groups) if together else ()
+        before[cell] = _portions(known, groups) if together else ()
         for portion in before[cell] or (Portion(worker=assignment.owner, first=0, end=groups),):
             load[portion.worker] += portion.end - portion.first
-    runners = [w for w in owned if w not in leaving] or list(owned)
     shared = {}
     for cell, assignment in cells.items():
-        portions = _given_out(before[cell], assignment.owner, owned, runners, load)
+        able = owners[cell.stage]
+        runners = [w for w in able if w not in leaving] or list(able)
+        portions = _given_out(before[cell], assignment.owner, able, runners, load)
+        alone = len(portions) == 1 and portions[0].worker == assignment.owner
+        if alone and (boundary or not plan.has(cell) or not plan.at(cell).portions):
+            portions = ()  # else its owner goes on with the step as it has begun it
         shared[cell] = msgspec.structs.replace(assignment, portions=portions)
     return shared
 
@@ -78,7 +90,7 @@ def is_settled(plan: Plan) -> bool:
     return not any(plan.at(cell).portions and owned[plan.at(cell).owner] == 1 for cell in plan.cells())
 
 
-def _runners(assignment: Assignment, groups: int) -> tuple[Portion, ...]:
+def _portions(assignment: Assignment, groups: int) -> tuple[Portion, ...]:
     return assignment.portions or (Portion(worker=assignment.owner, first=0, end=groups),)
 
 
@@ -109,4 +121,4 @@ def _given_out(
         for worker in (w for w in in_turn if counts[w]):
             found.append(Portion(worker=worker, first=first, end=first + counts[worker]))
             first += counts[worker]
-    return () if len(found) == 1 and found[0].worker == owner else tuple(found)
+    return tuple(found)

@@ -47,6 +47,11 @@ class RepeatedSteps:
         self._plan, self._outbox, self._states, self._replicator = plan, outbox, states, replicator
         self._log, self._coordinator = log, coordinator
         self._questions: dict[Cell, Question] = {}
+        self._asked: dict[Cell, int] = {}  # by cell, the newest committed step that its owner repeats
+
+    def is_repeated(self, address: Address) -> bool:
+        """Is the frame of a step that only the cell's owner may repeat, because it is committed?"""
+        return address.step <= max(self._log.newest, self._asked.get(address.cell, -1))
 
     def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
         """since: the first step in this worker's log, by its own cells."""
@@ -66,6 +71,7 @@ class RepeatedSteps:
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
         """Give the owner of a cell that repeats a committed step all that may help."""
+        self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:
             self._replicator.send_state(cell, worker)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
+from bamboo_core.planning.portions import runner
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
@@ -22,7 +23,7 @@ from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.executor import Executor
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import BOUNDARY, Frame, FrameKind
+from bamboo_trainer.frames.frame import BOUNDARY, Address, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.routing.outbox import Outbox, Received
 from bamboo_trainer.routing.plan_state import PlanState
@@ -52,7 +53,7 @@ class Components:
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
         self.plan = PlanState(ports.worker, first, ports.devices)
-        self.outbox = Outbox(self.plan, ports.transport, queue, ports.copies)
+        self.outbox = Outbox(self.plan, ports.transport, queue, ports.copies, receiver=self._receiver)
         self.states = StageStates(ports.builder, ports.on_host, begun)
         self.committer = Committer(
             self.plan,
@@ -105,6 +106,14 @@ class Components:
         """The step in progress."""
         return self.committer.log.newest + 1
 
+    def _receiver(self, address: Address) -> WorkerId:
+        """Return who gets a frame for a cell: of a step that is not committed, who runs that microbatch of it."""
+        assignment = self.plan.current.at(address.cell)
+        if not assignment.portions or not is_of_microbatch(address) or self.repeated.is_repeated(address):
+            return assignment.owner
+        layout = self.committer.layout(address.step)
+        return runner(assignment, layout, address.pipeline, address.microbatch) if layout else assignment.owner
+
     def _look_again(self) -> None:
         """Something has changed that is more than a boundary tensor: it may bring other work than instructions."""
         self._look_first = self._look_last = True
@@ -129,7 +138,8 @@ class Components:
         self.replicator.take_roles(old)
         self.executor.take_over(old, arrived)
         for cell in plan.cells() if old else []:
-            if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
+            now, before = plan.at(cell), old.at(cell) if old and cell.pipeline < len(old.pipelines) else None
+            if before and (now.owner, now.portions) != (before.owner, before.portions):
                 self.outbox.resend(cell)
         self.redundant.take_roles(self.step, first=old is None)
         self._timer.hold(set(self.states))
@@ -184,8 +194,8 @@ class Components:
                 | FrameKind.RESULT
                 | FrameKind.TIED
                 | FrameKind.PARTIAL_SUM
-            ) if cell in self.executor.cells:
-                self.executor.accept(frame)
+            ) if self.plan.current.has(cell) and self.executor.accept(frame):
+                pass
             case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)
             case FrameKind.READY:
@@ -261,7 +271,7 @@ class Components:
             return
         self.executor.relinked(peer)
         for cell in self.plan.current.cells():
-            if self.plan.owner(cell) == peer:
+            if peer in self.plan.current.at(cell).runners:
                 self.outbox.resend(cell)
         self.repeated.ask_again()
         self._look_at_repeated()

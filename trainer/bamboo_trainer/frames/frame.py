@@ -73,6 +73,11 @@ class Address(NamedTuple):
         return Cell(self.pipeline, self.stage)
 
 
+def is_of_microbatch(address: Address) -> bool:
+    """Is it for whoever runs that microbatch of a cell in the step? All else is for the cell's owner."""
+    return address.kind in BOUNDARY and address.part != EVALUATED
+
+
 class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The payload of a frame that has no other and has been sent before."""
 

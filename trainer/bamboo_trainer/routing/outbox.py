@@ -1,7 +1,7 @@
 """What this worker says to others on the data plane, and what it has said and may have to say again."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -46,8 +46,12 @@ class Outbox:
         transport: Transport,
         received: deque[Received],
         copies: HostCopies | None = None,
+        receiver: Callable[[Address], WorkerId] | None = None,
     ) -> None:
-        """received: gets the frames of this worker to itself, as when it owns two cells in a row."""
+        """received: gets the frames of this worker to itself, as when it owns two cells in a row. receiver: of a frame
+        for a cell; by default its owner.
+        """
+        self._receiver = receiver or (lambda address: plan.owner(address.cell))
         self._plan, self._transport, self._received = plan, transport, received
         self._copies = copies or AtOnce()
         self._leaving: dict[Lane, deque[_Leaving]] = {lane: deque() for lane in Lane}
@@ -68,11 +72,11 @@ class Outbox:
         return Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=tensors, payload=payload)
 
     def emit(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> None:
-        """Sends a frame to the owner of the cell that it is for, and keeps it in the log.
+        """Send a frame to who runs what it is for, and keep it in the log.
 
         A gradient goes to the cell's shadow, too, if that runs backwards in advance.
         """
-        if address.kind not in _DIRECT or self._plan.owner(address.cell) != self._plan.worker:
+        if address.kind not in _DIRECT or self._receiver(address) != self._plan.worker:
             self._leave_after(address, tensors, payload, None)
             return
         here = self._copies.hand_over(tensors)
@@ -121,11 +125,11 @@ class Outbox:
             self.send(leaving.receiver, frame)
             return
         self.log.add(frame)
-        roles = self._plan.current.at(address.cell)
-        if not (leaving.is_here and roles.owner == self._plan.worker):
-            self.send(roles.owner, frame)
-        if self._is_mirrored(address) and roles.shadow is not None and roles.shadow != self._plan.worker:
-            self.send(roles.shadow, frame)
+        receiver, shadow = self._receiver(address), self._plan.current.at(address.cell).shadow
+        if not (leaving.is_here and receiver == self._plan.worker):
+            self.send(receiver, frame)
+        if self._is_mirrored(address) and shadow is not None and shadow != self._plan.worker:
+            self.send(shadow, frame)
 
     def _is_mirrored(self, address: Address) -> bool:
         """Does the shadow of the cell get it, too? What parts of a stage give each other it computes itself."""
@@ -141,14 +145,12 @@ class Outbox:
             self._transport.send(worker, frame)
 
     def resend(self, cell: Cell, worker: WorkerId | None = None) -> None:
-        """Sends again all that the log has for a cell, to its owner or to that worker, which drops what it has
-        already.
-        """
+        """Send again all that the log has for a cell, to whom it is for or to that worker, which drops what it has."""
         self.finish()
         epoch = self._plan.current.epoch
         for frame in self.log.to(cell):
             payload = _said_again(frame.payload)
-            self.send(worker or self._plan.owner(cell), replace(frame, epoch=epoch, payload=payload))
+            self.send(worker or self._receiver(frame.address), replace(frame, epoch=epoch, payload=payload))
 
 
 def _said_again(payload: Any) -> Any:

@@ -134,11 +134,12 @@ class CellStep:
     is_portion: bool = False
 
     @classmethod
-    def of_portion(cls, cell: Cell, layout: Layout, portion: Range, stage: Stage) -> Self:
-        """The step that the stage's version is ready for, of a portion of a cell: beside whoever owns the cell."""
-        work, program = stage.begin(range(*portion), layout.bounds), portion_program(portion)
-        inputs = [needs(one, cell, 1, layout, stage.values.version, ()) for one in program]
-        return cls(cell, stage.values.version, layout, program, inputs, work=work, is_portion=True)
+    def of_portion(cls, cell: Cell, stages: int, layout: Layout, portion: Range, stage: Stage) -> Self:
+        """Return the step that the stage's version is ready for, of a portion of a cell, whoever owns the cell."""
+        work, step = stage.begin(range(*portion), layout.bounds), stage.values.version
+        program = portion_program(cell.stage, stages, portion, StageOrder(layout.schedule))
+        inputs = [needs(one, cell, stages, layout, step, ()) for one in program]
+        return cls(cell, step, layout, program, inputs, work=work, is_portion=True)
 
     def start(
         self,
@@ -183,6 +184,14 @@ class CellStep:
             except RefusedFrame as error:
                 logger.warning("refused a %s for %s: %s", address.kind.name, self.cell, error)
                 del self.inbox[address]
+
+    def share(self, portions: tuple[Portion, ...], stages: int) -> None:
+        """Others share the cell's microbatches from now on, in the middle of a step of which they ran some before."""
+        self.portions = portions
+        place = next((i for i, one in enumerate(self.program) if isinstance(one, AddPartialSums)), -1)
+        if self.layout and place >= self.done:
+            self.program[place] = one = AddPartialSums(self._ranges(self.layout))
+            self.inputs[place] = needs(one, self.cell, stages, self.layout, self.step, ())
 
     def _ranges(self, layout: Layout) -> tuple[Range, ...]:
         portions = ranges(layout, self.cell.pipeline, self.portions) if self.portions else ()
@@ -255,9 +264,13 @@ class CellStep:
     @property
     def has_inputs(self) -> bool:
         """Are all frames here that the next instruction takes in?"""
-        if self.ahead is not None and self.has_begun_ahead(self.program[self.done]):
+        return self._has_inputs_of(self.done)
+
+    def _has_inputs_of(self, place: int) -> bool:
+        """Are all frames here that the program's instruction at that place takes in?"""
+        if self.ahead is not None and self.has_begun_ahead(self.program[place]):
             return True
-        return all(address in self.inbox for address in self.inputs[self.done])
+        return all(address in self.inbox for address in self.inputs[place])
 
     def drop_inputs(self) -> None:
         """The frames that the next instruction takes in are no longer needed, whether they have arrived or not."""
@@ -279,13 +292,19 @@ class CellStep:
         return self.program[self.done] if self.done < len(self.program) else None
 
     @property
-    def urgency(self) -> tuple[int, int, int]:
-        """The smallest comes first: the oldest step, then a backward before a forward, then the later stage.
+    def urgency(self) -> tuple[int, bool, int, int]:
+        """Return the rank among the cells of this worker, the smallest first: the oldest step, a portion of a cell, a
+        backward before a forward, the later stage.
 
-        Weight gradients come last, since no other stage waits for them: that counts if a worker runs several cells.
+        No other stage waits for weight gradients, so they rank last, unless the work behind them in the program has its
+        inputs: then they rank as that work, which they hold up.
         """
-        kind = 2 if isinstance(self.next, BackwardWeight) else isinstance(self.next, Forward)
-        return (self.step, kind, -self.cell.stage)
+        place, end = self.done, len(self.program)
+        while place < end and isinstance(self.program[place], BackwardWeight):
+            place += 1
+        if place == end or (place > self.done and not self._has_inputs_of(place)):
+            return (self.step, True, 2, -self.cell.stage)
+        return (self.step, not self.is_portion, int(isinstance(self.program[place], Forward)), -self.cell.stage)
 
     def final_gradient(self) -> Tensor:
         """The stage's final gradient: summed over the pipelines if there are several, else this cell's own.

@@ -26,7 +26,7 @@ from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import REDUCED, Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import REDUCED, Address, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -98,8 +98,8 @@ class Executor:
         for cell_step in self.cells.values():
             if cell_step.layout is None:
                 self._begin(cell_step)
-            elif cell_step.portions != self._plan.current.at(cell_step.cell).portions and cell_step.awaits_gradients:
-                self._start(cell_step, self._states.running(cell_step.cell))
+            elif cell_step.portions:
+                cell_step.share(self._plan.current.at(cell_step.cell).portions, self._plan.stages)
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
@@ -140,6 +140,8 @@ class Executor:
         for cell_step in self.cells.values():
             if cell_step.step == step:
                 cell_step.skip_evaluation()
+                if cell_step.portions and cell_step.awaits_gradients:
+                    self._run_alone(cell_step)
                 self._finish_if_over(cell_step)
 
     # steps
@@ -165,9 +167,18 @@ class Executor:
 
     def _start(self, cell_step: CellStep, stage: Stage) -> None:
         tied_to, layout = self._states.tied_to(cell_step.cell), self._committer.layout(stage.values.version)
-        cell_step.portions = self._plan.current.at(cell_step.cell).portions
+        over = stage.values.version <= self._committer.log.newest
+        cell_step.portions = () if over else self._plan.current.at(cell_step.cell).portions
+        if cell_step.portions:
+            cell_step.since = stage.values.version + 1  # what the step sends is in the logs of all who run it
         evaluating = self._evaluating(stage.values.version)
         cell_step.start(stage, self._plan.stages, layout, tied_to, evaluating)
+
+    def _run_alone(self, cell_step: CellStep) -> None:
+        """The step is committed before the sums of all portions are here: nobody else goes on with it."""
+        self._start(cell_step, self._states.running(cell_step.cell))
+        cell_step.since = cell_step.step
+        self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
 
     def _evaluating(self, step: int) -> Evaluating:
         """Return the evaluation that the step begins with: none if the step is committed, and nobody needs it."""
@@ -212,10 +223,14 @@ class Executor:
         yield from self.cells.values()
         yield from self._portions.steps.values()
 
-    def accept(self, frame: Frame) -> None:
-        """Raises RefusedFrame if it does not fit the cell's step."""
-        cell = frame.address.cell
-        self.cells[cell].accept(frame, self._states.stage(cell.stage))
+    def accept(self, frame: Frame) -> bool:
+        """Keep a frame for a cell. False if none of that cell is run here. Raises RefusedFrame if it does not fit."""
+        address = frame.address
+        if is_of_microbatch(address) and self._portions.accept(frame):
+            return True
+        if address.cell in self.cells:
+            self.cells[address.cell].accept(frame, self._states.stage(address.stage))
+        return address.cell in self.cells
 
     # instructions
 
@@ -264,6 +279,8 @@ class Executor:
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True
+        if any(assignment.portions for assignment in self._plan.current.pipelines[cell_step.cell.pipeline]):
+            return True  # what the step sent is in the logs of several workers
         s, depth = cell_step.cell.stage, self._plan.stages
         several = len(self._plan.current.at(cell_step.cell).replicas) > 1 or self._plan.nodes_are_shared
         tied = self._states.tied_to(cell_step.cell)

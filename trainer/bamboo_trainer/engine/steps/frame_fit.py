@@ -57,8 +57,9 @@ def _check_partial_sum(frame: Frame, form: FinalGradients, layout: Layout) -> No
         nodes = nodes_of(share_of(microbatches, layout.bounds), len(layout.bounds) - 1)
     except ValueError as error:
         raise RefusedFrame(str(error)) from error
-    if len(frame.tensors) > len(nodes) + 1 or sorted(frame.payload.losses) != list(microbatches):
-        raise RefusedFrame(f"{len(frame.tensors)} tensors and losses of {len(frame.payload.losses)} microbatches")
+    losses = sorted(frame.payload.losses)
+    if len(frame.tensors) > len(nodes) + 1 or losses not in ([], list(microbatches)):
+        raise RefusedFrame(f"{len(frame.tensors)} tensors and losses of {len(losses)} microbatches")
     _check_sizes(frame.tensors[: len(nodes)], [form.gradient_size] * len(nodes))
     _check_contributed(Contributed(microbatches=frame.payload.contributed), microbatches, form)
 

@@ -34,7 +34,7 @@ class GradientSum:
         self._buckets, self._open = buckets, set(range(len(buckets)))  # those that lack the last group
         self._received: dict[SumNode, Tensor] = {}
         self._done: list[tuple[SumNode, Tensor]] = []
-        self._current: Tensor | None = self._zeros()
+        self._current: Tensor | None = None
         self._spare: Tensor | None = None
         self._added = 0  # microbatches
         self.marked: set[int] = set()
