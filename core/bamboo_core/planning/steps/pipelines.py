@@ -25,6 +25,7 @@ from bamboo_core.planning.schedule import (
 
 Place = tuple[int, int]  # pipeline and stage
 Frame = tuple[bool, int]  # of a forward, or of a backward; and the microbatch
+Run = tuple[int, int, int]  # the microbatches from the first to before the second number, and the worker that runs them
 NO_FRAME: Final = -1
 WEIGHT_SHARE: Final = 0.5  # of a backward, what its weight gradients take: assumed, as profiles know only the whole
 
@@ -49,6 +50,8 @@ class Group:
     # of workers that have their connections together, as the devices of a node, the first one's number, by worker; ():
     # each has its own
     machines: tuple[int, ...] = ()
+    # of cells that several workers run, who runs which of their microbatches; the owner runs all of any other cell
+    runs: tuple[tuple[Place, tuple[Run, ...]], ...] = ()
     devices: int = 1  # of a worker, each of which runs a part of its stage
 
     def are_parts(self, stage: int, other: int) -> bool:
@@ -58,11 +61,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoss:
-    """Workers that are lost at these seconds of the step, and who runs their cells from `planned` on."""
+    """Workers that are lost at these seconds of the step. runs: who runs cells from `planned` on that change hands."""
 
     lost: tuple[tuple[int, float], ...]
     planned: float
-    heirs: tuple[tuple[Place, int], ...]
+    runs: tuple[tuple[Place, tuple[Run, ...]], ...]
     reused: tuple[tuple[Place, int], ...] = ()  # of a cell, how many forwards its heir has done in advance
 
 
@@ -89,7 +92,8 @@ def execute(group: Group, loss: StepLoss | None = None) -> GroupTimes:
 def _is_alone(group: Group) -> bool:
     """Is it one pipeline whose stages have a worker and a machine each, of which none does another one's work?"""
     workers, mirrored = range(len(group.forward)), any(mirror >= 0 for row in group.mirrors for mirror in row)
-    return group.owners == (tuple(workers),) and len(set(group.machines or workers)) == len(workers) and not mirrored
+    apart = len(set(group.machines or workers)) == len(workers)
+    return group.owners == (tuple(workers),) and apart and not mirrored and not group.runs
 
 
 def _undisturbed(group: Group) -> GroupTimes:
@@ -199,7 +203,9 @@ class _Cell:
     """A cell, or its mirror on the shadow, as it is executed."""
 
     place: Place
+    run: Run
     program: list[Computed]  # what is left of it is behind `done`
+    goes_first: bool = False  # others run the rest of the cell, or it was taken over
     done: int = 0
     arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of the frames that are here
     advance: int = 0  # forwards that take no time, since they were done before
@@ -239,20 +245,23 @@ class _Execution:
         self._stages = len(group.forward)
         self._workers = [_Worker(free=busy, since=busy) for busy in group.busy]
         self._machines = group.machines or range(len(group.busy))
-        self._owner: dict[Place, int] = {}
-        self._cells: dict[Place, _Cell] = {}
+        self._cells: dict[Place, list[_Cell]] = {}
         self._mirrors: dict[Place, tuple[int, _Cell]] = {}
         self._log: dict[Place, dict[Frame, int]] = {}  # what has been sent to each cell, and who has it in the log
         self._links: dict[tuple[int, int], float] = {}  # between machines, until when each is taken
         self._ends: dict[Place, float] = {}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []  # when, the how manyth, and what happens
         self._count = 0
+        runs = dict(group.runs)
         for d, row in enumerate(group.owners):
             for s, worker in enumerate(row):
-                self._own((d, s), worker)
+                whole = (0, group.microbatches[d], worker)
+                self._cells[d, s] = [
+                    self._begun((d, s), run, taken_over=(d, s) in runs) for run in runs.get((d, s), (whole,))
+                ]
                 if group.mirrors and group.mirrors[d][s] >= 0 and group.mirrors[d][s] != worker:
-                    whole = one_f_one_b(s, self._stages, range(group.microbatches[d]))
-                    mirror = _Cell((d, s), [*whole], shadow=True)
+                    program = one_f_one_b(s, self._stages, range(group.microbatches[d]))
+                    mirror = _Cell((d, s), whole, [*program], shadow=True)
                     self._mirrors[d, s] = group.mirrors[d][s], mirror
                     self._workers[group.mirrors[d][s]].cells.append(mirror)
 
@@ -279,13 +288,16 @@ class _Execution:
         self._count += 1
         heapq.heappush(self._events, (at, self._count, happens))
 
-    def _own(self, place: Place, worker: int, *, taken_over: bool = False) -> _Cell:
-        (d, s), group = place, self._group
-        order = group.order.taken_over() if taken_over else group.order
-        cell = _Cell(place, order.program(s, self._stages, range(group.microbatches[d])))
-        self._owner[place], self._cells[place] = worker, cell
+    def _begun(self, place: Place, run: Run, *, taken_over: bool) -> _Cell:
+        order = self._group.order.taken_over() if taken_over else self._group.order
+        first, end, worker = run
+        program = order.program(place[1], self._stages, range(first, end))
+        cell = _Cell(place, run, program, goes_first=taken_over and end - first < self._group.microbatches[place[0]])
         self._workers[worker].cells.append(cell)
         return cell
+
+    def _cell(self, place: Place, microbatch: int) -> _Cell:
+        return next(cell for cell in self._cells[place] if cell.run[0] <= microbatch < cell.run[1])
 
     # work
 
@@ -300,7 +312,7 @@ class _Execution:
         ready = [cell for cell in worker.cells if self._is_ready(cell)]
         if not ready:
             return
-        cell = min(ready, key=lambda c: (c.shadow, _urgency(c.next), -c.place[1]))
+        cell = min(ready, key=lambda c: (c.shadow, *self._urgency(c), -c.place[1]))
         seconds = self._seconds(cell)
         if now > worker.since:
             worker.gaps.append((worker.since, now))
@@ -321,13 +333,25 @@ class _Execution:
     def _is_ready(self, cell: _Cell) -> bool:
         if cell.next is None or (cell.shadow and cell.place in self._ends):
             return False  # of a cell that has finished the step nothing will be repeated
-        frame = awaited(cell.next, cell.place[1], self._stages)
+        return self._has_input(cell, cell.next)
+
+    def _has_input(self, cell: _Cell, instruction: Computed) -> bool:
+        frame = awaited(instruction, cell.place[1], self._stages)
         return frame is None or frame in cell.arrived
+
+    def _urgency(self, cell: _Cell) -> tuple[bool, int]:
+        """Return the rank by which the engine chooses (`CellStep.urgency`), the least first."""
+        place, end = cell.done, len(cell.program)
+        while place < end and isinstance(cell.program[place], BackwardWeight):
+            place += 1
+        if place == end or (place > cell.done and not self._has_input(cell, cell.program[place])):
+            return (True, 2)
+        return (not cell.goes_first, int(isinstance(cell.program[place], Forward)))
 
     def _finish(self, number: int, cell: _Cell, now: float) -> None:
         instruction = cell.next
         assert instruction is not None
-        if not cell.shadow and self._cells[cell.place] is not cell:
+        if not cell.shadow and not any(one is cell for one in self._cells[cell.place]):
             return  # another worker runs it now
         if cell.shadow and isinstance(instruction, Forward) and self._group.layers:
             cell.pieces = (cell.pieces + 1) % self._group.layers[cell.place[1]]
@@ -339,7 +363,7 @@ class _Execution:
             if sent is not None and self._group.are_parts(cell.place[1], sent[0][1]):
                 self._give_mirror(now, *sent)  # which is on another device of the same worker
             return
-        if cell.next is None:
+        if all(one.next is None for one in self._cells[cell.place]):
             self._ends[cell.place] = now
         if sent is None:
             return
@@ -359,7 +383,7 @@ class _Execution:
     # frames
 
     def _send(self, now: float, sender: int, target: Place, frame: Frame) -> None:
-        self._travel(now, sender, self._owner[target], (target, frame, False))
+        self._travel(now, sender, self._cell(target, frame[1]).run[2], (target, frame, False))
         inner = self._group.are_parts(target[1], target[1] + 1)  # then its mirror gets it from another mirror
         if not frame[0] and not inner and target in self._mirrors:
             self._travel(now, sender, self._mirrors[target][0], (target, frame, True))
@@ -384,8 +408,8 @@ class _Execution:
         place, frame, mirrored = what
         if mirrored:
             self._mirrors[place][1].arrived.add(frame)
-        elif self._owner[place] == receiver:
-            self._cells[place].arrived.add(frame)
+        elif (cell := self._cell(place, frame[1])).run[2] == receiver:
+            cell.arrived.add(frame)
         self._turn(receiver, now)
 
     # losses
@@ -394,42 +418,46 @@ class _Execution:
         self._workers[number].alive = False
 
     def _take_over(self, now: float) -> None:
-        """Every sender sends again what the new owner may lack."""
+        """Every sender sends again what a new runner may lack."""
         assert self._loss is not None
-        reused = dict(self._loss.reused)
-        for place, heir in self._loss.heirs:
-            self._ends.pop(place, None)
-            known = self._mirrors.pop(place, None)
-            self._workers[self._owner[place]].cells.remove(self._cells[place])
-            cell = self._own(place, heir, taken_over=True)
-            cell.advance = reused.get(place, 0)
+        reused, begun = dict(self._loss.reused), list[_Cell]()
+        for place, runs in self._loss.runs:
+            ended = self._ends.pop(place, None)
+            known, before = self._mirrors.pop(place, None), {cell.run: cell for cell in self._cells[place]}
+            for run in before.keys() - set(runs):
+                self._workers[run[2]].cells.remove(before[run])
+            self._cells[place] = [before.get(run) or self._begun(place, run, taken_over=True) for run in runs]
+            new = [cell for cell in self._cells[place] if cell.run not in before]
+            if ended is not None and not new:
+                self._ends[place] = ended
+            for cell in new:
+                cell.advance = reused.get(place, 0)
             if known is not None:
-                self._workers[known[0]].cells.remove(known[1])
-                if known[0] == heir and self._workers[heir].running is not known[1]:
-                    cell.adopt(known[1])
-        for place, heir in self._loss.heirs:
-            self._resend(now, place, self._cells[place].done)
-            self._push(now, partial(self._turn, heir))
+                shadow, mirror = known
+                self._workers[shadow].cells.remove(mirror)
+                for cell in new:
+                    if shadow == cell.run[2] and self._workers[shadow].running is not mirror:
+                        cell.adopt(mirror)
+            begun += new
+        for cell in begun:
+            self._resend(now, cell)
+            self._push(now, partial(self._turn, cell.run[2]))
 
-    def _resend(self, now: float, place: Place, done: int) -> None:
+    def _resend(self, now: float, cell: _Cell) -> None:
         """The frames of the neighbours' logs, and what a mirror has done already, of which the others know nothing."""
-        cell = self._cells[place]
-        logged = self._log.get(place, {})
-        for frame, sender in sorted(logged.items(), key=lambda sent: (sent[0][1], not sent[0][0])):
+        (first, end, worker), place = cell.run, cell.place
+        logged = [(frame, sender) for frame, sender in self._log.get(place, {}).items() if first <= frame[1] < end]
+        for frame, sender in sorted(logged, key=lambda sent: (sent[0][1], not sent[0][0])):
             if self._workers[sender].alive:
-                self._travel(now, sender, self._owner[place], (place, frame, False))
-        for instruction in cell.program[:done]:
+                self._travel(now, sender, worker, (place, frame, False))
+        for instruction in cell.program[: cell.done]:
             sent = given(instruction, place, self._stages)
             if sent is None:
                 continue
             target, frame = sent
-            if frame not in self._cells[target].arrived:
-                self._log.setdefault(target, {})[frame] = self._owner[place]
-                self._travel(now, self._owner[place], self._owner[target], (target, frame, False))
-        if cell.next is None:
+            receiver = self._cell(target, frame[1])
+            if frame not in receiver.arrived:
+                self._log.setdefault(target, {})[frame] = worker
+                self._travel(now, worker, receiver.run[2], (target, frame, False))
+        if all(one.next is None for one in self._cells[place]):
             self._ends[place] = now
-
-
-def _urgency(instruction: Computed | None) -> int:
-    """The rank by which the engine chooses, the least first: what no other stage waits for comes last."""
-    return 2 if isinstance(instruction, BackwardWeight) else int(isinstance(instruction, Forward))

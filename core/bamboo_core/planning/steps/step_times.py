@@ -18,7 +18,7 @@ from bamboo_core.planning.profile import Layer, ModelFigures
 from bamboo_core.planning.schedule import StageOrder, postpones_weights
 from bamboo_core.planning.splits.devices import cell_of, devices_of
 from bamboo_core.planning.steps.devices import devices_of_workers, machine, on_devices
-from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, StepLoss, execute
+from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, Run, StepLoss, execute
 
 # Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
 SAFETY, MARGIN = 0.95, 1.1
@@ -105,22 +105,20 @@ class StepModel:
         """
         gone = {one: lost.at[worker] for one, worker in devices_of_workers(lost.at, devices_of(plan))}
         before, plan, lost = on_devices(before), on_devices(plan), LostWorkers(at=gone, planned=lost.planned)
-        if len(plan.stages) == 1:
-            seconds, shared = self._shared(before, plan, layout, lost)
-            return max(self._committed(plan, layout, shared), lost.planned), max(0.0, seconds - lost.planned)
         ends: dict[Place, float] = {}
         repeating = 0.0
         for part in self._groups_of(before, layout, plan):
-            loss = self._loss(before, plan, part, lost)
+            loss = self._loss(before, plan, layout, part, lost)
             times = self._times(part.group) if loss is None else execute(part.group, loss)
             if loss is not None:
                 repeating = max(repeating, times.end - lost.planned)
             ends |= part.ends(times)
+        ends = self._added_up(plan, ends)
         return max(self._committed(plan, layout, ends), lost.planned), max(0.0, repeating)
 
-    def _loss(self, before: Plan, plan: Plan, part: PlannedGroup, lost: LostWorkers) -> StepLoss | None:
+    def _loss(self, before: Plan, plan: Plan, layout: Layout, part: PlannedGroup, lost: LostWorkers) -> StepLoss | None:
         """What of a group other workers take over; None if nothing."""
-        moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
+        moved = {c: place for c, place in part.cells().items() if _is_moved(before, plan, c, lost)}
         if not moved:
             return None
         heirs = {cell: plan.at(cell).owner for cell in moved}
@@ -135,50 +133,18 @@ class StepModel:
         return StepLoss(
             lost=tuple((part.numbers[w], at) for w, at in lost.at.items() if w in part.numbers),
             planned=lost.planned,
-            heirs=tuple((place, part.numbers[heirs[cell]]) for cell, place in moved.items()),
+            runs=tuple((place, _runs(plan, layout, cell, part.numbers)) for cell, place in moved.items()),
             reused=tuple(reused.items()),
         )
 
-    def _shared(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, dict[Place, float]]:
-        """Pipelines of one stage: when what was lost is done again, and all ends. Those that share it go on with it
-        when they have done what they had before.
-        """
-        own, ends = self._portions(before, layout), {}
-        again = 0.0
-        free = {worker: max(end, lost.planned) for worker, end in own.items() if worker not in lost.at}
-        runners = _runners(plan, layout)
-        for cell, parts in runners.items():
-            same = plan.at(cell).portions == before.at(cell).portions
-            if same and not _is_moved(before, plan, cell, lost):
-                ends[cell.pipeline, cell.stage] = own[plan.at(cell).owner]
-                continue
-            for worker, count in parts:
-                if (worker, count) not in _runners(before, layout)[cell]:
-                    free[worker] = free.get(worker, lost.planned) + count * self._microbatch(plan)
-                again = max(again, free[worker])
-            ends[cell.pipeline, cell.stage] = max(free[w] + self._given(plan, cell, w) for w, _ in parts)
-        return again, ends
-
-    def _portions(self, plan: Plan, layout: Layout) -> dict[WorkerId, float]:
-        """The second at which each worker has run all that it runs, in pipelines of one stage."""
-        work: defaultdict[WorkerId, float] = defaultdict(float)
-        for parts in _runners(plan, layout).values():
-            for worker, count in parts:
-                work[worker] += count * self._microbatch(plan)
-        updates = self._updates(plan)
-        return {worker: updates[worker] + seconds for worker, seconds in work.items()}
-
-    def _updates(self, plan: Plan) -> dict[WorkerId, float]:
-        """The seconds of each holder's updates, in pipelines of one stage."""
-        return dict.fromkeys(plan.holders(), self.stages(plan.stages).update[0])
-
-    def _microbatch(self, plan: Plan) -> float:
-        stages = self.stages(plan.stages)
-        return stages.forward[0] + stages.backward[0]
-
-    def _given(self, plan: Plan, cell: Cell, worker: WorkerId) -> float:
-        """The seconds until a cell's owner has what another worker's portion of it came to."""
-        return 0.0 if plan.at(cell).owner == worker else self._sync(self.stages(plan.stages).gradients[0], 1)
+    def _added_up(self, plan: Plan, ends: Mapping[Place, float]) -> dict[Place, float]:
+        """Return when each cell's owner has the sums of all portions, from when these are done."""
+        found = dict(ends)
+        for d, s in ends:
+            assignment = plan.at(Cell(d, s))
+            if any(worker != assignment.owner for worker in assignment.runners):
+                found[d, s] += self._sync(self.stages(plan.stages).gradients[s], 1)
+        return found
 
     # parts of steps of pipelines that are no plan's
 
@@ -240,16 +206,12 @@ class StepModel:
     def _calm(self, plan: Plan, layout: Layout, alike: AlikePipelines | None = None) -> float:
         ends: dict[Place, float] = {}
         work: defaultdict[WorkerId, float] = defaultdict(float)
-        if len(plan.stages) == 1:
-            own = self._portions(plan, layout)
-            for cell, parts in _runners(plan, layout).items():
-                ends[cell] = max(own[w] + self._given(plan, cell, w) for w, _ in parts)
-            return max(self._committed(plan, layout, ends, alike), self._least(plan, layout, {}))
         for part in self._groups_of(plan, layout):
             times = self._times(part.group)
             ends |= part.ends(times)
             for worker, number in part.numbers.items():
                 work[worker] += times.work[number]
+        ends = self._added_up(plan, ends)
         return max(self._committed(plan, layout, ends, alike), self._least(plan, layout, work))
 
     def _times(self, group: Group) -> GroupTimes:
@@ -263,7 +225,8 @@ class StepModel:
         for rows in _connected(plan, layout, later):
             names: dict[WorkerId, int] = {}
             plans = [plan] if later is None else [plan, later]
-            for worker in (p.at(Cell(d, s)).owner for p in plans for d in rows for s in range(len(plan.stages))):
+            cells = [Cell(d, s) for d in rows for s in range(len(plan.stages))]
+            for worker in (worker for p in plans for cell in cells for worker in p.at(cell).runners):
                 names.setdefault(worker, len(names))
             owners = tuple(tuple(names[plan.at(Cell(d, s)).owner] for s in range(len(plan.stages))) for d in rows)
             busy = [0.0] * len(names)
@@ -287,6 +250,12 @@ class StepModel:
                 mirrors=mirrors,
                 layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
                 machines=_machines(names),
+                runs=tuple(
+                    ((d, c.stage), _runs(plan, layout, c, names))
+                    for d, row in enumerate(rows)
+                    for c in (Cell(row, s) for s in range(len(plan.stages)))
+                    if plan.at(c).portions
+                ),
                 devices=self._spec.worker.devices,
             )
             found.append(PlannedGroup(group, rows, names))
@@ -374,8 +343,8 @@ class StepModel:
 
 
 def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
-    owner = before.at(cell).owner
-    return owner in lost.at or plan.at(cell).owner != owner
+    was, now = before.at(cell), plan.at(cell)
+    return not lost.at.keys().isdisjoint(was.runners) or (now.owner, now.portions) != (was.owner, was.portions)
 
 
 def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
@@ -391,17 +360,13 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
     )
 
 
-def _runners(plan: Plan, layout: Layout) -> dict[Cell, list[tuple[WorkerId, int]]]:
-    """The workers that run each cell's microbatches in pipelines of one stage, and how many each of them runs."""
-    found: dict[Cell, list[tuple[WorkerId, int]]] = {}
-    for cell in (Cell(d, 0) for d in range(layout.pipelines)):
-        assignment = plan.at(cell)
-        if assignment.portions:
-            parts = ranges(layout, cell.pipeline, assignment.portions)
-            found[cell] = [(worker, end - first) for worker, (first, end) in parts]
-        else:
-            found[cell] = [(assignment.owner, len(layout.split[cell.pipeline]))]
-    return found
+def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int]) -> tuple[Run, ...]:
+    """Return who runs which microbatches of a cell; both are numbered from 0, these in the cell's pipeline."""
+    assignment, own = plan.at(cell), layout.split[cell.pipeline]
+    if not assignment.portions:
+        return ((0, len(own), numbers[assignment.owner]),)
+    parts = ranges(layout, cell.pipeline, assignment.portions)
+    return tuple((first - own[0], end - own[0], numbers[worker]) for worker, (first, end) in parts)
 
 
 def _done_in_advance(group: Group, stage: int, gaps: Sequence[tuple[float, float]], at: float) -> int:
@@ -420,10 +385,10 @@ def _sums(layout: Layout) -> int:
 def _connected(plan: Plan, layout: Layout, later: Plan | None) -> list[list[int]]:
     """The pipelines of the layout, together if a worker runs cells of both."""
     rows = range(layout.pipelines)
-    owners = {d: {a.owner for a in plan.pipelines[d]} for d in rows}
+    owners = {d: {w for a in plan.pipelines[d] for w in a.runners} for d in rows}
     if later is not None:
         for d in rows:
-            owners[d] |= {a.owner for a in later.pipelines[d]}
+            owners[d] |= {w for a in later.pipelines[d] for w in a.runners}
     groups: list[tuple[list[int], set[WorkerId]]] = []
     for d in rows:
         mine, workers = [d], set(owners[d])
