@@ -70,7 +70,7 @@ def test_the_work_of_a_lost_worker_is_done_again() -> None:
     disturbed = execute(group(4, 8), lost)
     assert disturbed.work[1] == 48.0
     assert calm < disturbed.end <= 11 + 48 + 3
-    helped = execute(group(4, 8), replace(lost, reused=(((0, 2), 3),)))
+    helped = execute(group(4, 8), replace(lost, reused=(((0, 2), (1, 3)),)))
     assert disturbed.end - 3 <= helped.end < disturbed.end
 
 

@@ -126,8 +126,15 @@ def test_who_leaves_is_given_nothing_more() -> None:
     assert "w2" not in {p.worker for p in plan.at(Cell(0, 0)).portions}
 
 
-def test_neither_pipelines_of_several_stages_are_shared_nor_groups() -> None:
-    assert not any(a.portions for row in after(planned(3, stages=2), "w0").pipelines for a in row)
+def test_the_owners_of_the_same_stage_and_the_new_owner_share_a_lost_cell() -> None:
+    plan = planned(3, stages=2)
+    before, cell = plan.at(Cell(0, 1)), Cell(0, 1)
+    shared = after(plan, before.owner).at(cell)
+    assert {p.worker for p in shared.portions} == {before.shadow, plan.at(Cell(1, 1)).owner, plan.at(Cell(2, 1)).owner}
+    assert [a for row in after(plan, before.owner).pipelines for a in row if a.portions] == [shared]
+
+
+def test_no_group_is_shared() -> None:
     assert not any(a.portions for row in after(planned(3, groups=0), "w0").pipelines for a in row)
 
 

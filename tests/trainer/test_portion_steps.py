@@ -35,7 +35,7 @@ class One:
         self.plan, self.known = PlanState(worker, plan), ALONE.target
         self.states = states_of(worker, plan)
         committer: Any = self  # which knows layouts
-        self.portions = PortionSteps(self.plan, self.states, committer)
+        self.portions = PortionSteps(self.plan, self.states, committer, dict)
 
     def layout(self, step: int) -> Layout | None:
         return self.known

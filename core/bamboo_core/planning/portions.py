@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
+from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, Portion, WorkerId
-from bamboo_core.planning.splits.devices import EAGER
 
 Cells = dict[Cell, Assignment]
 Range = tuple[int, int]  # microbatches, half-open
@@ -55,10 +55,10 @@ def share_out(
     """Return the assignments that follow the plan's, with the portions of cells that are run together.
 
     These are cells whose owner runs another one as well, and, for the rest of a step, those that have changed hands
-    within it. There are none with several devices of a worker, nor where a new owner goes on with what it has computed
-    in advance. leaving: workers that are given nothing more. boundary: the assignments begin with a step.
+    within it. There are none with several devices of a worker, nor where a new owner has computed nearly all in
+    advance. leaving: workers that are given nothing more. boundary: the assignments begin with a step.
     """
-    if plan.device_layers or (plan.mode in EAGER and len(plan.stages) > 1):
+    if plan.device_layers or (plan.mode is RedundancyMode.EAGER_BACKWARD and len(plan.stages) > 1):
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
     owned = Counter(assignment.owner for assignment in cells.values())
     owners = [dict.fromkeys(a.owner for c, a in cells.items() if c.stage == s) for s in range(len(plan.stages))]

@@ -66,7 +66,8 @@ class StepLoss:
     lost: tuple[tuple[int, float], ...]
     planned: float
     runs: tuple[tuple[Place, tuple[Run, ...]], ...]
-    reused: tuple[tuple[Place, int], ...] = ()  # of a cell, how many forwards its heir has done in advance
+    # of a cell, who has done how many of its first forwards in advance
+    reused: tuple[tuple[Place, tuple[int, int]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,7 +432,8 @@ class _Execution:
             if ended is not None and not new:
                 self._ends[place] = ended
             for cell in new:
-                cell.advance = reused.get(place, 0)
+                heir, count = reused.get(place, (cell.run[2], 0))
+                cell.advance = count if cell.run[2] == heir else 0
             if known is not None:
                 shadow, mirror = known
                 self._workers[shadow].cells.remove(mirror)

@@ -134,7 +134,9 @@ class StepModel:
             lost=tuple((part.numbers[w], at) for w, at in lost.at.items() if w in part.numbers),
             planned=lost.planned,
             runs=tuple((place, _runs(plan, layout, cell, part.numbers)) for cell, place in moved.items()),
-            reused=tuple(reused.items()),
+            reused=tuple(
+                (place, (part.numbers[heirs[cell]], reused[place])) for cell, place in moved.items() if place in reused
+            ),
         )
 
     def _added_up(self, plan: Plan, ends: Mapping[Place, float]) -> dict[Place, float]:

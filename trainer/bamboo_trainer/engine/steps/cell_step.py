@@ -227,7 +227,9 @@ class CellStep:
     def adopt(self, shadow: Shadow) -> None:
         """Go on from what was computed in advance for this very step."""
         if shadow.step == self.step and shadow.layout == self.layout and self.program:
-            self.ahead, self.work = shadow, shadow.work
+            self.ahead = shadow
+            if not self.is_portion:
+                self.work = shadow.work
 
     def is_ahead(self, instruction: Instruction) -> bool:
         """Has it been computed in advance?"""

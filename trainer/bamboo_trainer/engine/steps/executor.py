@@ -60,7 +60,7 @@ class Executor:
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
-        self._portions = PortionSteps(plan, states, committer)
+        self._portions = PortionSteps(plan, states, committer, lambda: redundant.shadows)
         self.handed_over: dict[Cell, Frame] = {}
         self._runnable: list[CellStep] | None = None  # steps that may run; None: to be found out
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
@@ -103,7 +103,7 @@ class Executor:
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
-        self._portions.refresh(self.steps)
+        self._refresh_portions()
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
         """The cell is run here from now on; its state stands where the replica stands."""
@@ -117,7 +117,7 @@ class Executor:
         cell_step.since = (
             first if cell_step.step <= last else cell_step.step
         )  # the log keeps what was sent when the cell was run here
-        if cell in self._redundant.shadows:
+        if cell in self._redundant.shadows and not cell_step.portions:
             cell_step.adopt(self._redundant.shadows[cell])
         if old is not None:
             now = self._clock()
@@ -150,7 +150,16 @@ class Executor:
         """What a stage's cells run on is new: they start their next step."""
         for cell_step in [one for one in self.cells.values() if one.cell.stage == stage]:
             self._begin(cell_step)
-        self._portions.refresh(self.steps)
+        self._refresh_portions()
+
+    def _refresh_portions(self) -> None:
+        """The plan in force or the version of a stage is new. Boundary tensors that are here go to who takes them."""
+        frames = self._portions.refresh(self.steps)
+        for cell in {cell for cell, _ in self._portions.steps if cell in self.cells}:
+            inbox = self.cells[cell].inbox
+            frames += [inbox.pop(address) for address in list(inbox) if is_of_microbatch(address)]
+        for frame in frames:
+            self.accept(frame)
 
     def _begin(self, cell_step: CellStep) -> None:
         stage = self._states.stage(cell_step.cell.stage)

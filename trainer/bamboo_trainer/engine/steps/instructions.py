@@ -107,6 +107,7 @@ class Instructions:
         if cell_step.ahead and cell_step.is_ahead(instruction):
             cell_step.drop_inputs()
             outputs = cell_step.ahead.outputs.pop(m)
+            work.adopt(m, cell_step.ahead.work)
         elif cell_step.ahead and m in cell_step.ahead.forwardings:
             cell_step.drop_inputs()
             forwarding = cell_step.ahead.forwardings.pop(m)
