@@ -201,7 +201,8 @@ class Roles:
     """What a worker holds of a pipeline of some number of stages."""
 
     stage: int | None  # its own; None: it is on standby
-    owned: tuple[int, ...]  # the stages that it runs; of these taken_over from others
+    # the stages that it runs; of these taken_over from others, and one twice if it runs it for two pipelines
+    owned: tuple[int, ...]
     kept: tuple[int, ...]  # those whose replicas it keeps; of these it computes one in advance, `shadowed`
     taken_over: tuple[int, ...] = ()
 
@@ -209,13 +210,23 @@ class Roles:
     def shadowed(self) -> int | None:
         return self.kept[0] if self.kept and self.stage is not None else None
 
+    @property
+    def states(self) -> tuple[int, ...]:
+        """The stages that it runs, each once: their state is here once, whoever's microbatches are run."""
+        return tuple(dict.fromkeys(self.owned))
+
 
 def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]:
-    """The roles that workers may have: in calm, or while a worker runs as many lost stages as there are replicas of
-    each.
+    """Return the roles that workers may have: in calm, or while a worker runs as many lost stages as there are replicas
+    of each. Without replicas a lost stage goes to the owners of the same one in other pipelines.
     """
     replicas = min(spec.redundancy.kept, stages - 1)
-    lost = max(1, replicas) if taken_over and stages > 1 else 0
+    if not replicas and stages > 1:
+        twice = taken_over and spec.topology.pipelines > 1
+        return [
+            Roles(stage=s, owned=(s, s) if twice else (s,), kept=(), taken_over=(s,) * twice) for s in range(stages)
+        ]
+    lost = replicas if taken_over else 0
     found = []
     for stage in range(stages):
         ring = tuple((stage + ahead) % stages for ahead in range(stages))

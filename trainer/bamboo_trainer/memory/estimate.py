@@ -266,14 +266,14 @@ def _account(
         return KEPT_STEPS * (microbatches * boundary + shared)
 
     return MemoryByKind(
-        parameters=total(lambda size: size.held + size.casts, *owned),
-        optimizer=total(lambda size: size.remembered, *owned),
+        parameters=total(lambda size: size.held + size.casts, *roles.states),
+        optimizer=total(lambda size: size.remembered, *roles.states),
         replica=total(lambda size: size.held + size.remembered, *kept),
         gradients=gradient_bytes(spec, *(total(lambda size: size.gradients, *part) for part in (owned, kept))),
         log=sum(map(logged, owned)),
         activations=sum(map(contexts, owned)),
         redundant=sum(contexts(s) + total(lambda size: size.gradients, s) for s in eager),
-        copies=_copies(sizes, stages, spec, (owned, kept)),
+        copies=_copies(sizes, stages, spec, (roles.states, kept)),
     )
 
 

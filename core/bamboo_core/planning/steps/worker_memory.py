@@ -62,7 +62,7 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
     ahead = spec.redundancy.mode in EAGER
     eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
     redundant = sum(map(in_flight, eager)) + each(eager, "gradients")
-    state = each(owned, "parameters", "optimizer") + replica
+    state = each(roles.states, "parameters", "optimizer") + replica
     return state + gradients + sum(map(in_flight, owned)) + redundant
 
 
