@@ -218,7 +218,9 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(
         return job.state.membership.preemptions
 
     with_a_loss_undisturbed(stages, pipelines)
-    killed = each_way(lambda: Killed(with_a_loss(stages, pipelines, mode), (Fault("Backward", Cell(1, 0), 2, 6),)), judge)
+    killed = each_way(
+        lambda: Killed(with_a_loss(stages, pipelines, mode), (Fault("Backward", Cell(1, 0), 2, 6),)), judge
+    )
     assert {"Forward", "Backward", "SendPartialSum", "AddPartialSums", "ReduceGradients"} <= {f.name for f in killed}
     assert set(killed.values()) == {2}
 
