@@ -9,7 +9,9 @@ from bamboo_core.job.spec import RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Cell, Layout, Peer, Plan, Portion
+from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.routing.plan_state import PlanState
 from stage_kit import states_of
@@ -32,7 +34,7 @@ class One:
 
     def __init__(self, plan: Plan) -> None:
         worker = ALONE.at(Cell(0, 0)).owner
-        self.plan, self.known = PlanState(worker, plan), ALONE.target
+        self.plan, self.known, self.log = PlanState(worker, plan), ALONE.target, CommitLog(0)
         self.states = states_of(worker, plan)
         committer: Any = self  # which knows layouts
         self.portions = PortionSteps(self.plan, self.states, committer, dict)
@@ -66,6 +68,27 @@ def test_what_is_begun_is_gone_on_with_until_the_step_or_the_portion_is_another_
     one.plan.activate(shared(2))
     (other,) = one.refresh()
     assert other != key
+
+
+def test_a_boundary_tensor_goes_to_who_runs_its_microbatch_when_the_plan_changes() -> None:
+    one, first = One(shared(1)), ALONE.target.split[1][0]
+    one.refresh()
+    mine, early = (Frame(address=Address(FrameKind.GRADIENT, 1, 0, s, first + 1), epoch=1) for s in (0, 1))
+    other = Frame(address=Address(FrameKind.GRADIENT, 1, 0, 0, first), epoch=1)
+    assert (one.portions.accept(mine), one.portions.accept(early), one.portions.accept(other)) == (True, True, False)
+    (begun,) = one.portions.steps.values()
+    assert list(begun.inbox.values()) == [mine]
+    one.plan.activate(ALONE)
+    assert one.portions.refresh(9) == [early]
+    assert not one.portions.accept(early)
+
+
+def test_of_a_committed_step_nothing_is_taken() -> None:
+    one = One(shared(1))
+    one.refresh()
+    one.log.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
+    address = Address(FrameKind.GRADIENT, 1, 0, 0, ALONE.target.split[1][0] + 1)
+    assert not one.portions.accept(Frame(address=address, epoch=1))
 
 
 def test_nothing_is_run_after_the_last_step_nor_while_the_layout_is_on_its_way() -> None:
