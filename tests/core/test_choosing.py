@@ -8,7 +8,6 @@ from bamboo_core.coordinator.grids.choosing import rates_of
 from bamboo_core.coordinator.grids.record import GridState
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.workers.record import Workers
-from bamboo_core.planning.splits.speeds import WorkEstimate
 from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from slow_world import trained
@@ -27,7 +26,7 @@ def measured(state: CoordinatorState, forward: float, backward: float) -> Coordi
         for name, record in state.workers.items()
     }
     costs = (forward + backward,) * state.current_plan.stages[-1][1]
-    return replace(state, workers=Workers(workers), stragglers=replace(state.stragglers, estimate=WorkEstimate(costs)))
+    return replace(state, workers=Workers(workers), grids=replace(state.grids, costs=costs))
 
 
 @pytest.mark.parametrize("memory", [None, 1000])

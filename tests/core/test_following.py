@@ -120,6 +120,19 @@ def test_a_slow_network_is_learned_from_the_first_steps() -> None:
     assert found.steps > 0.9 * ideal(slow, trace)
 
 
+def test_with_long_steps_the_first_choice_is_revised_within_the_first_one() -> None:
+    """On the first grid, of one worker, a step takes 29 minutes, and every ten minutes another one comes or goes."""
+    one = chosen(6)
+    layers = tuple(replace_layer(layer, 100.0) for layer in one.profile.layers)
+    slow = replace(one, profile=replace_profile(one.profile, layers=layers))
+    spares = [(600.0 * number, "remove", f"n{6 - number}") for number in (1, 2, 3)]
+    told = [line for line in told_of(slow, nodes(6, *spares, duration=HOUR)) if "GridChosen" in line]
+    first, second = (seconds(line) for line in told[:2])
+    assert "1 pipeline of 1 stage for 6 workers" in told[0]
+    assert "6 workers" in told[1]
+    assert second - first < 600, "a third of the step, in which ten microbatches are timed"
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_moment(seed: int) -> None:
     one = chosen(12, stabilizationSeconds=120)

@@ -12,7 +12,7 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.schedule import Backward, BackwardRest, Forward, ReportReady
-from bamboo_trainer.engine.stage_times import IGNORED, KEPT, PERIOD, StageTimer
+from bamboo_trainer.engine.stage_times import FIRST_TOLD, IGNORED, KEPT, PERIOD, StageTimer
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
@@ -44,6 +44,18 @@ def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
     measured(timer, [3.0] * 40)
     (said,) = timer.due(2.0) or ()
     assert (said.forward, said.microbatches) == (3.0, KEPT)
+
+
+def test_the_first_times_are_told_before_a_long_step_is_done() -> None:
+    timer = StageTimer(time.monotonic)
+    timer.begin([(0, 1)])
+    for number in range(IGNORED + FIRST_TOLD):
+        assert timer.due(0.0) is None, number
+        timer.begins_forward(0)
+        timer.ran_forward(0, 1.0)
+        timer.ran_backward(0, 2.0)
+    (said,) = timer.due(0.0) or ()
+    assert (said.microbatches, said.forward, said.backward) == (FIRST_TOLD, 1.0, 2.0)
 
 
 def test_times_are_told_once_a_second_and_only_when_a_step_is_done() -> None:

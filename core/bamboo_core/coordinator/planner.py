@@ -59,6 +59,9 @@ def replan(turn: Turn) -> None:
     if resplit.is_cut(state):
         return
     following.watch(turn)
+    if _is_sooner_anew(turn.state, turn.now):
+        restoring.begin_again(turn)
+        return
     filling.watch(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
     if over or not state.plan.worker_ids() <= state.plans.applied:
@@ -77,8 +80,21 @@ def replan(turn: Turn) -> None:
         turn.put(turn.state.moves.without_unreported(turn.state.step, turn.now))
         steady = not now.leaving and turn.state.grids.resize is None and not turn.state.moves.recoveries
         steady = steady and turn.state.admission.ask_at <= turn.now and turn.state.holding.aim is None
+        steady = steady and (turn.state.spec.elastic is None or choosing.is_measured(turn.state))
         steady = steady and not holding.give_back_surplus(turn)
         turn.put(turn.state.plans.kept_for(now, steady=steady))
+
+
+def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
+    """Would the first step be done sooner if it began again on the grid that is to be, than if the job changed to that
+    after it? It would if the first guess was bad, and steps are long.
+    """
+    grids, rates = state.grids, state.grids.rates
+    if state.phase != "Running" or rates is None or grids.expected is None or not restoring.nothing_trained(state):
+        return False
+    again = choosing.restart_wait(state) + choosing.pause(state, rates, grids.expected.grid) + grids.expected.seconds
+    left = choosing.now_expected(state, rates) - (now - state.course.since)
+    return again < left and following.is_due(state, now)
 
 
 def _better_plan(view: PlanningView) -> Plan | None:

@@ -75,6 +75,8 @@ class Plans:
 
     def kept_for(self, view: PlanningView, *, steady: bool) -> "Plans":
         """No plan is better for that view."""
+        if not (steady or self.steady) and view == self.settled:
+            return self
         return replace(self, settled=view, steady=steady)
 
     def forgotten(self) -> "Plans":

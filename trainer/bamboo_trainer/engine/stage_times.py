@@ -13,13 +13,14 @@ from statistics import median
 from typing import Final
 
 from bamboo_core.planning.schedule import Backward, BackwardRest, BackwardWeight, Forward, Instruction, ReportReady
-from bamboo_core.planning.splits.stage_times import MOST_TIMES, StageTimes
+from bamboo_core.planning.splits.stage_times import LEAST_MICROBATCHES, MOST_MICROBATCHES, MOST_TIMES, StageTimes
 
-KEPT: Final = 32  # microbatches
+KEPT: Final = MOST_MICROBATCHES  # microbatches
 IGNORED: Final = 2  # the first ones of a stage, which take longer than later ones
 PERIOD: Final = 16
 KEPT_LAYERS: Final = 8  # forwards of each layer by itself
 TOLD_SECONDS: Final = 1.0
+FIRST_TOLD: Final = LEAST_MICROBATCHES + 2  # of a stage, after which its times are told before the step is done
 
 
 def _kept(most: int) -> "Callable[[], deque[float]]":
@@ -127,6 +128,8 @@ class StageTimer:
         measured = self._of(stage)
         if measured.begun > IGNORED:
             measured.backwards.append(seconds)
+            if len(measured.backwards) == FIRST_TOLD:
+                self._sum_up()
 
     def ran_rest(self, stage: int, seconds: float) -> None:
         """Count these seconds to the backward before, which is run bucket by bucket."""
@@ -152,8 +155,11 @@ class StageTimer:
         """All of this worker's work on a step: what is told from now on, unless what was summed up before is untold."""
         if self._asked or not all(times.microbatches for times in self._latest):
             self._asked = False
-            stages = sorted(self._stages)[:MOST_TIMES]
-            self._latest = tuple(self._times(stage, *self._ranges[stage]) for stage in stages)
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        stages = sorted(self._stages)[:MOST_TIMES]
+        self._latest = tuple(self._times(stage, *self._ranges[stage]) for stage in stages)
 
     def due(self, now: float) -> tuple[StageTimes, ...] | None:
         """The latest times, at most once a second; None if they need not be told now."""

@@ -25,6 +25,7 @@ from bamboo_core.planning.steps.step_times import LostWorkers, StepModel
 
 LEARNING_STEPS: Final = 16  # on a new grid, of which the coordinator is told one by one, with what stages take
 MEASURED_MICROBATCHES: Final = 64
+FIRST_TIMED: Final = 10  # microbatches of the first step on a grid, after which owners say what stages take
 COPY_RATE: Final = 5e9  # bytes a second from a device to pageable host memory, for the copies of a cut
 Tell = Callable[[WorkerId, protocol.Message], None]
 
@@ -237,6 +238,14 @@ class SimulatedTraining:
         steps = 1 if alone else int(min(until / self._seconds, self._most()))
         steps = max(1, min(steps, self._spec.training.steps - self.step))
         self._timer = self._clock.after(steps * self._seconds, partial(self._committed, steps))
+        fewest = min(map(len, layout.split))
+        if self._is_new(plan) and self.step == self._timed[1] and fewest > FIRST_TIMED:
+            self._clock.after(self._seconds * FIRST_TIMED / fewest, partial(self._say_first_times, plan, self._since))
+
+    def _say_first_times(self, plan: Plan, since: float) -> None:
+        """Says what stages take within the step that began then, if nothing has changed."""
+        if self._begun is plan and self._since == since and not self._left:
+            self._say_times(plan)
 
     def _committed(self, steps: int) -> None:
         """Takes in that so many steps are done; the coordinator hears of the last one, as if the other messages were

@@ -43,7 +43,14 @@ def go_back(turn: Turn, reason: str, message: str) -> None:
     _begin_to_look(turn, reason, message)
 
 
-def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
+def begin_again(turn: Turn) -> None:
+    """As no step is committed yet, the job begins again, on another grid."""
+    turn.do(Emit("Resplitting", "a faster grid is known before the first step is done: the job begins again"))
+    turn.put(turn.state.checkpoints.left_behind(), turn.state.inquiry.over())
+    _begin_to_look(turn)
+
+
+def _begin_to_look(turn: Turn, reason: str = "", message: str = "", *, pausing: bool = False) -> None:
     """pausing: what has just failed would fail again at once."""
     state = turn.state
     turn.put(state.checkpoints.dropped(), state.restoring.going_back(reason, message, turn.now, pausing=pausing))
@@ -138,7 +145,7 @@ def begun(turn: Turn) -> None:
     c, state = turn.state.restoring, turn.state
     first = c.found.step if c.found else 0
     repeated = max(0, max(state.step, state.progress.earlier.step) - first)
-    if state.phase == "Restoring" or c.found or (repeated and state.spec.checkpoint):
+    if (state.phase == "Restoring" and c.reason) or c.found or (repeated and state.spec.checkpoint):
         told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
         again = f", and repeats {count(repeated, 'step')}" if repeated else ""
         turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))

@@ -1,9 +1,9 @@
 """Choosing the grid: what is known of the job's steps, which grid is the fastest for some workers, and whether it pays
 to change to it. Pure functions of the state.
 
-Layers count by what they were measured to take. What a step took on a grid that was
-run counts before what the model of a step says of it, and tells how good links are: a step that is longer than its
-computing explains makes them slower. See docs/design/grids.md.
+Layers count by what they were measured to take, the median of the newest looks. What a step took on a grid that was
+run counts before what the model of a step says of it, the less the older it is, and tells how good links are: a step
+that is longer than its computing explains makes them slower. See docs/design/grids.md.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,8 @@ from operator import attrgetter, ne
 from statistics import median
 from typing import Final
 
+from bamboo_core.coordinator.grids import noise
+from bamboo_core.coordinator.grids.record import StepTime
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec, RedundancyMode, stabilization_seconds
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
@@ -27,10 +29,9 @@ ASSUMED: Final = Network(flow=6.25e8, machine=1.25e9, latency=1e-3)  # 10 Gb/s, 
 NETWORK_FACTORS: Final = tuple(2.0**n for n in range(-8, 7))  # by which links are found to be faster or slower
 _SIZES: Final = attrgetter("parameters", "optimizer", "gradients", "activations", "boundary")
 UNKNOWN_BYTES: Final = LayerBytes(parameters=0, optimizer=0, gradients=0, activations=0, boundary=0)
-ALIKE: Final = 0.05  # of a model's work: estimates that differ by less lead to the same choice
-FAMILIAR_STEPS: Final = 8  # on a grid, before what its steps take is known
-LOOKED_AT: Final = 5  # steps, whose median counts
-WORTH: Final = 0.02  # of a step: by which it must be shorter on another grid
+FAMILIAR_STEPS: Final = 5  # on a grid, without the first ones, before what its steps take is known,
+FAMILIAR_SECONDS: Final = 60.0  # or two that take as long together
+WORTH: Final = 0.02  # of a step: by which it must be shorter on another grid, beside what is uncertain
 LEAST_OUTLOOK, USUAL_OUTLOOK, MOST_OUTLOOK = 60.0, 600.0, 3600.0  # seconds until the workers change again
 USUAL_REFILL: Final = 60.0  # seconds until a worker comes for one that was lost, before any has
 GATHERING: Final = 5.0  # seconds at least that are waited for more workers, which often come together
@@ -107,14 +108,13 @@ def is_familiar(state: CoordinatorState) -> bool:
 
 def is_measured(state: CoordinatorState) -> bool:
     """Is it known what layers take?"""
-    return state.stragglers.estimate is not None
+    return bool(state.grids.costs)
 
 
 def _figures(state: CoordinatorState, network: float) -> ModelFigures | None:
-    measured, counted = state.stragglers.estimate, state.profile.costs
-    if measured is None and counted is None:
+    costs = state.grids.costs or tuple(cost * SECONDS_PER_OPERATION for cost in state.profile.costs or ())
+    if not costs:
         return None
-    costs = measured.costs if measured else tuple(cost * SECONDS_PER_OPERATION for cost in counted or ())
     sizes = state.profile.layers if len(state.profile.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
     share = FORWARD_SHARE if state.forward_share is None else state.forward_share
     return _figures_of(tuple(costs), tuple(sizes), share, network)
@@ -148,17 +148,22 @@ def _alike(one: ModelFigures, other: ModelFigures) -> bool:
     if len(one.layers) != len(other.layers) or any(map(ne, map(_SIZES, one.layers), map(_SIZES, other.layers))):
         return False
     pairs = list(zip(one.costs, other.costs, strict=True))
-    return sum(abs(a - b) for a, b in pairs) <= ALIKE * sum(a for a, _ in pairs)
+    return sum(abs(a - b) for a, b in pairs) <= noise.ALIKE * sum(a for a, _ in pairs)
+
+
+def is_undisturbed(state: CoordinatorState) -> bool:
+    """Do steps take what they do on the grid of the plan, with all workers, and nothing on its way?"""
+    plan = state.plan
+    if plan is None or state.phase != "Running" or len(plan.layouts) > 1 or plan.sources or is_short(state):
+        return False
+    return state.progress.generation == plan.target.generation
 
 
 def measured(state: CoordinatorState) -> float | None:
     """Seconds of an undisturbed step on the grid of the plan, if it has been run for long enough."""
-    plan = state.plan
-    if plan is None or state.phase != "Running" or len(plan.layouts) > 1 or plan.sources or is_short(state):
-        return None
-    if state.progress.generation != plan.target.generation or state.step < state.plans.since_step + FAMILIAR_STEPS:
-        return None
-    return median(state.progress.step_seconds[-LOOKED_AT:]) if len(state.progress.step_seconds) >= LOOKED_AT else None
+    taken = state.grids.taken
+    known = len(taken) >= FAMILIAR_STEPS or (len(taken) > 1 and sum(taken) >= FAMILIAR_SECONDS)
+    return median(taken) if known and is_undisturbed(state) else None
 
 
 def is_short(state: CoordinatorState) -> bool:
@@ -173,7 +178,7 @@ def calibrated(state: CoordinatorState, rates: GridRates) -> float:
     seconds, plan = measured(state), state.plan
     if seconds is None or plan is None or not is_measured(state):
         return state.grids.network
-    if abs(rates.seconds_of(plan, plan.target) / seconds - 1) <= ALIKE:
+    if abs(rates.seconds_of(plan, plan.target) / seconds - 1) <= noise.ALIKE + noise.doubt(state.grids.taken):
         return state.grids.network
 
     def modelled(factor: float) -> float:
@@ -212,27 +217,48 @@ def best(state: CoordinatorState, rates: GridRates, workers: int) -> GridRate | 
 
 def ranked(state: CoordinatorState, rates: GridRates, workers: int, most: int) -> tuple[GridRate, ...]:
     """The best grid of each of so many numbers of stages, by the same seconds, the best first."""
-    return rates.ranked(workers, most, state.grids.measured, _scale(state, rates))
+    return rates.ranked(workers, most, known_steps(state, rates), scale(state, rates))
 
 
 def rate(state: CoordinatorState, rates: GridRates, grid: Grid) -> GridRate | None:
     """What a step takes on that grid, by the same seconds; None if workers have no room for it."""
-    return rates.rate(grid, state.grids.measured, _scale(state, rates))
+    return rates.rate(grid, known_steps(state, rates), scale(state, rates))
 
 
-def _scale(state: CoordinatorState, rates: GridRates) -> float:
-    """By how much a step takes longer than modelled."""
-    plan = state.plan
-    seconds = state.grids.measured.get(grid_of(plan)) if plan is not None else None
-    return seconds / rates.seconds(grid_of(plan)) if plan is not None and seconds else 1.0
+def scale(state: CoordinatorState, rates: GridRates) -> float:
+    """By how much a step takes longer than modelled: as on the grid that was measured last."""
+    if not state.grids.measured:
+        return 1.0
+    grid, newest = max(state.grids.measured.items(), key=lambda one: one[1].at)
+    return _seconds_now(newest, rates) / rates.seconds(grid)
+
+
+def known_steps(state: CoordinatorState, rates: GridRates) -> dict[Grid, float]:
+    """Seconds of a step on the grids that were run: as measured, if layers took then what they take now, and the older
+    the more as on the grid that was measured last.
+    """
+    known = state.grids.measured
+    newest = max((one.at for one in known.values()), default=0.0)
+    found = {}
+    for grid, one in known.items():
+        seconds, weight = _seconds_now(one, rates), noise.weight(newest - one.at)
+        if weight < 1:
+            modelled = scale(state, rates) * rates.seconds(grid)
+            seconds = modelled * (seconds / modelled) ** weight
+        found[grid] = seconds
+    return found
+
+
+def _seconds_now(one: StepTime, rates: GridRates) -> float:
+    return one.seconds * (sum(rates.figures.costs) / one.work)
 
 
 def now_expected(state: CoordinatorState, rates: GridRates) -> float:
     """Seconds of a step under the plan in force, with workers that run several stages as they do."""
     plan = state.current_plan
-    if not is_short(state) and (seconds := state.grids.measured.get(grid_of(plan))):
+    if not is_short(state) and (seconds := known_steps(state, rates).get(grid_of(plan))):
         return seconds
-    return _scale(state, rates) * rates.seconds_of(plan, plan.target)
+    return scale(state, rates) * rates.seconds_of(plan, plan.target)
 
 
 def outlook(state: CoordinatorState, now: float) -> float:
@@ -253,9 +279,11 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
     return moving if state.balance.pause is None else (moving + state.balance.pause) / 2
 
 
-def pays(now_seconds: float, then_seconds: float, stopped: float, until: float) -> bool:
-    """Are more steps done within that time, although none is in the pause?"""
-    if then_seconds >= (1 - WORTH) * now_seconds:
+def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, doubt: float = 0.0) -> bool:
+    """Are more steps done within that time, although none is in the pause? doubt: the share by which what steps take
+    now is uncertain.
+    """
+    if then_seconds >= (1 - WORTH - doubt) * now_seconds:
         return False
     return (until - stopped) / then_seconds > until / now_seconds
 

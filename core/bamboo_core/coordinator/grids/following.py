@@ -4,15 +4,21 @@ from functools import lru_cache
 from typing import Final
 
 from bamboo_core.coordinator.events import Emit, Outcome
-from bamboo_core.coordinator.grids import choosing, holding
+from bamboo_core.coordinator.grids import choosing, holding, noise
+from bamboo_core.coordinator.grids.record import StepTime
+from bamboo_core.coordinator.splits.worker_speeds import estimate, measurements
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import gives_back, schedules, whole_workers
+from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.splits.resplit import Grid, grid_of
+from bamboo_core.planning.splits.speeds import speeds
+from bamboo_core.planning.splits.stage_times import MOST_MICROBATCHES
 from bamboo_core.planning.splits.uneven_split import Ranges
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, is_within_bounds, may_do_without
 from bamboo_core.text import count
 
 SHOWN: Final = 4  # grids in a sentence
+AGAIN_STEPS: Final = 32  # after which what steps take counts as new, though it is about the same
 
 
 def watch(turn: Turn) -> None:
@@ -98,25 +104,60 @@ def _is_split_too_large(state: CoordinatorState) -> bool:
 def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:
     state, rates = turn.state, turn.state.grids.rates
     assert rates is not None
-    stopped = choosing.pause(state, rates, then.grid)
-    return then if choosing.pays(seconds, then.seconds, stopped, choosing.outlook(state, turn.now)) else None
+    tries = state.grids.tries
+    if tries and turn.now < tries[-1] + noise.rest(len(tries)):
+        return None
+    stopped, until = choosing.pause(state, rates, then.grid), choosing.outlook(state, turn.now)
+    return then if choosing.pays(seconds, then.seconds, stopped, until, noise.doubt(state.grids.taken)) else None
 
 
 def _learn(turn: Turn) -> None:
-    """What steps take on this grid, and by that on others."""
-    state, known = turn.state, turn.state.grids
-    rates = choosing.rates_of(state)
-    seconds = choosing.measured(state)
-    if rates is not None and seconds is not None:
-        grid = grid_of(state.current_plan)
-        before = known.measured.get(grid)
-        if before is None or abs(seconds / before - 1) > choosing.ALIKE:
-            known = known.with_measured(grid, seconds)
-            factor = choosing.calibrated(state, rates)
+    """What layers and steps take on this grid, and by that on others."""
+    state, plan = turn.state, turn.state.current_plan
+    known = state.grids.on(grid_of(plan), plan.origin, state.step, turn.now)
+    due = state.step > known.heard and state.step >= known.looked + _steps_apart(state)
+    if (due or not known.looks) and (costs := _look(turn)):
+        known = known.looking(costs, state.step)
+    if choosing.is_short(state):
+        known = known.disturbed(state.step)
+    elif state.step > known.heard:
+        taken = state.progress.step_seconds[-1:] if choosing.is_undisturbed(state) else ()
+        known = known.stepped(state.step, *taken)
+    turn.put(known)
+    rates = choosing.rates_of(turn.state)
+    seconds = choosing.measured(turn.state)
+    if rates is not None and seconds is not None and choosing.is_measured(state):
+        before = known.measured.get(grid_of(plan))
+        if before is None or abs(seconds / before.seconds - 1) > noise.ALIKE or _is_old(before, state):
+            found = StepTime(seconds=seconds, work=sum(rates.figures.costs), step=state.step, at=turn.now)
+            known = known.with_measured(grid_of(plan), found)
+            factor = choosing.calibrated(turn.state, rates)
             if factor != known.network:
-                rates = choosing.rates_of(state, factor)
+                rates = choosing.rates_of(turn.state, factor)
             known = known.with_rates(rates, factor)
     turn.put(known.with_rates(rates, known.network))
+
+
+def _look(turn: Turn) -> tuple[float, ...] | None:
+    """What each layer takes now: by the workers that were compared in this turn, else by what each says, which it does
+    as soon as it has timed some microbatches. None if not all layers are timed.
+    """
+    state, plan, known = turn.state, turn.state.current_plan, turn.state.stragglers
+    if state.phase != "Running" or len(plan.layouts) > 1 or plan.sources:
+        return None
+    judged = known.estimate if known.looked_at == turn.now else None
+    found = judged or estimate(state, speeds(measurements(state)))
+    return found.costs if found is not None else None
+
+
+def _steps_apart(state: CoordinatorState) -> int:
+    """Steps in which all microbatches become others of which a worker tells the median."""
+    training = state.spec.training
+    return -(-MOST_MICROBATCHES // most_microbatches(training, grid_of(state.current_plan).pipelines))
+
+
+def _is_old(known: StepTime, state: CoordinatorState) -> bool:
+    return state.step - known.step >= AGAIN_STEPS
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:

@@ -152,7 +152,8 @@ class Worth:
         steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
         self.key = (
             rates,
-            tuple(state.grids.measured.items()),
+            tuple(choosing.known_steps(state, rates).items()),
+            choosing.scale(state, rates),
             grid_of(state.current_plan),
             self._share,
             more,

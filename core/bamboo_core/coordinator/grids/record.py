@@ -3,10 +3,27 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
+from bamboo_core.coordinator.grids import noise
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates
+
+UNLIKE_STEPS: Final = 3  # the first ones on a grid, which take longer than later ones;
+LONG_STEP: Final = 10.0  # seconds: of steps that take as long only the first one does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """What undisturbed steps on a grid take. work: seconds of a microbatch of all layers at that time. step: how many
+    were committed. at: when it was found, in seconds.
+    """
+
+    seconds: float
+    work: float
+    step: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +97,29 @@ class GridState:
 
     resize: the grid that is worth a change, and since when, if it is another one than now.
     rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.
-    measured: what undisturbed steps took on grids that were run. workers: that stay, at the last look; changes: the
-    times of their newest changes. gaps: when workers were lost for which none has come yet; refills: the newest times
-    that it took until one came. expected: of the grid that the job is to run. told: which one was chosen last, what was
-    expected of it and of others. unmet: why no grid has room for what an edit asks for, or "".
+    looks: what layers took at several moments, the last time when `looked` steps were committed; costs: what they
+    usually take, by these. running: the grid that runs, since that origin; tries: when the grid has changed since
+    workers or layers did. taken: what the newest undisturbed steps on it took; run: how many there were; heard: how
+    many steps were committed at the last turn. measured: what steps took on grids that were run.
+    workers: that stay, at the last look; changes: the times of their newest changes. gaps: when workers were lost for
+    which none has come yet; refills: the newest times that it took until one came. expected: of the grid that the job
+    is to run. told: which one was chosen last, what was expected of it and of others. unmet: why no grid has room for
+    what an edit asks for, or "".
     """
 
     resize: tuple[Grid, float] | None = None
     rates: GridRates | None = field(default=None, compare=False, repr=False)
     network: float = 1.0
-    measured: Mapping[Grid, float] = field(default_factory=dict)
+    looks: noise.Looks = ()
+    looked: int = 0
+    costs: tuple[float, ...] = ()
+    running: Grid | None = None
+    origin: int = 0
+    tries: tuple[float, ...] = ()
+    taken: tuple[float, ...] = ()
+    run: int = 0
+    heard: int = 0
+    measured: Mapping[Grid, StepTime] = field(default_factory=dict)
     workers: int = 0
     changes: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()
@@ -120,9 +150,43 @@ class GridState:
         """text: why the job stays on a grid that an edit does not want, or ""."""
         return self if text == self.unmet else replace(self, unmet=text)
 
-    def with_measured(self, grid: Grid, seconds: float) -> "GridState":
-        """A step takes so long on that grid."""
-        return replace(self, measured={**self.measured, grid: seconds})
+    def on(self, grid: Grid, origin: int, step: int, now: float) -> "GridState":
+        """That grid runs since that origin. What layers took on another one counts for less than what they will take on
+        this one.
+        """
+        if (grid, origin) == (self.running, self.origin):
+            return self
+        known = replace(self, running=grid, origin=origin, looked=min(self.looked, step)).disturbed(step)
+        if self.running in (None, grid):
+            return known
+        return replace(known, looks=(self.costs,) * min(len(self.looks), noise.PRIOR), tries=(*self.tries, now))
+
+    def disturbed(self, step: int) -> "GridState":
+        """Steps take longer, or layers are split anew: what they take is counted from that step on."""
+        return self if (self.run, self.heard) == (0, step) else replace(self, taken=(), run=0, heard=step)
+
+    def looking(self, costs: tuple[float, ...], step: int) -> "GridState":
+        """Layers take so long now, by microbatches of which no look before this one has told."""
+        same = not self.looks or len(self.looks[-1]) == len(costs)
+        looks = ((*self.looks, costs) if same else (costs,))[-noise.KEPT :]
+        tries = self.tries
+        if noise.have_changed(looks):
+            looks, tries = looks[noise.KEPT // 2 :], ()
+        return replace(self, looks=looks, looked=step, costs=noise.usual(looks), tries=tries)
+
+    def stepped(self, step: int, seconds: float | None = None) -> "GridState":
+        """Another step is committed on the grid that runs. seconds: None if it was disturbed."""
+        if seconds is None:
+            return replace(self, heard=step)
+        run, taken = self.run + 1, self.taken
+        if run > UNLIKE_STEPS or (run > 1 and seconds >= LONG_STEP):
+            taken = (*taken, seconds)[-noise.KEPT :]
+        return replace(self, taken=taken, run=run, heard=step)
+
+    def with_measured(self, grid: Grid, found: StepTime) -> "GridState":
+        """What a step takes on that grid is known now."""
+        kept = {one: known for one, known in self.measured.items() if noise.weight(found.at - known.at)}
+        return replace(self, measured={**kept, grid: found})
 
     def with_rates(self, rates: GridRates | None, network: float) -> "GridState":
         if rates is self.rates and network == self.network:
@@ -144,6 +208,7 @@ class GridState:
         return replace(
             known,
             workers=workers,
+            tries=(),
             changes=(*known.changes, now)[-10:],
             gaps=tuple(gaps)[-100:],
             refills=tuple(refills)[-5:],

@@ -20,7 +20,7 @@ from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo_core.planning.splits.speeds import WorkEstimate
 
-AHEAD_STEPS: Final = 2  # before its step a cut is asked for, so that the root knows in time
+AHEAD_STEPS: Final = 1  # from the last commit to the one that carries a cut at the earliest
 AGAIN_SECONDS: Final = 5.0  # after which the root is asked again
 COPIES_SECONDS: Final = 60.0  # for which copies of all who hold a stage are waited for, if there is one of each layer
 
@@ -50,7 +50,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
     is nothing else going on?
     """
     plan, steps = state.current_plan, state.spec.training.steps
-    ending = state.step + 2 * AHEAD_STEPS >= steps  # which is to have a checkpoint, too
+    ending = state.step + 4 >= steps  # which is to have a checkpoint, too
     busy = ending or state.ending.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
     if busy or known_work(state) is None or not (is_resized(state, now) or state.balance.better):
         return False
@@ -73,7 +73,8 @@ def known_work(state: CoordinatorState) -> WorkEstimate | None:
     """What layers and workers take: as measured, else as counted; None if neither is known."""
     if state.stragglers.estimate is not None:
         return state.stragglers.estimate
-    return WorkEstimate(state.profile.costs) if state.profile.costs is not None else None
+    costs = state.grids.costs or state.profile.costs
+    return WorkEstimate(costs) if costs else None
 
 
 def withdraw(turn: Turn) -> None:

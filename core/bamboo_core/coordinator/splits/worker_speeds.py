@@ -9,9 +9,8 @@ from bamboo_core.coordinator.splits.record import OwnPace
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_core.planning.splits.speeds import Layers, Measurement, Speeds, WorkEstimate
-from bamboo_core.planning.splits.stage_times import StageTimes
+from bamboo_core.planning.splits.stage_times import LEAST_MICROBATCHES, StageTimes
 
-LEAST_MICROBATCHES: Final = 8  # that must have been measured
 OWN_LOOKS: Final = 5  # figures of a worker, from as many looks, that say what is usual for it
 EARLIER: Final = " earlier"  # after a worker's name: as it was
 

@@ -8,6 +8,8 @@ import msgspec
 from bamboo_core.job.spec import MOST_LAYERS
 
 MOST_TIMES = 64  # stages of one worker that are told of
+LEAST_MICROBATCHES = 8  # of a stage that must have been measured for its times to count
+MOST_MICROBATCHES = 32  # of which a worker tells the median
 Layer = Annotated[int, msgspec.Meta(ge=0, le=MOST_LAYERS)]
 Taken = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
