@@ -67,6 +67,33 @@ async def test_of_a_job_that_a_finalizer_keeps_nothing_runs_by_its_status() -> N
         assert server.conditions["Accepted"] == ("True", "Accepted")
 
 
+STATUS_WRITE = "PATCH /apis/bamboo.dev/v1alpha1/namespaces/default/bamboojobs/test/status"
+RAN = [
+    {"type": kind, "status": status, "reason": kind, "message": "", "lastTransitionTime": EARLY}
+    for kind, status in (("Accepted", "True"), ("Running", "True"), ("Protected", "True"), ("Complete", "False"))
+]
+
+
+async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs_by_its_status() -> None:
+    """The operator lists such a job when it starts, and hears of its own write."""
+    server = Server()
+    async with managed(server) as jobs:
+        deleted = body("u1")
+        deleted["metadata"] |= {"deletionTimestamp": LATE, "finalizers": ["example.com/kept"]}
+        deleted["status"] = {"observedGeneration": 1, "state": "Running", "conditions": RAN}
+        for kind in (None, "MODIFIED"):
+            jobs.job_event(kind, deleted)
+        await until(lambda: server.conditions.get("Running") == ("False", "JobDeleted"))
+        assert uids(jobs) == []
+        assert server.conditions["Protected"] == ("False", "JobDeleted")
+        assert server.conditions["Accepted"] == ("True", "Accepted")
+        assert server.asked.count(STATUS_WRITE) == 1
+        deleted["status"] = {key: value for key, value in server.status.items() if value is not None}
+        jobs.job_event("MODIFIED", deleted)
+        await until(lambda: not any(task.get_name().startswith("deletion") for task in asyncio.all_tasks()))
+        assert server.asked.count(STATUS_WRITE) == 1
+
+
 class Checking(Server):
     """Takes its time for dry runs."""
 

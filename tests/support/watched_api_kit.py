@@ -33,6 +33,7 @@ class Server:
         self.namespaces = {"default"}
         self.asked: list[str] = []
         self.events: list[tuple[str, str]] = []  # reasons and messages
+        self.status: dict[str, Any] = {}  # the last patch of a job's status
         self.conditions: dict[str, tuple[str, str]] = {}  # of the last status: whether each holds, and the reason
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -49,7 +50,7 @@ class Server:
             self.events.append((event["reason"], event["message"]))
             return web.json_response({}, status=201)
         if parts[-1] == "status":
-            status = (await request.json())["status"]
+            status = self.status = (await request.json())["status"]
             self.conditions |= {one["type"]: (one["status"], one["reason"]) for one in status.get("conditions") or ()}
             return web.json_response({})
         uid = self.uids.get((namespace, parts[-1]))

@@ -33,7 +33,7 @@ class JobController:
         self._shared = shared
         self._reconcilers: dict[JobKey, tuple[JobReconciler, asyncio.Task[None]]] = {}
         self._restarts: dict[JobKey, asyncio.TimerHandle] = {}
-        self._deletions: set[asyncio.Task[None]] = set()  # statuses of jobs that are being deleted, to be written
+        self._deletions: dict[str, asyncio.Task[None]] = {}  # by a job's uid: writes its status, as it is being deleted
         self._stopped = False
         cluster, uid_of = shared.cluster, shared.api.uid_of
         self.jobs = Resync(self._uids, lambda key: uid_of(job_path(*key)), self._job_deleted)
@@ -64,6 +64,8 @@ class JobController:
             known = None
         elif gone:
             self.deleted_jobs.job_deleted(key, metadata["uid"])
+            if kind != "DELETED":  # its deletion began under another operator, which may not have written so
+                self._write_deletion(JobReconciler(body, self._shared))
         if gone:
             return
         if known:
@@ -74,14 +76,22 @@ class JobController:
         task.add_done_callback(lambda done: self._ended(key, done))
         self._reconcilers[key] = (reconciler, task)
 
-    def _write_deletion(self, job: JobReconciler, running: "asyncio.Task[None]") -> None:
+    def _write_deletion(self, job: JobReconciler, running: "asyncio.Task[None] | None" = None) -> None:
+        """Write the status of a job that is being deleted, unless that is under way.
+
+        running: the task that reconciles the job, if there is one; it ends first.
+        """
+        if job.uid in self._deletions:
+            return
+
         async def write() -> None:
-            await asyncio.wait({running})
+            if running is not None:
+                await asyncio.wait({running})
             await job.write_deletion()
 
         task = asyncio.create_task(write(), name=f"deletion of {job.key[0]}/{job.key[1]}")
-        self._deletions.add(task)
-        task.add_done_callback(self._deletions.discard)
+        self._deletions[job.uid] = task
+        task.add_done_callback(lambda _: self._deletions.pop(job.uid))
 
     def pod_changed(self, pod: Mapping[str, Any]) -> None:
         """It is in the cluster's cache by now."""
@@ -131,7 +141,7 @@ class JobController:
     async def stop(self) -> None:
         """For good."""
         self._stopped = True
-        tasks = [*(task for _, task in self._reconcilers.values()), *self._deletions]
+        tasks = [*(task for _, task in self._reconcilers.values()), *self._deletions.values()]
         self._reconcilers.clear()
         for timer in self._restarts.values():
             timer.cancel()

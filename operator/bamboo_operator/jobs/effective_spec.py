@@ -83,7 +83,7 @@ class EffectiveSpec:
             await self._load_accepted()
         if self.begun and self.accepted.manifest is not None:
             return self.follow()
-        if (spec := self._read()) is None:
+        if (spec := self.read()) is None:
             return None
         self._status.update(warnings=tuple(template_problems(spec)))
         if problems := self._changed_task(spec) if self.begun else await self._dry_run(spec, settings):
@@ -123,7 +123,7 @@ class EffectiveSpec:
             return ()
         return ("spec.task: expected the task that the job began with; it was changed while the workers were training",)
 
-    def _read(self) -> JobSpec | None:
+    def read(self) -> JobSpec | None:
         """Return the newest spec; None if it is not valid: the one before stays, and the facts say what is wrong."""
         self._status.update(generation=self._generation, problems=())
         try:

@@ -112,7 +112,12 @@ class JobReconciler:
             self.runner.stop_workers("JobDeleted", "the job was deleted")
 
     async def write_deletion(self) -> None:
-        """Write that nothing runs any more, for as long as the job is there: a finalizer may keep it. After run()."""
+        """Write that nothing runs any more, for as long as the job is there: a finalizer may keep it.
+
+        Call this after run() has ended, or instead of it.
+        """
+        if self._status.facts.spec is None:
+            self._spec.read()
         self._status.update(deleted=True)
         with contextlib.suppress(JobGone):
             await self._write_until_done(None)
