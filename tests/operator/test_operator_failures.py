@@ -85,11 +85,11 @@ async def test_an_operator_that_comes_later_does_not_count_again_what_ended_befo
     place = Place()
     first = begin(place)
     await first.reconciles()
-    assert first.runner.plan_record() is None
+    assert first.plan_record() is None
     ended(place, "tiny-w1", 3)
     await first.ticks(0.2)
     assert (first.runner.state.ends.restarts, first.runner.state.plan) == (1, None)
-    written, job_id = {"plan": first.runner.plan_record()}, JobIdentity(("default", "tiny"), "uid")
+    written, job_id = {"plan": first.plan_record()}, JobIdentity(("default", "tiny"), "uid")
     status = StatusWriter(job_id, written, place)  # type: ignore[arg-type]
     assert status.plan is None, "no worker trains"
     second = begin(place, known_lost=status.lost)

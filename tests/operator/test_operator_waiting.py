@@ -5,9 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import PlanApplied, StepCommitted
 from bamboo_core.coordinator.events import WorkerLost
 from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.planning.plan import Cell
 from bamboo_operator.status.plan_record import lost_workers_in
+from operator_kit import job
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -25,6 +29,23 @@ def copied(place: Place) -> Place:
         other.put(pod, pod["metadata"]["uid"])
     other.made = place.made
     return other
+
+
+def commit(job: Job) -> None:
+    """The workers apply the newest plan, and the job commits a step."""
+    state = job.runner.state
+    assert state.plan is not None
+    for worker in sorted(state.plan.worker_ids()):
+        job.runner.handle(Received(worker, PlanApplied(epoch=state.plan.epoch)))
+    message = StepCommitted(
+        step=state.step,
+        generation=state.plan.target.generation,
+        loss=1.0,
+        gradient_norm=1.0,
+        microbatches=state.spec.training.microbatches,
+        seconds=0.1,
+    )
+    job.runner.handle(Received(state.plan.at(Cell(0, 0)).owner, message))
 
 
 # gone before anybody looks
@@ -138,7 +159,7 @@ async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callab
         place.take("tiny-w0")
     resumed = begin(place, known_lost=frozenset() if told else frozenset({"tiny-w0", "tiny-w1"}))
     await resumed.reconciles()
-    assert "tiny-w1" in lost_workers_in(resumed.runner.plan_record())
+    assert "tiny-w1" in lost_workers_in(resumed.plan_record())
     resumed.hear("tiny-w1", plan=suspended.runner.state.plan)
     assert resumed.runner.state.phase == "Pending"
     living = [name for name, pod in place.pods.items() if "deletionTimestamp" not in pod["metadata"]]
@@ -168,15 +189,42 @@ async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(b
     await started.reconciles()
     started.train()
     started.runner.handle(WorkerLost("tiny-w2", "no heartbeat for 5.1 s"))
-    assert lost_workers_in(started.runner.plan_record()) == {"tiny-w2"}
+    assert lost_workers_in(started.plan_record()) == {"tiny-w2"}
     place = copied(first)
-    restarted = begin(
-        place, resumed=True, known_lost=lost_workers_in(started.runner.plan_record()), standby={"workers": 1}
-    )
+    restarted = begin(place, resumed=True, known_lost=lost_workers_in(started.plan_record()), standby={"workers": 1})
     await restarted.reconciles()
     assert restarted.runner.state.membership.requested == 2
     await restarted.reconciles(15)
     assert place.deleted == ["tiny-w2"], "nobody else removes it"
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["told to leave", "never joined"])
+async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preempted(
+    begin: Callable[..., Job], joined: bool
+) -> None:
+    """Its pod is deleted, and another operator begins before it is gone."""
+    first = Place()
+    first.kubelets = False
+    started = begin(first, standby={"workers": 1})
+    await started.reconciles()
+    if not joined:
+        spare = first.pods.pop("tiny-w2")
+        started.train()
+        first.pods["tiny-w2"] = spare
+    else:
+        started.train()
+    started.edit(job(standby={"workers": 0}))
+    for _ in range(8):
+        await started.reconciles()
+        commit(started)
+    await started.reconciles(15)
+    assert first.deleted == ["tiny-w2"]
+    place = copied(first)
+    restarted = begin(place, resumed=True, known_lost=lost_workers_in(started.plan_record()))
+    await restarted.reconciles()
+    place.take("tiny-w2")
+    await restarted.ticks(0.2)
+    assert restarted.runner.state.membership.preemptions == 0
 
 
 # made once

@@ -259,5 +259,9 @@ class Job:
     def told(self) -> list[str]:
         return [emit.reason for emit in self.runner.events]
 
+    def plan_record(self) -> str | None:
+        """As it is written into the status."""
+        return self.runner.plan_record(self.controller.deleting)
+
     def problems(self) -> dict[str, str]:
         return {problem.reason: problem.message for problem in self.controller.startup_problems()}

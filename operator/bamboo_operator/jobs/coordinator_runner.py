@@ -151,12 +151,21 @@ class CoordinatorRunner:
             self._wanted = self.state, wanted_workers(self.state)
         return self._wanted[1]
 
-    def plan_record(self) -> str | None:
-        """What another operator has to know; None if that is nothing, or what the one before wrote still holds."""
-        lost = (self._watch.lost | self.state.membership.gone) & self._watch.pods().keys()
-        if self.state.plan is None:
+    def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
+        """Return what another operator has to know; None if that is nothing, or what the one before wrote still holds.
+
+        deleting: workers whose pods the pod controller has deleted. Those without a part in the plan, and workers that
+        were told to leave, go by order. They are recorded as lost, so that another operator does not count their end
+        as a preemption.
+        """
+        state, pods = self.state, self._watch.pods().keys()
+        holders = state.plan.holders() if state.plan else frozenset()
+        released = {worker for worker, record in state.workers.items() if record.released}
+        by_order = (released | set(deleting)) - holders
+        lost = (self._watch.lost | state.membership.gone | by_order) & pods
+        if state.plan is None:
             return start_record(lost) if lost and not self._run.resumed else None
-        return plan_record(self.state.plan, lost, self._task)
+        return plan_record(state.plan, lost, self._task)
 
     async def run(self) -> None:
         """Until cancelled: workers that connect late to a job that is over are told so."""

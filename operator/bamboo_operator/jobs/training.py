@@ -211,7 +211,8 @@ class Training:
         async with turn(self._status_turns, self._attempts.heartbeat):
             await self._burst.wait_for_its_end()
             self._count()
-            self._status.update(startup_problems=self._controller.startup_problems(), plan=self._runner.plan_record())
+            record = self._runner.plan_record(self._controller.deleting)
+            self._status.update(startup_problems=self._controller.startup_problems(), plan=record)
             progress = self._progress()
             write = self._status.write(self._runner.status(), self._controller.created)
             if not await self._attempt("write the status", write):

@@ -106,7 +106,7 @@ class PodController:
         if settings.disruption_budgets:
             fresh = created == 0 and not resumed
             self._budget = DisruptionBudgetWriter(api, self._meta, record, fresh=fresh)
-        self._deletions = PodDeletions(cluster, api)
+        self._deletions = PodDeletions(self.pods, cluster, api)
         self.settled, self._looked_at = False, -math.inf  # time.monotonic()
         self._pools_full = False  # pods are wanted, and no pool may have more
         self._refusal: PodRefused | None = None  # of the newest pod that was to be created
@@ -215,6 +215,11 @@ class PodController:
     def rollout(self) -> RolloutRecord | None:
         """How far it is; None if that is not known yet."""
         return self._rolling.record
+
+    @property
+    def deleting(self) -> frozenset[WorkerId]:
+        """Workers whose pods this operator has deleted, and which are still there."""
+        return self._deletions.ordered()
 
     @property
     def adding(self) -> int:

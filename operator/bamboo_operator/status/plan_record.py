@@ -2,8 +2,8 @@
 
 Before there is a plan it has only the workers that were lost before they could join.
 
-JSON: the epoch, each pipeline's owners in the order of stages, the lost workers whose pods are still there, so that it
-does not count them once more, and a digest of the task, which must not have changed.
+JSON: the epoch, each pipeline's owners in the order of stages, a digest of the task, which must not have changed, and
+the workers that are lost or leave by order and whose pods are still there: it does not count those as preempted.
 """
 
 import json
