@@ -115,6 +115,10 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         ),
         ({"architecture": {"n_layer": 2}}, "architecture must have a model_type, such as gpt2"),
         ({"architecture": "no-such"}, "architecture: "),
+        (
+            {"architecture": {"model_type": "llama", "hiden_size": 64}},
+            "architecture: unknown key 'hiden_size', did you mean hidden_size?",
+        ),
         ({"architecture": "t5"}, "t5 is no causal or masked language model of transformers; from_module splits others"),
         ({"architecture": "bart"}, "bart is no causal or masked language model of transformers; from_module splits"),
         (
@@ -124,6 +128,10 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
         (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),
         (config_of("gpt2", learningRate=0), "learningRate must be positive, got 0.0"),
+        (
+            config_of("gpt2", data={"kind": "txt"}),
+            "data.kind must be one of tokens, text, images, npz, huggingface, own, mixture, random, chats, got 'txt'",
+        ),
         (config_of("gpt2", data={"lenght": 3}), "data: unknown key 'lenght', did you mean length?"),
         (
             {"architecture": {"model_type": "eurobert", "vocab_size": 64}},

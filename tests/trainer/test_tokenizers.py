@@ -82,7 +82,7 @@ def test_another_tokenizer_may_be_named(model: Path, text: str, tmp_path: Path) 
         ({"tokenizer": 3}, {}, "data.tokenizer: expected the tokenizer's folder, or bytes, got 3"),
         ({"tokenizer": "MODEL", "path": "/gone"}, {}, "data: path must be stdlib or a readable file, got '/gone'"),
         ({"tokenizer": "MODEL", "length": 9999}, {}, "data: the text has 400 tokens, fewer than context"),
-        ({"lenght": 8}, {}, "data: unknown key 'lenght', expected some of kind, path, length, tokenizer"),
+        ({"lenght": 8}, {}, "data: unknown key 'lenght', did you mean length?"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -38,7 +38,7 @@ def dataset_from(
     if kind in kinds:
         return kinds[kind](keys.rest(), where)
     if kind != MIXTURE and kind not in _KINDS:
-        known = ", ".join([*_KINDS, MIXTURE, *kinds])
+        known = ", ".join(dict.fromkeys([*_KINDS, MIXTURE, *kinds]))
         raise ValueError(f"{where}.kind must be one of {known}, got {kind!r}")
     readers, ahead = keys.number("readers", 0), keys.number("readAhead", 0)
     threads = keys.truth("threads", False)

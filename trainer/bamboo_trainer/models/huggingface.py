@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -257,7 +258,21 @@ def published_config(settings: HuggingFaceSettings) -> Any:
     kind = given.pop("model_type", None)
     expect(isinstance(kind, str), "architecture must have a model_type, such as gpt2, llama, qwen3 or bert")
     found = _made("architecture", lambda: library.AutoConfig.for_model(kind, **given))
+    _check_architecture(given, _made("architecture", type(found)))
     return _with_labels(found, settings.labels)
+
+
+def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
+    """Raise ValueError for a key that transformers does not know and that resembles one that it knows.
+
+    given: the keys of an architecture. usual: the config of that kind without any keys. Transformers takes any key, and
+    a published config.json has keys that have no effect.
+    """
+    known = {*usual.to_dict(), *usual.attribute_map}
+    free = sorted(known - given.keys())
+    for key in sorted(given.keys() - known):
+        if near := get_close_matches(key, free, n=1, cutoff=0.8):
+            raise ValueError(f"architecture: unknown key {key!r}, did you mean {near[0]}?")
 
 
 def check_labels(settings: HuggingFaceSettings) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from bamboo_core.complaints import said_by
+from bamboo_core.text import suggestion
 from bamboo_trainer.data import TextDataset, dataset_from, text_bytes
 from bamboo_trainer.data.tokenizing import BYTES, ByteEncoder
 from bamboo_trainer.models.parts.sequences import check_tokens, whole_number
@@ -47,7 +48,7 @@ def open_text(model: str | None, vocabulary: int, config: Mapping[str, Any], whe
     `dataset_from`, "length", "tokenizer": "bytes", or a folder, by default that of the model}. Raises ValueError.
     """
     if unknown := [key for key in config if key not in _KEYS]:
-        raise ValueError(f"{where}: unknown key {unknown[0]!r}, expected some of kind, {', '.join(_KEYS)}")
+        raise ValueError(f"{where}: unknown key {unknown[0]!r}, {suggestion(unknown[0], ['kind', *_KEYS])}")
     folder, path = config.get("tokenizer", model), config.get("path", "stdlib")
     if not isinstance(path, str):
         raise ValueError(f"{where}.path: expected stdlib or a file, got {path!r}")
