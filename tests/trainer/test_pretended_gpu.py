@@ -23,7 +23,7 @@ from bamboo_trainer.telemetry.step_profiler import StepProfiler
 from bamboo_trainer.telemetry.trace import Silent
 
 HERE = Path(__file__)
-SECONDS = 1800.0  # for all tests of three files, the slow ones too, on a loaded machine
+SECONDS = 1800.0  # for the tests of one choice, on a loaded machine
 on_one = pytest.mark.skipif("PRETENDED_GPU" not in os.environ, reason="run by the tests below")
 beside = pytest.mark.skipif(
     "PRETENDED_GPU" in os.environ or shutil.which(pretended_gpu.COMPILER) is None, reason="no compiler, or in one"
@@ -32,6 +32,8 @@ FEW = (
     "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True)"
     " or steps_are_counted or (saved_contexts and not any_instruction and not a_loss)"
 )
+PARTS = ("test_gpu", "saved_contexts and not any_instruction", *(f"any_instruction-{grid}" for grid in range(4)))
+OTHERS = [pytest.param(f"({part}) and not ({FEW})", marks=pytest.mark.slow, id=part) for part in PARTS]
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +42,8 @@ def library() -> Path:
 
 
 @beside
-@pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("chosen", [FEW, pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.timeout(SECONDS + 60, func_only=True)  # the library may have to be compiled before
+@pytest.mark.parametrize("chosen", [pytest.param(FEW, id="few"), *OTHERS])
 def test_what_is_tested_on_a_gpu_holds_on_a_pretended_one(library: Path, chosen: str) -> None:
     files = [str(HERE.with_name(name)) for name in (HERE.name, "test_gpu.py", "test_saved_contexts.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rs", "-k", chosen, "-p", "no:cacheprovider", *files]
