@@ -6,7 +6,7 @@ import pytest
 
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.manifest_warnings import warnings
-from manifest_kit import bamboojob, training
+from manifest_kit import bamboojob, gpu_pools, training
 
 
 def manifest(**redundancy: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_nodes_with_too_many_workers_are_warned_of(per_node: int, stages: int, p
         ({"devices": 2, "resources": {"limits": {"amd.com/gpu": "2"}}}, ""),
         (
             {"devices": 2, "resources": {"limits": {"memory": "1Gi"}}},
-            "spec.worker.devices 2: spec.worker.resources asks",
+            "spec.worker.devices 2: spec.worker.resources asks for no GPUs, such as nvidia.com/gpu; on a cluster a",
         ),
     ],
 )
@@ -75,6 +75,21 @@ def test_devices_without_gpus_and_gpus_without_use_are_warned_of(worker: dict[st
     found = [warning for warning in warnings(parse_manifest(document)) if "GPU" in warning]
     assert bool(found) is bool(told)
     assert all(told in warning for warning in found)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told"),
+    [
+        ((2, 2), None),
+        ((2, None), "spec.worker.devices 2: node pool b asks for no GPUs, such as nvidia.com/gpu; on a cluster"),
+    ],
+)
+def test_devices_without_gpus_in_a_pool_are_warned_of(gpus: tuple[int | None, ...], told: str | None) -> None:
+    document = manifest()
+    document["spec"]["worker"] = {"devices": 2}
+    document["spec"]["nodePools"] = gpu_pools(*gpus)
+    found = [warning for warning in warnings(parse_manifest(document)) if "GPU" in warning]
+    assert [warning[: len(told or "")] for warning in found] == ([told] if told else [])
 
 
 @pytest.mark.parametrize(

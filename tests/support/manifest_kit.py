@@ -80,6 +80,15 @@ def minimal() -> dict[str, Any]:
     return document
 
 
+def gpu_pools(*gpus: int | None) -> list[dict[str, Any]]:
+    """Node pools a, b and so on. gpus: how many each pool's template asks for; None: it has no template."""
+    pools: list[dict[str, Any]] = []
+    for name, number in zip("abc", gpus, strict=False):
+        trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": number}}}
+        pools.append({"name": name} | ({} if number is None else {"template": {"spec": {"containers": [trainer]}}}))
+    return pools
+
+
 def problems(document: Any) -> list[str]:
     with pytest.raises(ManifestError) as caught:
         parse_manifest(document)

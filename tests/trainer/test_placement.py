@@ -2,14 +2,16 @@
 
 import os
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 
-from bamboo_core.job.placement_spec import ResourcesSpec
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.names import ENV_DEVICE
 from bamboo_trainer.memory.placement import DeviceError, choose_device, require_gpus, to_host, use
 from bamboo_trainer.stage.stage import Stage, build_stage
+from manifest_kit import gpu_pools, minimal
 from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -66,19 +68,30 @@ def test_a_wrong_device_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, w
 
 
 @pytest.mark.parametrize(
-    ("asked", "missing"), [({"nvidia.com/gpu": 1}, True), ({"nvidia.com/gpu": 0}, False), ({}, False)]
+    ("worker", "pools", "asks"),
+    [
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, [], "spec.worker.resources asks"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 0}}}, [], ""),
+        ({}, [], ""),
+        ({"devices": 2}, [], "spec.worker.devices 2 asks"),
+        ({}, gpu_pools(1, 4), "each node pool's template asks"),
+        ({}, gpu_pools(1, None), ""),
+        ({"devices": 2}, gpu_pools(2, None), "spec.worker.devices 2 asks"),
+    ],
 )
-def test_a_worker_whose_container_asks_for_gpus_does_not_train_without_one(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], missing: bool
+def test_a_worker_whose_job_asks_for_gpus_does_not_train_without_one(
+    monkeypatch: pytest.MonkeyPatch, worker: dict[str, Any], pools: list[dict[str, Any]], asks: str
 ) -> None:
-    resources, cpu, gpu = ResourcesSpec(limits=asked), torch.device("cpu"), torch.device("cuda", 0)
+    document, cpu, gpu = minimal(), torch.device("cpu"), torch.device("cuda", 0)
+    document["spec"] |= {"worker": worker, "nodePools": pools}
+    spec = parse_manifest(document)
     monkeypatch.delenv(ENV_DEVICE, raising=False)
-    said = pytest.raises(DeviceError, match=r"spec.worker.resources asks for GPUs, and there is none in this container")
-    with said if missing else nullcontext():
-        require_gpus(resources, (cpu,))
-    require_gpus(resources, (gpu,))
+    said = pytest.raises(DeviceError, match=f"^{asks} for GPUs, and there is none in this container")
+    with said if asks else nullcontext():
+        require_gpus(spec, (cpu,))
+    require_gpus(spec, (gpu,))
     monkeypatch.setenv(ENV_DEVICE, "cpu")
-    require_gpus(resources, (cpu,))
+    require_gpus(spec, (cpu,))
 
 
 def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

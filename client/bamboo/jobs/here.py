@@ -16,6 +16,7 @@ from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past
 from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.node_placement import asking_for_gpus
 from bamboo_core.job.spec import JobSpec, RedundancyMode, whole_workers
 from bamboo_core.names import ENV_DEVICE
 from bamboo_core.storage.bounded import StoreLimits
@@ -67,9 +68,8 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) ->
         warnings.append("spec.budget.money has no effect here: nobody is paid for workers on this machine")
     if told := past(spec, datetime.now(UTC)):
         warnings.append(told)
-    gpus = spec.worker.resources.asks_for_gpus
-    if (gpus or spec.worker.devices > 1) and not os.environ.get(ENV_DEVICE) and not _torch_may_use_gpus():
-        asks = "spec.worker.resources asks" if gpus else f"spec.worker.devices {spec.worker.devices} asks"
+    asks = asking_for_gpus(spec)
+    if asks and not os.environ.get(ENV_DEVICE) and not _torch_may_use_gpus():
         warnings.append(f"{asks} for GPUs, and torch can use none on this machine: the workers train on the CPU")
     claimed = spec.checkpoint is not None and spec.checkpoint.claim is not None
     if checkpoints is None and not resume and not claimed:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from bamboo_core.job.node_placement import worker_resources
+from bamboo_core.job.node_placement import asks_for_gpus, worker_resources
 from bamboo_core.job.placement_spec import GPU_SUFFIX, MOST_DEVICES, SpreadPolicy
 from bamboo_core.job.pod_fields import templates_of
 from bamboo_core.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, most_pipelines, pod_spread, wanted_workers
@@ -86,9 +86,11 @@ def _nodes(spec: JobSpec) -> str:
 def _devices(spec: JobSpec) -> str:
     """GPUs that stay idle, or processors where GPUs may be meant."""
     devices, gpus = spec.worker.devices, spec.worker.resources.gpus
-    if devices > 1 and not gpus:
-        none = "asks for no GPUs, such as nvidia.com/gpu"
-        return f"spec.worker.devices {devices}: spec.worker.resources {none}; without them all of it runs on the CPU"
+    without = [pool for pool in spec.node_pools or (None,) if not asks_for_gpus(spec, pool)]
+    if devices > 1 and without:
+        asks = "spec.worker.resources asks" if without[0] is None else f"node pool {without[0].name} asks"
+        none = f"{asks} for no GPUs, such as nvidia.com/gpu"
+        return f"spec.worker.devices {devices}: {none}; on a cluster a worker without GPUs fails"
     if idle := next((number for number in gpus if number not in ("0", "1") and devices == 1), ""):
         allowed = idle.isdigit() and int(idle) <= MOST_DEVICES
         better = f"spec.worker.devices {idle} uses all" if allowed else "more workers with one GPU each would use all"

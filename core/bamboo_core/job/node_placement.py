@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
+from bamboo_core.job.placement_spec import GPU_SUFFIX, Capacity, NodePool, Preset
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import TRAINER_CONTAINER
 
@@ -79,6 +79,19 @@ def worker_resources(job: JobSpec, pool: NodePool | None) -> dict[str, Any]:
         merged = {**of_all, **(own if isinstance(own, Mapping) else {})}
         found |= {name: quantity for name, quantity in merged.items() if quantity is not None}
     return found
+
+
+def asks_for_gpus(job: JobSpec, pool: NodePool | None) -> bool:
+    """Return whether the pods of a pool ask for GPUs. pool: None for a job without pools."""
+    asked = worker_resources(job, pool).items()
+    return any(name.endswith(GPU_SUFFIX) and str(quantity) != "0" for name, quantity in asked)
+
+
+def asking_for_gpus(job: JobSpec) -> str:
+    """Return what of a job asks for GPUs for each worker, with its verb; "" if a worker may do without."""
+    if all(asks_for_gpus(job, pool) for pool in job.node_pools or (None,)):
+        return "spec.worker.resources asks" if job.worker.resources.asks_for_gpus else "each node pool's template asks"
+    return f"spec.worker.devices {job.worker.devices} asks" if job.worker.devices > 1 else ""
 
 
 def asked_of_nodes(job: JobSpec, pool: NodePool | None) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:

@@ -8,7 +8,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from bamboo_core.job.placement_spec import ResourcesSpec
+from bamboo_core.job.node_placement import asking_for_gpus
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import ENV_DEVICE
 
 _CPU = torch.device("cpu")
@@ -56,15 +57,16 @@ def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
     return found
 
 
-def require_gpus(resources: ResourcesSpec, devices: Sequence[torch.device]) -> None:
-    """Raise DeviceError if a worker's container asks for GPUs, and the worker would compute on the CPU all the same.
+def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
+    """Raise DeviceError if a job asks for GPUs, and a worker in a pod would compute on the CPU all the same.
 
-    resources: of the job's workers. devices: those that were chosen. BAMBOO_DEVICE=cpu asks for the CPU.
+    devices: those that were chosen. BAMBOO_DEVICE=cpu asks for the CPU.
     """
-    if resources.asks_for_gpus and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):
+    asks = asking_for_gpus(spec)
+    if asks and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):
         built = "" if torch.version.cuda or torch.version.hip else f", and torch {torch.__version__} is built for CPUs"
         raise DeviceError(
-            f"spec.worker.resources asks for GPUs, and there is none in this container{built}; expected a GPU, or "
+            f"{asks} for GPUs, and there is none in this container{built}; expected a GPU, or "
             f"{ENV_DEVICE}=cpu to train on the CPU"
         )
 

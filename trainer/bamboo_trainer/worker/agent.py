@@ -258,7 +258,7 @@ class WorkerAgent:
         job = self.job = load_job(welcome.manifest)
         devices = self.devices = choose_devices(self.worker, job.spec.worker.devices)
         if self.pod:
-            require_gpus(job.spec.worker.resources, devices)
+            require_gpus(job.spec, devices)
         use(devices[0], deterministic=job.spec.training.deterministic)
         require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
         if welcome.history:
