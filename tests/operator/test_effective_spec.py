@@ -33,7 +33,7 @@ def body(document: dict[str, Any], generation: int = 1, **status: Any) -> dict[s
 
 def trains(document: dict[str, Any]) -> str:
     """The status' plan of a job whose workers train that."""
-    return plan_record(PLAN, (), task_digest(parse_manifest(document)))
+    return plan_record(PLAN, (), (), task_digest(parse_manifest(document)))
 
 
 class One:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import PlanApplied, StepCommitted
+from bamboo_core.control.protocol import PlanApplied, StepCommitted, WorkerReady
 from bamboo_core.coordinator.events import WorkerLost
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import Cell
-from bamboo_operator.status.plan_record import lost_workers_in
+from bamboo_operator.status.plan_record import lost_workers_in, noticed_workers_in
 from operator_kit import job
 from pod_controller_kit import Job, Place
 
@@ -223,6 +223,38 @@ async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preemp
     restarted = begin(place, resumed=True, known_lost=lost_workers_in(started.plan_record()))
     await restarted.reconciles()
     place.take("tiny-w2")
+    await restarted.ticks(0.2)
+    assert restarted.runner.state.membership.preemptions == 0
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_worker_that_goes_after_a_notice_while_operators_change_was_preempted_once(
+    begin: Callable[..., Job], comes_back: bool
+) -> None:
+    """The operator before has counted its preemption when somebody deleted its pod."""
+    first = Place()
+    started = begin(first, standby={"workers": 1})
+    await started.reconciles()
+    started.train()
+    first.mark("tiny-w1")
+    await started.ticks(0.2)
+    assert started.runner.state.membership.preemptions == 1
+    record = started.plan_record()
+    place = copied(first)
+    restarted = begin(
+        place,
+        resumed=True,
+        known_lost=lost_workers_in(record),
+        counted=noticed_workers_in(record),
+        standby={"workers": 1},
+    )
+    await restarted.reconciles()
+    for worker in ("tiny-w0", "tiny-w1", "tiny-w2"):
+        if comes_back or worker != "tiny-w1":
+            restarted.hear(worker, WorkerReady(), plan=started.runner.state.plan)
+    await restarted.ticks(0.2)
+    assert "tiny-w1" in noticed_workers_in(restarted.plan_record())
+    place.take("tiny-w1")
     await restarted.ticks(0.2)
     assert restarted.runner.state.membership.preemptions == 0
 

@@ -28,11 +28,12 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
         place: Place,
         resumed: bool = False,
         known_lost: frozenset[str] = frozenset(),
+        counted: frozenset[str] = frozenset(),
         marks: tuple[NodeMark, ...] = (),
         settings: WorkerPodSettings = SETTINGS,
         **spec: Any,
     ) -> Job:
-        made = Job(place, job(**spec), resumed, known_lost, marks, settings)
+        made = Job(place, job(**spec), resumed, known_lost, counted, marks, settings)
         for module in (runner_module, budget_module, controller_module, deletions_module, rolling_module):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
         monkeypatch.setattr(controller_module, "utc_now", lambda: utc_now() + timedelta(seconds=made.now - BEGINNING))

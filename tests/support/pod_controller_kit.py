@@ -194,6 +194,7 @@ class Job:
         spec: JobSpec,
         resumed: bool,
         known_lost: frozenset[str],
+        counted: frozenset[str],
         marks: tuple[NodeMark, ...] = (),
         settings: WorkerPodSettings = SETTINGS,
     ) -> None:
@@ -205,6 +206,7 @@ class Job:
             manifest={},
             resumed=resumed,
             known_lost=known_lost,
+            counted=counted,
             marks=marks,
         )
         self.trigger = ReconcileTrigger()

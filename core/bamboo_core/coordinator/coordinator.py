@@ -90,13 +90,16 @@ def initial(
     )
 
 
-def with_workers(state: CoordinatorState, *, requested: int, gone: frozenset[WorkerId]) -> CoordinatorState:
+def with_workers(
+    state: CoordinatorState, *, requested: int, gone: frozenset[WorkerId], counted: frozenset[WorkerId]
+) -> CoordinatorState:
     """The state before the first event of a coordinator whose shell has workers already.
 
-    requested: how many of them may still join. gone: whose loss was handled before.
+    requested: how many of them may still join. gone: whose loss was handled before. counted: workers that may still
+    join and whose preemption is counted already, since another coordinator heard their notice.
     """
     turn = Turn(state, state.terms.started)
-    turn.put(state.membership.begun_with(requested, gone))
+    turn.put(state.membership.begun_with(requested, gone, counted))
     return turn.state
 
 

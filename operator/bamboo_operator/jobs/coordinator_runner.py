@@ -77,7 +77,8 @@ class TrainingRun:
     """One training of a job, from its start or its takeover from another operator until it ends or is suspended.
 
     resumed: the job had begun before this operator did. known_lost: workers whose loss was handled before, or whose
-    deletion was requested. marks: of nodes that go, which this installation has itself. earlier: before this training.
+    deletion was requested. counted: workers whose preemption was counted when they had a notice. marks: of nodes that
+    go, which this installation has itself. earlier: before this training.
     """
 
     job: JobIdentity
@@ -85,6 +86,7 @@ class TrainingRun:
     manifest: dict[str, Any]
     resumed: bool
     known_lost: frozenset[WorkerId] = frozenset()
+    counted: frozenset[WorkerId] = frozenset()
     meter: JobMeter = field(default_factory=lambda: JobMeter(OperatorCounts()))
     marks: tuple[NodeMark, ...] = ()
     burst: Burst = field(default_factory=Burst)
@@ -165,7 +167,8 @@ class CoordinatorRunner:
         lost = (self._watch.lost | state.membership.gone | by_order) & pods
         if state.plan is None:
             return start_record(lost) if lost and not self._run.resumed else None
-        return plan_record(state.plan, lost, self._task)
+        noticed = {w for w, r in state.workers.items() if r.notice_until is not None and not (r.spared or r.replaced)}
+        return plan_record(state.plan, lost, (noticed | state.membership.counted) & pods, self._task)
 
     async def run(self) -> None:
         """Until cancelled: workers that connect late to a job that is over are told so."""
@@ -174,7 +177,9 @@ class CoordinatorRunner:
         self._watch.begin(self._run.known_lost, resumed=self._run.resumed)
         lost = frozenset(self._watch.lost)
         self.removing.update((name, time.monotonic()) for name in lost)
-        self.state = coordinator.with_workers(self.state, requested=len(pods) - len(lost), gone=lost)
+        self.state = coordinator.with_workers(
+            self.state, requested=len(pods) - len(lost), gone=lost, counted=self._run.counted
+        )
         self._trigger.soon()
         self._gateway.open(self._run.job.key, self._channels)
         try:

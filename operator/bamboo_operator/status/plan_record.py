@@ -3,7 +3,8 @@
 Before there is a plan it has only the workers that were lost before they could join.
 
 JSON: the epoch, each pipeline's owners in the order of stages, a digest of the task, which must not have changed, and
-the workers that are lost or leave by order and whose pods are still there: it does not count those as preempted.
+the workers whose pods are still there that are lost or leave by order, and those that have a notice. The other operator
+does not count these workers as preempted: that has happened before, or they are not.
 """
 
 import json
@@ -13,10 +14,10 @@ from typing import Any
 from bamboo_core.planning.plan import Plan, WorkerId
 
 
-def plan_record(plan: Plan, lost: Iterable[WorkerId], task: str) -> str:
+def plan_record(plan: Plan, lost: Iterable[WorkerId], noticed: Iterable[WorkerId], task: str) -> str:
     """The record of a plan, for the job's status. task: its digest."""
     rows = [[assignment.owner for assignment in row] for row in plan.pipelines]
-    record = {"epoch": plan.epoch, "pipelines": rows, "lost": sorted(lost), "task": task}
+    record = {"epoch": plan.epoch, "pipelines": rows, "lost": sorted(lost), "noticed": sorted(noticed), "task": task}
     return json.dumps(record, separators=(",", ":"))
 
 
@@ -32,8 +33,17 @@ def trains(record: str | None) -> bool:
 
 def lost_workers_in(record: str | None) -> frozenset[WorkerId]:
     """None, and what was written by another version or by hand: no worker."""
-    lost = _field(record, "lost")
-    return frozenset(name for name in lost if isinstance(name, str)) if isinstance(lost, list) else frozenset()
+    return _workers(record, "lost")
+
+
+def noticed_workers_in(record: str | None) -> frozenset[WorkerId]:
+    """Return the workers whose preemption was counted when their notice was heard."""
+    return _workers(record, "noticed")
+
+
+def _workers(record: str | None, name: str) -> frozenset[WorkerId]:
+    found = _field(record, name)
+    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list) else frozenset()
 
 
 def task_digest_in(record: str | None) -> str | None:

@@ -174,7 +174,7 @@ def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False
         turn.put(turn.state.workers.spared(worker))
         turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
         return
-    turn.put(turn.state.membership.noticing())
+    turn.put(turn.state.membership.noticing(worker))
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
 
 

@@ -227,12 +227,14 @@ class Workers(dict[WorkerId, WorkerRecord]):
 class Membership:
     """Who is not there any more, and how many are to come. Only the methods here make a new value.
 
-    gone: declared lost, refused or dismissed, for good. requested: workers asked for that have not joined yet.
+    gone: declared lost, refused or dismissed, for good. counted: workers that are not gone and whose preemption a
+    coordinator before this one has counted. requested: workers asked for that have not joined yet.
     preemptions: workers taken away, or about to be; notices: those of which that was said before. silence_told:
     people know that the workers, which live, do not come back to a restarted coordinator.
     """
 
     gone: frozenset[WorkerId] = frozenset()
+    counted: frozenset[WorkerId] = frozenset()
     requested: int = 0
     preemptions: int = 0
     notices: int = 0
@@ -245,9 +247,9 @@ class Membership:
         """So many that were asked for will not come, or have."""
         return replace(self, requested=max(0, self.requested - count))
 
-    def begun_with(self, requested: int, gone: frozenset[WorkerId]) -> "Membership":
+    def begun_with(self, requested: int, gone: frozenset[WorkerId], counted: frozenset[WorkerId]) -> "Membership":
         """The coordinator's shell knows of these before the first event."""
-        return replace(self, requested=requested, gone=gone)
+        return replace(self, requested=requested, gone=gone, counted=counted)
 
     def without(self, worker: WorkerId) -> "Membership":
         """It is dismissed, and cannot come back."""
@@ -258,8 +260,9 @@ class Membership:
         return self.without(worker).withdrawing(1)
 
     def losing(self, worker: WorkerId, *, taken: bool) -> "Membership":
-        """taken: it counts as taken away."""
-        return replace(self, gone=self.gone | {worker}, preemptions=self.preemptions + taken)
+        """taken: it counts as taken away, unless that is counted."""
+        more = taken and worker not in self.counted
+        return replace(self, gone=self.gone | {worker}, preemptions=self.preemptions + more)
 
     def losing_early(self, worker: WorkerId, *, taken: bool) -> "Membership":
         """It was lost before it joined."""
@@ -267,10 +270,12 @@ class Membership:
 
     def absent(self, workers: frozenset[WorkerId]) -> "Membership":
         """They were taken away while nobody looked."""
-        return replace(self, gone=self.gone | workers, preemptions=self.preemptions + len(workers))
+        return replace(self, gone=self.gone | workers, preemptions=self.preemptions + len(workers - self.counted))
 
-    def noticing(self) -> "Membership":
-        """A worker will be taken away."""
+    def noticing(self, worker: WorkerId) -> "Membership":
+        """The worker will be taken away."""
+        if worker in self.counted:
+            return replace(self, counted=self.counted - {worker})  # the next notice is another one
         return replace(self, notices=self.notices + 1, preemptions=self.preemptions + 1)
 
     def with_silence_told(self) -> "Membership":
