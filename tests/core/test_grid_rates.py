@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo_core.job.manifest import parse_manifest
@@ -126,6 +126,7 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
     assert not GridRates(figures, spec, 1).best(8)
 
 
+@settings(max_examples=40)
 @pytest.mark.parametrize("mode", ["EagerForward", "EagerBackward", "LazyForward", "None"])
 @given(
     seconds=st.lists(st.floats(0.001, 1.0), min_size=4, max_size=6),

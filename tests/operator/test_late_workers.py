@@ -16,6 +16,19 @@ AWAY_SECONDS = 3.0
 RESTART = Disturbance(kind=DisturbanceKind.OPERATOR, at=DELETED - 0.05, seconds=AWAY_SECONDS, number=0)
 
 
+def each(fast: int) -> pytest.MarkDecorator:
+    """A seed and the way of the deletion. One of them is not slow: seed 0 with that way."""
+    ways = {"background": BACKGROUND, "foreground": FOREGROUND}
+    return pytest.mark.parametrize(
+        ("seed", "number"),
+        [
+            pytest.param(seed, way, id=f"{seed}-{name}", marks=() if (seed, way) == (0, fast) else pytest.mark.slow)
+            for seed in range(3)
+            for name, way in ways.items()
+        ],
+    )
+
+
 def ends(seed: int, number: int, *others: Disturbance) -> list[tuple[float, int]]:
     """After how many seconds each worker of the deleted job ended, and how."""
     delete = Disturbance(kind=DisturbanceKind.RECREATE, at=DELETED, seconds=1000.0, number=number)
@@ -28,16 +41,14 @@ def ends(seed: int, number: int, *others: Disturbance) -> list[tuple[float, int]
     return [(seconds, code) for seconds, code in ended if 0 < seconds < 100]
 
 
-@pytest.mark.parametrize("number", [BACKGROUND, FOREGROUND], ids=["background", "foreground"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@each(fast=BACKGROUND)
 def test_workers_of_a_deleted_job_stop_at_once(seed: int, number: int) -> None:
     found = ends(seed, number)
     assert len(found) >= 2
     assert all(seconds < GRACE_SECONDS / 3 and code == EXIT_DRAINED for seconds, code in found), found
 
 
-@pytest.mark.parametrize("number", [BACKGROUND, FOREGROUND], ids=["background", "foreground"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@each(fast=FOREGROUND)
 def test_they_stop_as_soon_as_an_operator_is_back(seed: int, number: int) -> None:
     """Of a job that is gone by then it hears only by the pods that are left."""
     found = ends(seed, number, RESTART)

@@ -10,7 +10,10 @@ from generate_journeys import PAGE, page, recorded
 from journey import Recorded
 
 MOST_HOPS = 25
-no_compiler = pytest.mark.skipif(shutil.which(pretended_gpu.COMPILER) is None, reason="there is no C++ compiler")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which(pretended_gpu.COMPILER) is None, reason="there is no C++ compiler"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -21,17 +24,14 @@ def journeys() -> list[Recorded]:
         pytest.fail(error.stderr.decode()[-5000:])
 
 
-@no_compiler
 def test_the_page_has_the_journeys_as_they_are(journeys: list[Recorded]) -> None:
     text = PAGE.read_text()
     assert page(text, journeys) == text, "make docs writes them anew"
 
 
-@no_compiler
 def test_no_journey_is_long(journeys: list[Recorded]) -> None:
     assert {one.title: len(one.hops) for one in journeys if len(one.hops) > MOST_HOPS} == {}
 
 
-@no_compiler
 def test_no_journey_enters_a_room_twice_but_from_the_network(journeys: list[Recorded]) -> None:
     assert {one.title: one.twice for one in journeys if one.twice} == {}
