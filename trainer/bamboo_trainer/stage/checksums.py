@@ -20,8 +20,9 @@ def checksum(tensor: Tensor) -> int:
         data = data.clone()
     whole = data.numel() // 8 * 8
     words, rest = data[:whole].view(torch.int64), bytes(data[whole:].tolist())
-    weights, total = _weights(tensor.device), torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for chunk in torch.split(words, CHUNK):
+    weights = _weights(tensor.device)
+    total = (words[:CHUNK] * weights[: words.numel()]).sum()  # most tensors have no more
+    for chunk in torch.split(words[CHUNK:], CHUNK) if words.numel() > CHUNK else ():
         total.mul_(_STEP).add_((chunk * weights[: chunk.numel()]).sum())
     return (int(total) * 31 + int.from_bytes(rest, "little")) & _SIGN
 
