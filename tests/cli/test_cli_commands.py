@@ -190,7 +190,8 @@ def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the
     [
         (["starting workers"], True, signal.SIGINT),
         (["step 1/"], True, signal.SIGTERM),
-        (["the same job again"], False, signal.SIGINT),  # between two runs there is no job to speak of
+        # between two runs there is no job to speak of
+        pytest.param(["the same job again"], False, signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(["the same job again", "step 1/"], True, signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
@@ -253,6 +254,7 @@ def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: P
         assert processes_with(setting) == []
 
 
+@pytest.mark.slow
 def test_a_run_loses_a_node_with_both_its_workers_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     text = SPIRALS.replace("steps: 600", "steps: 6").replace("stages: 2", "stages: 4")
     options = ("--workers-per-node", "2", "--preempt", "at:3:1", "--verify", "--no-page")
@@ -271,7 +273,7 @@ KEPT = {"weights", "history.jsonl", "page.html", "workers.log"}
     [
         ("| head -2", "bamboo: standard output cannot be written (Broken pipe): the job goes on without"),
         pytest.param(">&- 2>&- <&-", "", marks=pytest.mark.slow),
-        ("--json >/dev/full 2>/dev/full", ""),
+        pytest.param("--json >/dev/full 2>/dev/full", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
@@ -287,7 +289,7 @@ def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
 @pytest.mark.parametrize("gone", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, gone: bool) -> None:
     """It shows the live picture, which needs more than a terminal holds. Stopped: nothing is read until the end."""
-    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 150"))
+    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20" if gone else "steps: 150"))
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*BAMBOO, "run", job, "--output", "out"],

@@ -54,11 +54,9 @@ def test_what_is_tested_on_a_gpu_holds_on_a_pretended_one(library: Path, chosen:
 
 
 @beside
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("model", "devices"),
-    [("gpt2", 2), pytest.param("resnet", 1, marks=pytest.mark.slow), pytest.param("vgg", 3, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("model", "devices"), [("gpt2", 2), ("resnet", 1), ("vgg", 3)])
 def test_a_job_whose_workers_have_gpus_keeps_its_bits_after_losses(
     library: Path, tmp_path: Path, model: str, devices: int
 ) -> None:
