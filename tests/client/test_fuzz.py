@@ -238,7 +238,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> CoordinatorState:
     "phase",
     ["Pending", "Profiling", "Looking", "Recovering", "Running", "Asking", "Writing", "Restoring", "Saving", "Over"],
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(SAYING | hellos(), max_size=8), st.sets(WORKERS, max_size=2))
 def test_no_worker_brings_the_coordinator_down(phase: str, said: list[WorkerJoined | Received], dead: set[str]) -> None:
     world = phases()[phase]
