@@ -157,6 +157,7 @@ def test_a_job_without_checkpoints_is_not_suspended() -> None:
             handle.weights()
 
 
+@pytest.mark.slow  # at full speed until the grid has grown
 def test_more_workers_are_asked_for_while_it_trains() -> None:
     refused = pytest.raises(bamboo.InvalidRequest, match=r"without spec\.elastic its grid is fixed")
     with job(ENDLESS).run(page=False) as handle, refused:
