@@ -329,32 +329,33 @@ def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:
 
 
 def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
-    """Pipelines of one stage. Half of the kills befall who runs a portion of a lost one, while it does."""
+    """Several pipelines, half of the time of one stage. Half of the kills befall who runs a portion of a lost cell."""
     a, pipelines = job.arithmetic, rng.choice((2, 3, 3, 4, 4, 5))
+    stages = min(a.stages, rng.choice((1, 1, 2, 3)))
     microbatches = rng.randint(pipelines, 20)
     a = replace(
         a,
-        stages=1,
+        stages=stages,
         pipelines=pipelines,
         microbatches=microbatches,
         groups=rng.randint(pipelines, microbatches),
         steps=rng.randint(4, 8) + max(0, a.steps - 12),
-        sizes=a.sizes[: rng.choice((1, 2, 4))],
+        sizes=a.sizes[: max(stages, rng.choice((1, 2, 4)))],
         ties=(),
         reproducible=rng.random() < 0.9,
         skipped=frozenset(step for step in a.skipped if step < 4),
     )
-    faults = [replace(f, pipeline=rng.randrange(pipelines), stage=0, step=min(f.step, a.steps - 1)) for f in job.faults]
+    faults = [replace(f, pipeline=rng.randrange(pipelines), stage=rng.randrange(stages), step=min(f.step, a.steps - 1)) for f in job.faults]
     faults = [_at_portion(rng, f) if f.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) else f for f in faults]
     least, most = rng.randint(1, pipelines), min(rng.randint(pipelines, 5), a.groups)
     elastic = (least, most, rng.choice((0, 1, 3))) if a.reproducible and rng.random() < 0.4 else None
-    wanted = (most if elastic else pipelines) + job.standby
+    wanted = (most if elastic else pipelines) * stages + job.standby
     return replace(
         job,
         arithmetic=a,
         faults=tuple(faults),
         elastic=elastic,
-        capacity=rng.choice((wanted, wanted, pipelines)),
+        capacity=rng.choice((wanted, wanted, pipelines * stages)),
     )
 
 

@@ -22,7 +22,7 @@ class Kind(StrEnum):
     VALUE = "value", "as with grids, workers cost unlike, and those that add less than they cost are given back"
     REPLICAS = "replicas", "there are several of each state, and neighbours or zones are lost at once"
     STRAGGLERS = "stragglers", "workers are slow for a time or for good, and layers take other times than was counted"
-    SIBLINGS = "siblings", "several pipelines of one stage, whose workers share what is lost"
+    SIBLINGS = "siblings", "several pipelines, whose workers share what is lost"
     ZBH1 = "zbh1", "weight gradients are postponed"
     SCHEDULES = "schedules", "the schedule changes again and again while the job runs"
     STOPS = "stops", "an evaluation or a decision ends the job early"
