@@ -84,6 +84,14 @@ def share_out(
     return shared
 
 
+def without_portions(plan: Plan) -> Plan:
+    """Return the plan as if each owner of one of several stages ran all of its cells by itself."""
+    if len(plan.stages) == 1 or not any(a.portions for row in plan.pipelines for a in row):
+        return plan
+    alone = tuple(tuple(msgspec.structs.replace(a, portions=()) for a in row) for row in plan.pipelines)
+    return msgspec.structs.replace(plan, pipelines=alone)
+
+
 def is_settled(plan: Plan) -> bool:
     """Does every worker that has a pipeline of its own run all of it, and no more?"""
     owned = Counter(plan.at(cell).owner for cell in plan.cells())

@@ -17,6 +17,7 @@ from bamboo_core.coordinator.grids import noise
 from bamboo_core.coordinator.grids.record import StepTime
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec, RedundancyMode, stabilization_seconds
+from bamboo_core.planning.portions import without_portions
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.splits.uneven_split import Ranges
@@ -254,11 +255,15 @@ def _seconds_now(one: StepTime, rates: GridRates) -> float:
 
 
 def now_expected(state: CoordinatorState, rates: GridRates) -> float:
-    """Seconds of a step under the plan in force, with workers that run several stages as they do."""
+    """Seconds of a step under the plan in force, with workers that run several stages as they do.
+
+    What pipelines of several stages share does not count: a worker that took a stage over holds two stages' states, and
+    a grid without holes is worth more than its steps say.
+    """
     plan = state.current_plan
     if not is_short(state) and (seconds := known_steps(state, rates).get(grid_of(plan))):
         return seconds
-    return scale(state, rates) * rates.seconds_of(plan, plan.target)
+    return scale(state, rates) * rates.seconds_of(without_portions(plan), plan.target)
 
 
 def outlook(state: CoordinatorState, now: float) -> float:
