@@ -345,7 +345,10 @@ def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
         reproducible=rng.random() < 0.9,
         skipped=frozenset(step for step in a.skipped if step < 4),
     )
-    faults = [replace(f, pipeline=rng.randrange(pipelines), stage=rng.randrange(stages), step=min(f.step, a.steps - 1)) for f in job.faults]
+    faults = [
+        replace(f, pipeline=rng.randrange(pipelines), stage=rng.randrange(stages), step=min(f.step, a.steps - 1))
+        for f in job.faults
+    ]
     faults = [_at_portion(rng, f) if f.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) else f for f in faults]
     least, most = rng.randint(1, pipelines), min(rng.randint(pipelines, 5), a.groups)
     elastic = (least, most, rng.choice((0, 1, 3))) if a.reproducible and rng.random() < 0.4 else None

@@ -128,7 +128,9 @@ def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], f
         ((Kind.SIBLINGS, Kind.CHECKPOINTS), 200),
     ],
 )
-def test_random_faults_of_jobs_whose_workers_share_what_is_lost(kinds: tuple[Kind, ...], first: int, seeds: int) -> None:
+def test_random_faults_of_jobs_whose_workers_share_what_is_lost(
+    kinds: tuple[Kind, ...], first: int, seeds: int
+) -> None:
     """All share what is lost; half of the kills befall who runs a portion of it."""
     jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + seeds)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]

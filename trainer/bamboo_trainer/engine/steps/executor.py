@@ -98,12 +98,20 @@ class Executor:
         for cell_step in self.cells.values():
             if cell_step.layout is None:
                 self._begin(cell_step)
-            elif cell_step.portions:
-                cell_step.share(self._plan.current.at(cell_step.cell).portions, self._plan.stages)
+            elif cell_step.step > self._committer.log.newest and cell_step.awaits_gradients:
+                self._share(cell_step)
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
         self._refresh_portions()
+
+    def _share(self, cell_step: CellStep) -> None:
+        """The plan is new in the middle of a step, or at its begin if it comes late: nothing has been run then."""
+        portions = self._plan.current.at(cell_step.cell).portions
+        if portions and cell_step.portions:
+            cell_step.share(portions, self._plan.stages)
+        elif portions != cell_step.portions:
+            self._start(cell_step, self._states.running(cell_step.cell))
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
         """The cell is run here from now on; its state stands where the replica stands."""
