@@ -48,7 +48,6 @@ SCENARIOS = {
         "report",
         "silent_corruption",
         "skipped_steps",
-        "slow_workers",
         "suspension",
         "transport",
         "unused_parameters",
