@@ -95,9 +95,9 @@ def test_problems_have_their_lines_also_where_something_is_missing(tmp_path: Any
     assert all(match and match[1] == str(job) for match in found), result.output
     assert [(int(match[2]), match[3]) for match in found if match] == [
         (11, "spec.topology.elastic"),
-        (7, "spec.training.steps"),
         (9, "spec.training.microBatchSize"),
         (15, "spec.nodePools[1].capacity"),
+        (7, "spec.training"),
     ]
 
 

@@ -36,7 +36,7 @@ def test_a_number_that_is_not_finite_is_not_said(number: float | None) -> None:
 def test_workers_and_checkpoints_are_counted() -> None:
     states = (*said().workers, ("w2", WorkerState.STANDBY), ("w3", WorkerState.STARTING))
     found = run_status(said(workers=states, checkpoint=checkpoints(step=2, age=5.0, restores=3, repeated=7)), NOW)
-    assert found.workers == WorkerCounts(desired=2, ready=3, standby=1)
+    assert found.workers == WorkerCounts(desired=2, ready=3)
     assert (found.restores, found.checkpoint.last_step) == (3, 2)
     assert found.checkpoint.last_time == NOW - timedelta(seconds=5)
     none = run_status(replace(said(), checkpoint=checkpoints(step=None)), NOW)

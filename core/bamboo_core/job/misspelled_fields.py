@@ -53,6 +53,6 @@ def _follows(problem: Problem, caused: set[str]) -> bool:
     """Is it only missing because it, the object that it is in, or what makes it needless was written under another
     name?
     """
-    missing = problem.message.startswith("required")
+    missing = problem.message.startswith("required") or problem.message.endswith("got none")
     wanted = [path for path in (problem.path, problem.because) if path]
     return missing and any(path == place or path.startswith(f"{place}.") for path in wanted for place in caused)

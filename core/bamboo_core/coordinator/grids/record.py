@@ -98,9 +98,10 @@ class GridState:
     resize: the grid that is worth a change, and since when, if it is another one than now.
     rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.
     looks: what layers took at several moments, the last time when `looked` steps were committed; costs: what they
-    usually take, by these. running: the grid that runs, since that origin; tries: when the grid has changed since
-    workers or layers did. taken: what the newest undisturbed steps on it took; run: how many there were; heard: how
-    many steps were committed at the last turn. measured: what steps took on grids that were run.
+    usually take, by these. running: the grid that runs, and the origin since which it does; tries: when the grid has
+    changed since workers or layers did.
+    taken: what the newest undisturbed steps on it took; run: how many there were; heard: how many steps were committed
+    at the last turn. measured: what steps took on grids that were run.
     workers: that stay, at the last look; changes: the times of their newest changes. gaps: when workers were lost for
     which none has come yet; refills: the newest times that it took until one came. expected: of the grid that the job
     is to run. told: which one was chosen last, what was expected of it and of others. unmet: why no grid has room for
@@ -113,8 +114,7 @@ class GridState:
     looks: noise.Looks = ()
     looked: int = 0
     costs: tuple[float, ...] = ()
-    running: Grid | None = None
-    origin: int = 0
+    running: tuple[Grid, int] | None = None
     tries: tuple[float, ...] = ()
     taken: tuple[float, ...] = ()
     run: int = 0
@@ -154,10 +154,10 @@ class GridState:
         """That grid runs since that origin. What layers took on another one counts for less than what they will take on
         this one.
         """
-        if (grid, origin) == (self.running, self.origin):
+        if (grid, origin) == self.running:
             return self
-        known = replace(self, running=grid, origin=origin, looked=min(self.looked, step)).disturbed(step)
-        if self.running in (None, grid):
+        known = replace(self, running=(grid, origin), looked=min(self.looked, step)).disturbed(step)
+        if self.running is None or self.running[0] == grid:
             return known
         return replace(known, looks=(self.costs,) * min(len(self.looks), noise.PRIOR), tries=(*self.tries, now))
 
