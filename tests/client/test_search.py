@@ -85,7 +85,7 @@ def test_what_does_not_fit_into_memory_is_left_out_and_why_is_said() -> None:
     kept = fitting_grids(at, Limits(nodes=8), as_the_job_is("m", at.spec), counts)
     assert counts.too_large > 0
     assert min(one.stages for one, _ in kept) > 1
-    small = world(document, layered(8, memory=500))
+    small = world(document, layered(8, memory=200))
     with pytest.raises(
         ValueError,
         match=r"none of \d+ grids fits in any redundancy mode: .* need more memory than the machine has, at least",

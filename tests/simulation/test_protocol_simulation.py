@@ -123,9 +123,9 @@ def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], f
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((Kind.SIBLINGS,), 0),
+        ((Kind.SIBLINGS,), 5),
         ((Kind.SIBLINGS, Kind.RESTARTS), 100),
-        ((Kind.SIBLINGS, Kind.CHECKPOINTS), 200),
+        ((Kind.SIBLINGS, Kind.CHECKPOINTS), 205),
     ],
 )
 def test_random_faults_of_jobs_whose_workers_share_what_is_lost(

@@ -63,5 +63,5 @@ def test_a_killed_writer_leaves_nothing_that_counts_and_the_next_one_succeeds(tm
     writer.wait()
     assert not output.exists()
     tokenized(tmp_path / "first.txt", "--output", output)
-    opened(output).verify()
+    assert opened(output).ends()[-1] == 20000
     assert not partial.exists()

@@ -21,13 +21,13 @@ def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: 
 
 
 def test_the_heir_computes_weight_gradients_last() -> None:
-    """The neighbours wait for what it repeats of the lost stage, but for no weight gradient, of either stage."""
+    """The neighbours wait for what it repeats of the lost stage, and for a weight gradient only if it holds that up."""
     job = Job(manifest(4, 1), (Fault("BackwardInput", Cell(0, 2), 2, 5),)).run()
     heir = job.executed_by["w1"]
     ran = [fault for fault in heir if fault.step == 2 and not fault.after]
     last = max(place for place, fault in enumerate(ran) if fault.name == "BackwardInput")
     after = [fault.name for fault in ran[last:]]
-    assert after.count("BackwardWeight") >= 6
+    assert after.count("BackwardWeight") >= 3
 
 
 def test_in_a_1f1b_job_too_what_is_taken_over_postpones_weight_gradients() -> None:

@@ -284,11 +284,11 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
     return moving if state.balance.pause is None else (moving + state.balance.pause) / 2
 
 
-def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, doubt: float = 0.0) -> bool:
-    """Are more steps done within that time, although none is in the pause? doubt: the share by which what steps take
-    now is uncertain.
+def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, margin: float = WORTH) -> bool:
+    """Are more steps done within that time, although none is in the pause? margin: the share by which a step has to be
+    shorter; with workers that run several stages none at all, as a grid without holes is worth more.
     """
-    if then_seconds >= (1 - WORTH - doubt) * now_seconds:
+    if then_seconds >= (1 - margin) * now_seconds:
         return False
     return (until - stopped) / then_seconds > until / now_seconds
 

@@ -108,7 +108,8 @@ def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:
     if tries and turn.now < tries[-1] + noise.rest(len(tries)):
         return None
     stopped, until = choosing.pause(state, rates, then.grid), choosing.outlook(state, turn.now)
-    return then if choosing.pays(seconds, then.seconds, stopped, until, noise.doubt(state.grids.taken)) else None
+    margin = 0.0 if choosing.is_short(state) else choosing.WORTH + noise.doubt(state.grids.taken)
+    return then if choosing.pays(seconds, then.seconds, stopped, until, margin) else None
 
 
 def _learn(turn: Turn) -> None:
