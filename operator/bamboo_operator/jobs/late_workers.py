@@ -83,11 +83,14 @@ class DeletedJobs:
     ) -> None:
         self._cluster, self._gateway, self._reviews, self._uid_of = cluster, gateway, reviews, uid_of
         self._tasks: dict[JobIdentity, asyncio.Task[None]] = {}
+        self._served: set[JobIdentity] = set()  # whose workers are told to stop
 
     def job_deleted(self, key: JobKey, uid: str) -> None:
-        """That job was deleted, or is being deleted."""
+        """That job was deleted, or is being deleted. It may be told again: whoever is connecting stays connected."""
         job = JobIdentity(key, uid)
-        self._begin(job, self._serve(job), again=True)
+        if job not in self._served:
+            self._served.add(job)
+            self._begin(job, self._serve(job), again=True)
 
     def pod_changed(self, pod: Mapping[str, Any], followed: bool) -> None:
         """followed: is its job managed here? If not, the job of a pod that is being deleted may be gone already."""
@@ -116,6 +119,7 @@ class DeletedJobs:
     def _ended(self, job: JobIdentity, task: "asyncio.Task[None]") -> None:
         if self._tasks.get(job) is task:
             del self._tasks[job]
+            self._served.discard(job)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s/%s: cannot stop the workers of the deleted job: %r", *job.key, error, exc_info=error)
 
