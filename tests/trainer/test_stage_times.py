@@ -12,7 +12,8 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.schedule import Backward, BackwardRest, Forward, ReportReady
-from bamboo_trainer.engine.stage_times import FIRST_TOLD, IGNORED, KEPT, PERIOD, StageTimer
+from bamboo_core.planning.splits.stage_times import MOST_MICROBATCHES
+from bamboo_trainer.engine.stage_times import FIRST_TOLD, IGNORED, PERIOD, StageTimer
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
@@ -43,7 +44,7 @@ def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
     assert (said.layers, said.forward, said.backward) == ((0, 2), 1.0, 2.0)
     measured(timer, [3.0] * 40)
     (said,) = timer.due(2.0) or ()
-    assert (said.forward, said.microbatches) == (3.0, KEPT)
+    assert (said.forward, said.microbatches) == (3.0, MOST_MICROBATCHES)
 
 
 def test_the_first_times_are_told_before_a_long_step_is_done() -> None:
@@ -74,14 +75,14 @@ def test_times_are_summed_up_once_for_each_time_that_they_are_told() -> None:
     timer = StageTimer(time.monotonic)
     timer.begin([(0, 1)])
     for seconds in (1.0, 7.0):
-        measured(timer, [seconds] * 2 * KEPT)
+        measured(timer, [seconds] * 2 * MOST_MICROBATCHES)
     assert [said.forward for said in timer.due(0.0) or ()] == [1.0]
-    measured(timer, [9.0] * 2 * KEPT)
+    measured(timer, [9.0] * 2 * MOST_MICROBATCHES)
     assert [said.forward for said in timer.due(0.5) or ()] == []
     assert [said.forward for said in timer.due(1.0) or ()] == [9.0]
-    measured(timer, [2.0] * 2 * KEPT)
+    measured(timer, [2.0] * 2 * MOST_MICROBATCHES)
     assert [times.forward for _, times in timer.owned()] == [2.0]
-    measured(timer, [3.0] * 2 * KEPT)
+    measured(timer, [3.0] * 2 * MOST_MICROBATCHES)
     assert [times.forward for _, times in timer.owned()] == [3.0]
 
 

@@ -15,7 +15,6 @@ from typing import Final
 from bamboo_core.planning.schedule import Backward, BackwardRest, BackwardWeight, Forward, Instruction, ReportReady
 from bamboo_core.planning.splits.stage_times import LEAST_MICROBATCHES, MOST_MICROBATCHES, MOST_TIMES, StageTimes
 
-KEPT: Final = MOST_MICROBATCHES  # microbatches
 IGNORED: Final = 2  # the first ones of a stage, which take longer than later ones
 PERIOD: Final = 16
 KEPT_LAYERS: Final = 8  # forwards of each layer by itself
@@ -42,9 +41,9 @@ class _Stage:
     advance. by_layer: of the schedule's own.
     """
 
-    forwards: deque[float] = field(default_factory=_kept(KEPT))
-    backwards: deque[float] = field(default_factory=_kept(KEPT))
-    weights: deque[float] = field(default_factory=_kept(KEPT))
+    forwards: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))
+    backwards: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))
+    weights: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))
     layers: dict[int, deque[float]] = field(default_factory=dict)
     by_layer: deque[_ByLayer] = field(default_factory=lambda: deque(maxlen=KEPT_LAYERS))
     begun: int = 0
