@@ -156,6 +156,14 @@ def test_what_a_mirror_has_done_is_not_repeated_where_backwards_are_split() -> N
     assert helped.end < alone.end
 
 
+def test_a_part_of_a_cell_does_not_go_on_with_what_a_mirror_has_done_of_all_of_it() -> None:
+    """Its worker has the other part's sums in the same place; the mirror's work is done again."""
+    one = replace(four_pipelines(8), mirrors=((3, 0, 1, 2), *((-1,) * 4,) * 3), layers=(1, 1, 1, 1))
+    lost = StepLoss(lost=((2, 20.0),), planned=20.0, runs=(((0, 2), ((0, 6, 6), (6, 8, 1))),))
+    alone = execute(replace(one, mirrors=(), layers=()), lost)
+    assert execute(one, lost).end >= alone.end
+
+
 seconds = st.sampled_from([0.0, 1.0, 1.0, 2.0]) | st.floats(0.0, 2.0)
 
 

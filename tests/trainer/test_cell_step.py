@@ -120,6 +120,15 @@ def test_only_what_was_computed_ahead_of_this_very_step_is_used(stage: Stage) ->
         assert not one.is_ahead(Forward(0))
 
 
+def test_a_portion_takes_forwards_that_were_computed_ahead_and_no_backwards(stage: Stage) -> None:
+    layout, work = make_layout(0, 3, 1, 3), begin(stage)
+    for gradients, taken in (({}, True), ({0: ()}, False)):
+        one = CellStep.of_portion(CELL, 2, layout, (0, 2), stage)
+        one.adopt(Shadow(CELL, 0, layout, work, outputs={0: (), 1: ()}, gradients=gradients))
+        assert one.is_ahead(Forward(0)) is taken
+        assert one.work is not work
+
+
 def test_the_oldest_step_is_the_most_urgent_then_backwards_then_later_stages() -> None:
     def at(step: int, stage: int, instruction: Forward | Backward) -> CellStep:
         return CellStep(Cell(0, stage), step=step, program=[instruction])

@@ -206,7 +206,7 @@ class _Cell:
     place: Place
     run: Run
     program: list[Computed]  # what is left of it is behind `done`
-    goes_first: bool = False  # others run the rest of the cell, or it was taken over
+    goes_first: bool = False  # others run the rest of the cell
     done: int = 0
     arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of the frames that are here
     advance: int = 0  # forwards that take no time, since they were done before
@@ -364,8 +364,7 @@ class _Execution:
             if sent is not None and self._group.are_parts(cell.place[1], sent[0][1]):
                 self._give_mirror(now, *sent)  # which is on another device of the same worker
             return
-        if all(one.next is None for one in self._cells[cell.place]):
-            self._ends[cell.place] = now
+        self._note_end(now, cell.place)
         if sent is None:
             return
         target, frame = sent
@@ -374,6 +373,10 @@ class _Execution:
         known = self._mirrors.get(target)
         if frame[0] and known is not None and self._machines[known[0]] == self._machines[number]:
             self._give_mirror(now, target, frame)  # its worker has made the input itself
+
+    def _note_end(self, now: float, place: Place) -> None:
+        if all(one.next is None for one in self._cells[place]):
+            self._ends[place] = now
 
     def _give_mirror(self, now: float, target: Place, frame: Frame) -> None:
         if target in self._mirrors:
@@ -423,14 +426,13 @@ class _Execution:
         assert self._loss is not None
         reused, begun = dict(self._loss.reused), list[_Cell]()
         for place, runs in self._loss.runs:
-            ended = self._ends.pop(place, None)
             known, before = self._mirrors.pop(place, None), {cell.run: cell for cell in self._cells[place]}
             for run in before.keys() - set(runs):
                 self._workers[run[2]].cells.remove(before[run])
             self._cells[place] = [before.get(run) or self._begun(place, run, taken_over=True) for run in runs]
             new = [cell for cell in self._cells[place] if cell.run not in before]
-            if ended is not None and not new:
-                self._ends[place] = ended
+            if new:
+                self._ends.pop(place, None)
             for cell in new:
                 heir, count = reused.get(place, (cell.run[2], 0))
                 cell.advance = count if cell.run[2] == heir else 0
@@ -438,7 +440,7 @@ class _Execution:
                 shadow, mirror = known
                 self._workers[shadow].cells.remove(mirror)
                 for cell in new:
-                    if shadow == cell.run[2] and self._workers[shadow].running is not mirror:
+                    if shadow == cell.run[2] and not cell.goes_first and self._workers[shadow].running is not mirror:
                         cell.adopt(mirror)
             begun += new
         for cell in begun:
@@ -461,5 +463,4 @@ class _Execution:
             if frame not in receiver.arrived:
                 self._log.setdefault(target, {})[frame] = worker
                 self._travel(now, worker, receiver.run[2], (target, frame, False))
-        if all(one.next is None for one in self._cells[place]):
-            self._ends[place] = now
+        self._note_end(now, place)

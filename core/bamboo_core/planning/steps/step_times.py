@@ -118,7 +118,7 @@ class StepModel:
 
     def _loss(self, before: Plan, plan: Plan, layout: Layout, part: PlannedGroup, lost: LostWorkers) -> StepLoss | None:
         """What of a group other workers take over; None if nothing."""
-        moved = {c: place for c, place in part.cells().items() if _is_moved(before, plan, c, lost)}
+        moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
         if not moved:
             return None
         heirs = {cell: plan.at(cell).owner for cell in moved}
@@ -284,7 +284,7 @@ class StepModel:
             number = alike.pipelines if alike else len(owners)
             if number > 1:
                 machines = {machine(owner) for owner in owners}
-                whole = stages.gradients[s] + stages.gradients[s] * sums  # reduced chunks; sums of each pipeline
+                whole = stages.gradients[s] * (1 + sums)  # reduced chunks; sums of each pipeline
                 size = whole * ((number - 1) / number)
                 rate = min(self._link(stages.gradients[s] / number) * (number - 1), network.machine)
                 over = max(done, *(taken[one] for one in machines)) + size / rate

@@ -225,7 +225,12 @@ class CellStep:
             self.inbox.setdefault(address, frame)
 
     def adopt(self, shadow: Shadow) -> None:
-        """Go on from what was computed in advance for this very step."""
+        """Go on from what was computed in advance for this very step.
+
+        A portion takes forwards only: backwards are in the shadow's own sums, and have used its forwards up.
+        """
+        if self.is_portion and shadow.gradients:
+            return
         if shadow.step == self.step and shadow.layout == self.layout and self.program:
             self.ahead = shadow
             if not self.is_portion:
