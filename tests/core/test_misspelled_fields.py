@@ -37,6 +37,12 @@ def problems(**spec: Any) -> list[str]:
         ({"xyz": 1}, ["spec.xyz: unknown field"]),
         # what is missing only because it is misspelt is not told once more
         ({"training": None, "trainning": {}}, ["spec.trainning: unknown field, did you mean training?"]),
+        (
+            {"training": {"stepps": 3, "globalBatchSize": 4, "microBatchSize": 2}},
+            ["spec.training.stepps: unknown field, did you mean steps?"],
+        ),
+        ({"topology": {"stage": 2}}, ["spec.topology.stage: unknown field, did you mean stages?"]),
+        ({"budget": {"doneby": "2h"}}, ["spec.budget.doneby: unknown field, did you mean doneBy?"]),
         # a cause comes before what is wrong anyway
         (
             {"training": {"steps": 0, "globalBatchsize": 4, "microBatchSize": 2}},

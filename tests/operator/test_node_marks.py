@@ -127,6 +127,7 @@ WRONG: list[tuple[Any, str]] = [
         {"reason": "A", "taint": {"key": KEY}, "noticeSecond": 3, "gone": True},
         "nodeMarks[0].noticeSecond: unknown field, did you mean noticeSeconds?",
     ),
+    ({"reason": "A", "gone": True, "taints": {"key": KEY}}, "nodeMarks[0].taints: unknown field, did you mean taint?"),
     ("a taint", "nodeMarks[0]: expected an object"),
 ]
 

@@ -16,11 +16,8 @@ MAX_SUGGESTIONS = 20  # per object; a hostile document must not buy a quadratic 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """because: the path of another field that would have to be there, if it is only for want of that one."""
-
     path: str
     message: str
-    because: str = field(default="", kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -33,6 +30,11 @@ class UnknownField(Problem):
     key: str
     near: str
     known: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingField(Problem):
+    """A required field that is absent."""
 
 
 class ManifestError(ValueError):
@@ -119,7 +121,7 @@ class Fields:
         """
         value = self.get(name) if self.has(name) else None
         if value is None and required:
-            self.problem(name, f"required, expected {said}")
+            self.problems.append(MissingField(self.at(name), f"required, expected {said}"))
         elif value is not None and not fits(value):
             self.problem(
                 name, f"expected {said}, got {show(shown(value) if shown and isinstance(value, str) else value)}"

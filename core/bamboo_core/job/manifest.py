@@ -69,8 +69,9 @@ def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) ->
     problems: list[Problem] = []
     objects: list[ReadObject] = []
     job = _root(document, problems, objects)
-    check_rules(objects, problems)
-    if found := [*causes_first(problems, fields_by_name(), document), *also(job)]:
+    problems, misspelt = causes_first(problems, fields_by_name(), document)
+    check_rules(objects, problems, misspelt)
+    if found := [*problems, *also(job)]:
         raise ManifestError(*found)
     return job
 

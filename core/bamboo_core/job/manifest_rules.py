@@ -5,11 +5,12 @@ every field fits by itself; tests/chart/test_crd_agrees.py holds them together.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bamboo_core.job.fields import Problem
+from bamboo_core.job.misspelled_fields import is_within
 from bamboo_core.job.model import ReadObject
 from bamboo_core.job.placement_spec import WorkerSpec
 from bamboo_core.job.spec import (
@@ -37,7 +38,7 @@ class Rule:
 
     path: from the object to the field that is wrong where the rule does not hold; "" is the object. expected: what is
     said of it. problem: what the parser says of an object, with the path from it on. reads: the rule is not judged
-    where one of these fields is wrong by itself.
+    where one of these fields is wrong by itself, or was written under another name.
     """
 
     path: str
@@ -50,16 +51,12 @@ class Rule:
 RULES: dict[type, list[Rule]] = {}  # by their types, in the order in which they are told
 
 
-def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
-    """Adds what is wrong in these objects."""
-    wrong = [problem.path for problem in problems]
-
-    def is_wrong(path: str) -> bool:
-        return any(path == bad or path.startswith(f"{bad}.") for bad in wrong)
-
+def check_rules(found: Sequence[ReadObject], problems: list[Problem], misspelt: Collection[str]) -> None:
+    """Add what is wrong in these objects to the problems. misspelt: paths of fields written under another name."""
+    wrong = {*misspelt, *(problem.path for problem in problems)}
     for one in found:
         for rule in RULES.get(type(one.value), ()):
-            judged = not wrong or not any(is_wrong(_below(one.path, path)) for path in rule.reads)
+            judged = not wrong or not any(is_within(_below(one.path, path), wrong) for path in rule.reads)
             if judged and (problem := rule.problem(one)):
                 problems.append(replace(problem, path=_below(one.path, problem.path)))
 
@@ -76,11 +73,10 @@ def rule(
     cel: str,
     got: Callable[[T], str] = lambda value: "",
     said: Callable[[T], str] | None = None,
-    because: str = "",
 ) -> Callable[[Callable[[T], bool]], Callable[[T], bool]]:
     """Registers what has to hold of an object's values. The rule reads the fields that its CEL names.
 
-    got: what the parser adds to what was expected, with the values. said: what it says instead. because: see `Problem`.
+    got: what the parser adds to what was expected, with the values. said: what it says instead.
     """
     reads = frozenset({path} | {named.removeprefix(".") for named in _READ_IN_CEL.findall(cel)})
 
@@ -88,7 +84,7 @@ def rule(
         def problem(found: ReadObject) -> Problem | None:
             if holds(found.value):
                 return None
-            return Problem(path, said(found.value) if said else expected + got(found.value), because=because)
+            return Problem(path, said(found.value) if said else expected + got(found.value))
 
         RULES.setdefault(kind, []).append(Rule(path, cel, expected, problem, reads))
         return holds
@@ -109,7 +105,7 @@ def _length_problem(found: ReadObject) -> Problem | None:
 
 
 _COUNT = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in _LENGTHS)
-RULES[TrainingSpec] = [Rule("", f"{_COUNT} == 1", _ONE_LENGTH, _length_problem, frozenset({""}))]
+RULES[TrainingSpec] = [Rule("", f"{_COUNT} == 1", _ONE_LENGTH, _length_problem, frozenset({"", *_LENGTHS}))]
 
 
 @rule(

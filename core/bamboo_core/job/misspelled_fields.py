@@ -1,25 +1,33 @@
 """Fields that are misspelt or stand at the wrong level: what was probably meant, and what follows from them. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bamboo_core.job.fields import Problem, UnknownField
+from bamboo_core.job.fields import MissingField, Problem, UnknownField
 
 MOST_PLACES = 2  # that are worth naming
 
 
 def causes_first(
     problems: Sequence[Problem], places: Mapping[str, tuple[str, ...]], document: Mapping[str, Any]
-) -> list[Problem]:
-    """These problems, but those that others cause are left out; fields whose meaning can be guessed come first.
+) -> tuple[list[Problem], set[str]]:
+    """Return the problems to report, and the paths of absent fields that an unknown field probably stands for.
+
+    Unknown fields whose meaning can be guessed come first; absent fields for which they stand are left out.
     places: where fields of each name belong.
     """
     read = [_placed(problem, places) if isinstance(problem, UnknownField) else problem for problem in problems]
     guessed = {p.path: meant for p in read if isinstance(p, UnknownField) and (meant := _meant(p, places))}
-    caused = {place for meant in guessed.values() for place in meant if not _is_there(document, place)}
+    absent = {place for meant in guessed.values() for place in meant if not _is_there(document, place)}
     causes = [p for p in read if p.path in guessed and isinstance(p, UnknownField)]
-    return causes + [p for p in read if p not in causes and not _follows(p, caused)]
+    others = [p for p in read if p not in causes and not (isinstance(p, MissingField) and is_within(p.path, absent))]
+    return causes + others, absent
+
+
+def is_within(path: str, others: Collection[str]) -> bool:
+    """Return whether a field is one of these others, or in an object that is."""
+    return any(path == other or path.startswith(f"{other}.") for other in others)
 
 
 def _meant(problem: UnknownField, places: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -47,12 +55,3 @@ def _is_there(document: Mapping[str, Any], path: str) -> bool:
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found is not None
-
-
-def _follows(problem: Problem, caused: set[str]) -> bool:
-    """Is it only missing because it, the object that it is in, or what makes it needless was written under another
-    name?
-    """
-    missing = problem.message.startswith("required") or problem.message.endswith("got none")
-    wanted = [path for path in (problem.path, problem.because) if path]
-    return missing and any(path == place or path.startswith(f"{place}.") for path in wanted for place in caused)
