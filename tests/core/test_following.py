@@ -247,7 +247,7 @@ def crammed(**more: Any) -> JobRun:
 
 
 def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -> None:
-    """Three workers are too few for copies, six are not: then it has them again."""
+    """Three workers are too few for copies. Six are two pipelines, which hold each other's."""
     without, one = crammed(), crammed(checkpoint={"storage": "s3://a/b", "everySteps": 20})
     rates = GridRates(one.profile.figures, one.spec, 9_000)
     assert not any(map(rates.fits, bounded_grids(one.spec, len(rates.figures.layers), 3)))
@@ -258,7 +258,7 @@ def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -
     assert (found.fatal, found.restores) == (1, 1)
     chosen_ones = [line for line in told if "GridChosen" in line]
     assert "for 3 workers, without copies of stages, for which no grid has room" in chosen_ones[0]
-    assert "for 6 workers: " in chosen_ones[-1], "with copies"
+    assert "for 6 workers, whose pipelines hold each other's copies" in chosen_ones[-1]
 
 
 # no grid

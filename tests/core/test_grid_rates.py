@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
@@ -107,16 +107,21 @@ def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None
 
 @pytest.mark.parametrize("mode", ["EagerForward", "None"])
 def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
-    """Two takeovers are thought of: with copies a worker may have to run its neighbour's stage, too."""
-    spec = replace(elastic_job(8, 8), redundancy=replace(elastic_job(8, 8).redundancy, mode=mode))
+    """A worker may have to run its neighbour's stage, too; pipelines do without replicas where these have no room."""
+    job = elastic_job(8, 8)
+    spec = replace(job, redundancy=replace(job.redundancy, mode=RedundancyMode(mode)))
     figures = profile(8, NETWORK).figures
 
     def needed(grid: Grid) -> int:
         topology = replace(spec.topology, stages=grid.stages, pipelines=grid.pipelines, schedule=grid.schedule)
         one = replace(spec, topology=topology)
-        return max(device_bytes(figures, one, taken_over=over) for over in (False, mode != "None"))
+        with_copies = max(device_bytes(figures, one, taken_over=over) for over in (False, mode != "None"))
+        if grid.pipelines == 1 or mode == "None":
+            return with_copies
+        bare = replace(one, redundancy=replace(one.redundancy, mode=RedundancyMode.NONE))
+        return min(with_copies, max(device_bytes(figures, bare, taken_over=over) for over in (False, True)))
 
-    memory = needed(Grid(3, 2))
+    memory = needed(Grid(4, 2))
     grids, rates = list(bounded_grids(spec, 8, 8)), GridRates(figures, spec, memory)
     found = {grid for grid in grids if rates.fits(grid)}
     assert found

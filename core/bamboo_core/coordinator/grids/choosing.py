@@ -88,7 +88,8 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
         return asked
     if split is None:
         return 0 if rates.lacks_room(grid) else asked
-    return rates.copies(grid, split) or (0 if bare or may_do_without(state.spec) else asked)
+    without = bare or may_do_without(state.spec) or rates.siblings_suffice(grid)
+    return rates.copies(grid, split) or (0 if without else asked)
 
 
 def keeps_split(state: CoordinatorState, rates: GridRates, grid: Grid) -> bool:

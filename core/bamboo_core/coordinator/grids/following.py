@@ -19,6 +19,7 @@ from bamboo_core.text import count
 
 SHOWN: Final = 4  # grids in a sentence
 AGAIN_STEPS: Final = 32  # after which what steps take counts as new, though it is about the same
+NO_ROOM: Final = ", without copies of stages, for which no grid has room"
 
 
 def watch(turn: Turn) -> None:
@@ -274,7 +275,8 @@ def tell(turn: Turn, grid: Grid) -> None:
     text = f"{_told(grid, state)} for {count(workers, 'worker')}"
     copies = choosing.spec_on(state, grid, state.current_plan.stages).redundancy.kept
     if not copies and state.spec.redundancy.kept:
-        text += ", without copies of stages, for which no grid has room"
+        protected = grid.pipelines > state.spec.redundancy.kept
+        text += ", whose pipelines hold each other's copies" if protected else NO_ROOM
     if not choosing.is_measured(state):
         _chosen(turn, f"{text}: to begin with; what steps take is measured")
         return

@@ -321,7 +321,7 @@ def _may_choose(state: CoordinatorState) -> bool:
     """
     if state.spec.elastic is None or state.plan is None:
         return False
-    bare = state.plan.mode is RedundancyMode.NONE and state.spec.redundancy.mode is not RedundancyMode.NONE
+    bare = state.plan.mode is RedundancyMode.NONE and state.plan.target.pipelines <= state.spec.redundancy.kept
     return bare or len(state.roster.ready) != len(state.plan.owners())
 
 

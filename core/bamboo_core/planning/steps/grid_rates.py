@@ -117,9 +117,14 @@ class GridRates:
             self._bare = GridRates(self.figures, replace(self.spec, redundancy=redundancy), self.memory)
         return self._bare
 
+    def siblings_suffice(self, grid: Grid) -> bool:
+        """Are there as many copies as are asked for without replicas, as the owners of a stage hold each other's?"""
+        return 0 < self.spec.redundancy.kept < grid.pipelines
+
     def lacks_room(self, grid: Grid) -> bool:
         """Does the job run that grid without replicas of stages, since its workers have no room for them?"""
-        return may_do_without(self.spec) and not self.fits(grid)
+        without = may_do_without(self.spec) or self.siblings_suffice(grid)
+        return without and self._split_with_copies(grid) is None
 
     def split_at_all(self, grid: Grid) -> Ranges | None:
         """The layers of each stage as the job runs that grid: with replicas if these have room."""
@@ -211,7 +216,16 @@ class GridRates:
         return self.split(grid) is not None
 
     def split(self, grid: Grid) -> Ranges | None:
-        """The layers of each of its stages: the fastest split that fits into memory; None if there is none."""
+        """Return the layers of each stage: the fastest split that fits into memory; None if there is none.
+
+        With the replicas that are asked for, or else with as many copies in other pipelines.
+        """
+        split = self._split_with_copies(grid)
+        if split is None and self.siblings_suffice(grid):
+            return self.without_copies().split(grid)
+        return split
+
+    def _split_with_copies(self, grid: Grid) -> Ranges | None:
         if self.memory is None:
             return self.ranges(grid.stages)
         alike = self._alike_in_memory(grid)
@@ -260,12 +274,16 @@ class GridRates:
 
     def seconds(self, grid: Grid) -> float:
         """The seconds of a step on that grid, with a worker for each cell."""
+        if self.lacks_room(grid):
+            return self.without_copies().seconds(grid)
         if grid not in self._seconds:
             self._seconds[grid] = self._model.seconds_alike(self._alike(grid))
         return self._seconds[grid]
 
     def least(self, grid: Grid) -> float:
         """Seconds in which no step on that grid can be done: close to `seconds`, and found much sooner."""
+        if self.lacks_room(grid):
+            return self.without_copies().least(grid)
         if grid not in self._bounds:
             self._bounds[grid] = self._model.least_alike(self._alike(grid))
         return self._bounds[grid]
