@@ -1,5 +1,10 @@
-"""A job's history when its workers are killed: real processes, real files; no gaps and no doubles."""
+"""A job's history when its workers are killed: real processes, real files; no gaps and no doubles.
 
+So it is with what a callback keeps. tests/simulation/ kills workers at every instruction, and at every write of the
+history.
+"""
+
+import json
 import signal
 import subprocess
 import sys
@@ -13,6 +18,7 @@ import yaml
 from bamboo_core.history.files import find
 from bamboo_core.history.merge import merged
 from bamboo_core.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, from_lines
+from bamboo_trainer.worker.history.callback_calls import AT_ONCE
 from manifest_kit import bamboojob, gpt_task, training
 
 STEPS = 24
@@ -22,7 +28,7 @@ from bamboo_trainer.models import MODEL
 
 
 def build(config):
-    return replace(MODEL.build(config), loggers={"own": Own})
+    return replace(MODEL.build(config), loggers={"own": Own}, callbacks=CALLBACKS)
 
 
 """
@@ -38,11 +44,44 @@ class Own:
     def close(self):
         pass
 """
+CALLBACK = """
+
+from bamboo_trainer.callbacks import Callback
 
 
-def own_task(folder: Path, logger: str, model: str = "gpt", **config: Any) -> dict[str, Any]:
-    """A model of Bamboo's in a task that brings a logger of its own, whose module is beside the manifest."""
-    (folder / "own_logger.py").write_text(BUILD.replace("MODEL", model) + logger)
+class Seen(Callback):
+    def __init__(self, facts):
+        super().__init__(facts)
+        self.seen = []
+
+    def see(self, what):
+        self.seen.append(what)
+        with open(self.facts.folder + "/calls", "a") as file:
+            file.write(what + "\\n")
+
+    def on_step(self, step):
+        self.see(f"step {step.attempt} {step.step} {step.loss!r}")
+
+    def on_disruption(self, event):
+        self.see(event.reason)
+
+    def on_end(self, steps):
+        self.see(f"end {steps}")
+
+    def state_dict(self):
+        return self.seen
+
+    def load_state_dict(self, state):
+        self.seen = state
+"""
+
+
+def own_task(folder: Path, logger: str, model: str = "gpt", callback: str = "", **config: Any) -> dict[str, Any]:
+    """A model of Bamboo's in a task that brings a logger of its own, whose module is beside the manifest. callback: the
+    text of the class Seen, if it brings that, too.
+    """
+    build = BUILD.replace("MODEL", model).replace("CALLBACKS", '{"seen": Seen}' if callback else "{}")
+    (folder / "own_logger.py").write_text(build + logger + callback)
     return {"entrypoint": "own_logger:build", "config": config or gpt_task(dModel=16, context=8)["config"]}
 
 
@@ -70,9 +109,10 @@ def check(folder: Path, records: list[Record]) -> None:
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
-def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
+def test_a_history_is_whole_and_each_call_counts_once_although_roots_are_killed(tmp_path: Path) -> None:
     """The owner of the root cell is killed twice, without notice, in the middle of a step; once another worker is."""
-    records = run(tmp_path, "--preempt", "at:6:0", "--preempt", "at:12:0", "--preempt", "at:17:1")
+    task = own_task(tmp_path, LOGGER, callback=CALLBACK)
+    records = run(tmp_path, "--preempt", "at:6:0", "--preempt", "at:12:0", "--preempt", "at:17:1", task=task)
     steps = [record for record in records if isinstance(record, StepRecord)]
     assert [(record.attempt, record.step) for record in steps] == [(1, step) for step in range(1, STEPS + 1)]
     assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)
@@ -83,6 +123,17 @@ def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     logged = (tmp_path / "out" / "history" / "kept" / "logged").read_text().splitlines()
     numbers = [int(line.split()[1]) for line in logged if line.startswith("StepRecord")]
     assert sorted(set(numbers)) == list(range(1, STEPS + 1)), "the logger has every step, whoever was the root"
+    state = json.loads(next(tmp_path.rglob("callback-seen.json")).read_bytes())["state"]
+    called = [f"step {one.attempt} {one.step} {one.loss!r}" for one in steps]
+    assert [one for one in state if one.startswith("step")] == called
+    assert state.count(f"end {STEPS}") == 1
+    assert state.index(f"end {STEPS}") > state.index(called[-1])
+    lost = [one for one in reasons if one in ("WorkerLost", "Takeover")]
+    assert sorted(one for one in state if one in ("WorkerLost", "Takeover")) == sorted(lost)
+    assert len(lost) >= 3
+    made = next(tmp_path.rglob("calls")).read_text().splitlines()
+    assert set(made) == set(state)
+    assert len(made) <= len(state) + 2 * AT_ONCE, "what a lost root had not written is called once more"
 
 
 SLOW_LOGGER = """\
@@ -95,20 +146,40 @@ class Own:
         self.given = []
 
     def write(self, records):
-        self.given += [str(record.step) for record in records if hasattr(record, "step")]
+        self.given += [f"{type(record).__name__} {record.step}" for record in records if hasattr(record, "step")]
 
     def close(self):
         time.sleep(8)
-        open(self.path, "w").write(" ".join(self.given))
+        open(self.path, "w").write("\\n".join(self.given))
 """
 
 
-def test_the_end_waits_for_a_logger_that_needs_longer_than_workers_have_to_leave(tmp_path: Path) -> None:
-    """And says so; W&B, for one, has nothing on disk before it is closed."""
-    records = run(tmp_path, logger=SLOW_LOGGER, topology={"stages": 2}, training=training(6, 8, 2))
-    assert (tmp_path / "out" / "history" / "kept" / "logged").read_text() == "1 2 3 4 5 6"
-    reasons = [record.reason for record in records if isinstance(record, EventRecord)]
-    assert reasons[-1] == "LoggersAwaited"
+def test_the_end_waits_for_a_slow_logger_and_the_number_of_a_step_is_one_wherever_a_person_sees_it(
+    tmp_path: Path,
+) -> None:
+    """It needs longer than workers have to leave; W&B, for one, has nothing on disk before it is closed."""
+    kept = tmp_path / "out" / "history" / "kept"
+    trained = training(6, 8, 2, evaluation={"everySteps": 3, "metric": "accuracy"})
+    task = own_task(tmp_path, SLOW_LOGGER, "gpt2", size="tiny", evaluation={"samples": 4})
+    records = run(tmp_path, task=task, topology={"stages": 2}, training=trained)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    assert [(record.attempt, record.step) for record in steps] == [(1, n) for n in range(1, 7)]
+    evaluated = [record for record in records if isinstance(record, EvaluationRecord)]
+    assert [(record.attempt, record.step) for record in evaluated] == [(1, 3), (1, 6)]
+    assert all(record.loss and record.gradient_norm and record.samples for record in steps)
+    events = [record for record in records if isinstance(record, EventRecord)]
+    assert events[-1].reason == "LoggersAwaited"
+    messages = [event.message for event in events if event.reason == "Evaluated"]
+    assert [message.split(":")[0] for message in messages] == ["after step 3", "after step 6"]
+    assert (kept / "logged").read_text().splitlines() == [
+        *(f"StepRecord {n}" for n in (1, 2, 3)),
+        "EvaluationRecord 3",
+        *(f"StepRecord {n}" for n in (4, 5, 6)),
+        "EvaluationRecord 6",
+    ]
+    new = list(kept.glob("*.jsonl"))
+    assert new
+    assert all(file.read_bytes().startswith(BEGINNING) for file in new)
 
 
 def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Path) -> None:
@@ -159,27 +230,3 @@ def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path
     reasons = [record.reason for record in records if isinstance(record, EventRecord)]
     assert reasons[-1] == "Complete", "nothing is waited for where there is no logger"
     assert ("CheckpointStoreNotWritable" in reasons) is (store == UNWRITABLE)
-
-
-def test_one_number_of_a_step_wherever_a_person_sees_it(tmp_path: Path) -> None:
-    kept = tmp_path / "out" / "history" / "kept"
-    trained = training(6, 8, 2, evaluation={"everySteps": 3, "metric": "accuracy"})
-    task = own_task(tmp_path, LOGGER, "gpt2", size="tiny", evaluation={"samples": 4})
-    records = run(tmp_path, task=task, topology={"stages": 2}, training=trained)
-    steps = [record for record in records if isinstance(record, StepRecord)]
-    assert [(record.attempt, record.step) for record in steps] == [(1, n) for n in range(1, 7)]
-    evaluated = [record for record in records if isinstance(record, EvaluationRecord)]
-    assert [(record.attempt, record.step) for record in evaluated] == [(1, 3), (1, 6)]
-    assert all(record.loss and record.gradient_norm and record.samples for record in steps)
-    events = [record.message for record in records if isinstance(record, EventRecord) and record.reason == "Evaluated"]
-    assert [message.split(":")[0] for message in events] == ["after step 3", "after step 6"]
-    logged = (kept / "logged").read_text().splitlines()
-    assert [line for line in logged if not line.startswith("EventRecord")] == [
-        *(f"StepRecord {n}" for n in (1, 2, 3)),
-        "EvaluationRecord 3",
-        *(f"StepRecord {n}" for n in (4, 5, 6)),
-        "EvaluationRecord 6",
-    ]
-    new = list(kept.glob("*.jsonl"))
-    assert new
-    assert all(file.read_bytes().startswith(BEGINNING) for file in new)
