@@ -9,7 +9,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -53,22 +52,19 @@ from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from memory_transport import MemoryNetwork
 
 NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # what a job trains with
+OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
 
 
 @cache
 def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
     """A model of ours as workers make it ready. It is a function of these, and to look at it takes a process."""
     return settled(load_task(entrypoint, json.loads(config), training), seed)
-
-
-_COSTS: dict[tuple[object, str], tuple[float, ...]] = {}  # by what makes a task, since to count them takes processes
 
 
 class Killed(BaseException):
@@ -365,16 +361,9 @@ class Job:
         )
 
     def _costs(self) -> tuple[float, ...]:
-        if self._layer_seconds is not None:
-            return (self._layer_seconds / SECONDS_PER_OPERATION,) * len(self.task.layers)
-        task, training = self.spec.task, self.spec.training
-        key = (
-            resolve_name(task.entrypoint),
-            json.dumps([task.config, shown_to_build(training), training.micro_batch_size], default=str),
-        )
-        if key not in _COSTS:
-            _COSTS[key] = layer_costs(self.task, training.micro_batch_size)
-        return _COSTS[key]
+        seconds = self._layer_seconds
+        operations = OPERATIONS if seconds is None else seconds / SECONDS_PER_OPERATION
+        return (operations,) * len(self.task.layers)
 
     def _coordinate(self, event: Any) -> None:
         self.state, commands = coordinator.step(self.state, event, self.now)
