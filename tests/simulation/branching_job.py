@@ -25,17 +25,11 @@ from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job, one_of_each_kind
 
 Judge = Callable[[Job], Any]
-
-
 Kind = Callable[[Fault], Hashable]
 
 
 def of_name(fault: Fault) -> Hashable:
     return fault.name, fault.step, fault.after
-
-
-def of_cell(fault: Fault) -> Hashable:
-    return fault.name, fault.step, fault.after, fault.cell
 
 
 def of_role(fault: Fault) -> Hashable:

@@ -26,7 +26,7 @@ def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | No
             "entrypoint": "bamboo_trainer.models.mlp:build",
             "config": {"width": 16, "blocks": 4, "samples": 32},
         },
-        "training": {"steps": steps, "globalBatchSize": 8, "microBatchSize": 2, "gradientGroups": 2},
+        "training": {"steps": steps, "globalBatchSize": 4, "microBatchSize": 2, "gradientGroups": 2},
         "topology": {"stages": stages, "pipelines": pipelines},
     }
     if every:
@@ -136,7 +136,7 @@ def test_what_belongs_to_given_up_states_is_dropped_and_what_comes_early_waits()
             if inside is None or inside.plan.current.origin != plan.origin:
                 continue
             step = inside.step
-            wrong = Commit(norm=1e9, loss=0.0, microbatches=4, generation=0, epoch=plan.epoch)
+            wrong = Commit(norm=1e9, loss=0.0, microbatches=2, generation=0, epoch=plan.epoch)
             address = Address(FrameKind.COMMIT, *ROOT, step)
             for origin in (1, plan.origin + 1):
                 peer = next(w for w in sorted(plan.worker_ids()) if w != node.name)

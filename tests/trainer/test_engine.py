@@ -16,7 +16,7 @@ from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
-from branching_job import BranchingJob, Kind, each_way, kill_at_each, of_cell, of_name, of_role, sweep
+from branching_job import BranchingJob, Kind, each_way, kill_at_each, of_name, of_role, sweep
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from reference import train
@@ -125,7 +125,7 @@ def test_a_kill_between_stages_of_the_second_of_two_pipelines_leaves_the_bits() 
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
-@sweep(of_role)
+@sweep(of_name)
 @pytest.mark.parametrize(
     "pipelines", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 )
@@ -189,7 +189,7 @@ def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines
     assert (taken.forwards, taken.backwards) == (4, 4)
 
 
-@sweep(of_cell)
+@sweep(of_role)
 @pytest.mark.parametrize(
     ("stages", "pipelines", "mode"),
     [
@@ -225,7 +225,7 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(
     assert set(killed.values()) == {2}
 
 
-@sweep(of_role)
+@sweep(of_name)
 @pytest.mark.parametrize(
     ("mode", "done"),
     [

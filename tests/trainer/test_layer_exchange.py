@@ -27,7 +27,7 @@ MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, 
 def manifest(task: dict[str, Any], every: int | None = None, **elastic: int) -> dict[str, Any]:
     document = bamboojob(
         task=task,
-        training=training(STEPS, 8, 2, gradientGroups=2),
+        training=training(STEPS, 4, 2, gradientGroups=2),
         topology={"pipelines": 1},
         elastic={"maxWorkers": STAGES, "stabilizationSeconds": 1, **elastic},
     )

@@ -316,9 +316,8 @@ compiles = pytest.mark.filterwarnings(  # all of them torch's own, when it compi
 
 
 @compiles
-@pytest.mark.slow  # a whole job of such layers is in test_same_bits.py
 @pytest.mark.usefixtures("compiled_cache")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_sums_of_compiled_layers_have_the_same_bits(tmp_path: Path, precision: str) -> None:
     config = at(precision, replace(CONFIG, microbatches=6, compile=True))
     task = small_gpt(tmp_path, dropout=0.1)
