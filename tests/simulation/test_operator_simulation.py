@@ -14,9 +14,9 @@ from opsim_scenario import REGRESSIONS
 pytestmark = pytest.mark.timeout(2000)
 SECONDS = 1900  # of patience: they take a minute on a machine that has nothing else to do
 SIMULATE = [sys.executable, str(Path(__file__).parent / "operator_simulate.py")]
-ANY = "--seeds 0:2 --keep-going"
+ANY = "--seeds 0:1 --keep-going"
 GRIDS = "--seeds 0:1 --keep-going --grids"
-QUEUES = "--seeds 165:167 --keep-going --queues"
+QUEUES = "--seeds 165:166 --keep-going --queues"
 AUDIT = "--seeds 5010:5012 --keep-going --audit"
 SILENT = "--seeds 112:113 --keep-going --audit"
 TOLD = "--seed 18 --verbose"
@@ -48,12 +48,13 @@ def check(printed: str, runs: int, times: int = 1) -> None:
 
 def test_the_operator_gets_over_whatever_befalls_a_job(said: Mapping[str, str]) -> None:
     """`make simulate` tries hundreds of seeds."""
-    check(said[ANY], 2)
+    check(said[ANY], 1)
+    assert "PROBLEM" not in said[TOLD]
 
 
 @pytest.mark.slow
 def test_the_operator_gets_over_more_of_it() -> None:
-    check(simulate("--seeds", "2:10", "--keep-going"), 8)
+    check(simulate("--seeds", "1:9", "--keep-going"), 8)
 
 
 def test_the_operator_gets_over_it_while_it_chooses_the_grid(said: Mapping[str, str]) -> None:
@@ -61,7 +62,7 @@ def test_the_operator_gets_over_it_while_it_chooses_the_grid(said: Mapping[str, 
 
 
 def test_the_operator_gets_over_it_while_others_want_the_quota_of_the_jobs_queue(said: Mapping[str, str]) -> None:
-    check(said[QUEUES], 2)
+    check(said[QUEUES], 1)
 
 
 def test_a_reconciliation_that_is_not_due_has_nothing_to_do(said: Mapping[str, str]) -> None:

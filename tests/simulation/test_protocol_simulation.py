@@ -36,19 +36,19 @@ def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
     assert verdict.kind == "Complete"
 
 
-@pytest.mark.parametrize("batch", each(2, 20))
+@pytest.mark.parametrize("batch", each(1, 20))
 def test_no_seed_of_random_faults_breaks_the_protocol(batch: int) -> None:
     failed = [v for v in map(run_seed, range(batch * BATCH, (batch + 1) * BATCH)) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed)}" for v in failed)
 
 
-@seeds(4, 24)
+@seeds(2, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
         pytest.param((Kind.CHECKPOINTS,), 0, marks=pytest.mark.slow),
         pytest.param((Kind.CHECKPOINTS,), 12, marks=pytest.mark.slow),
-        ((Kind.CHECKPOINTS,), 397),  # 400: a writer gives its stage away with the very commit that is kept
+        ((Kind.CHECKPOINTS,), 399),  # 400: a writer gives its stage away with the very commit that is kept
         ((Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
 )
@@ -59,13 +59,13 @@ def test_random_faults_of_jobs_with_checkpoints(kinds: tuple[Kind, ...], first: 
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
-@seeds(4, 20)
+@seeds(2, 20)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
         ((Kind.RESPLIT,), 0),
         pytest.param((Kind.RESPLIT,), 100, marks=pytest.mark.slow),
-        ((Kind.RESPLIT, Kind.RESTARTS), 1084),  # 1087: the layers were to be split anew after the last step
+        ((Kind.RESPLIT, Kind.RESTARTS), 1086),  # 1087: the layers were to be split anew after the last step
         ((Kind.RESPLIT, Kind.CHECKPOINTS, Kind.ELASTIC), 0),
     ],
 )
@@ -76,7 +76,7 @@ def test_random_faults_while_layers_are_split_anew(kinds: tuple[Kind, ...], firs
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
-@seeds(5, 10)
+@seeds(3, 10)
 @pytest.mark.parametrize("kinds", [(Kind.GRIDS,), (Kind.GRIDS, Kind.CHECKPOINTS)])
 def test_random_faults_while_the_grid_follows_the_workers(kinds: tuple[Kind, ...], seeds: int) -> None:
     """The grid in the end is another one, in most of these jobs, than the one that they begin with."""
@@ -87,7 +87,7 @@ def test_random_faults_while_the_grid_follows_the_workers(kinds: tuple[Kind, ...
     assert sum("samples/s expected" in line for line in chosen) >= seeds - 1
 
 
-@seeds(5, 10)
+@seeds(3, 10)
 @pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.RESTARTS, Kind.ELASTIC), 100)])
 def test_random_faults_while_the_schedule_changes_again_and_again(
     kinds: tuple[Kind, ...], first: int, seeds: int
@@ -100,10 +100,10 @@ def test_random_faults_while_the_schedule_changes_again_and_again(
     assert sum(e.reason == "ScheduleChanged" for job in jobs for e in job.emitted) > seeds // 2
 
 
-@pytest.mark.parametrize("first", [6, pytest.param(12, marks=pytest.mark.slow)])
-def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -> None:
+@seeds(3, 10)
+def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(seeds: int) -> None:
     """Some workers are slow for a time or for good; they are replaced or get fewer layers, and others are lost."""
-    jobs = [Simulation(scenario(seed, Kind.STRAGGLERS)) for seed in range(first, first + 6)]
+    jobs = [Simulation(scenario(seed, Kind.STRAGGLERS)) for seed in range(8, 8 + seeds)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, Kind.STRAGGLERS)}" for v in failed)
     assert {"StragglerFound", "StragglerReplaced", "Rebalancing"} <= {e.reason for job in jobs for e in job.emitted}
@@ -113,17 +113,17 @@ def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -
 def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], first: int) -> None:
     """Those that add less than they cost leave, while others are lost, and prices are unlike."""
     kinds = (*kinds, Kind.VALUE)
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 3)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 2)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
     assert {"WorkersChosen", "GivenBack"} <= {e.reason for job in jobs for e in job.emitted}
 
 
-@seeds(5, 10)
+@seeds(3, 10)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((Kind.SIBLINGS,), 5),
+        ((Kind.SIBLINGS,), 8),
         ((Kind.SIBLINGS, Kind.RESTARTS), 100),
         ((Kind.SIBLINGS, Kind.CHECKPOINTS), 205),
     ],
@@ -171,29 +171,29 @@ def test_random_faults_of_jobs_that_an_evaluation_or_a_decision_ends(kinds: tupl
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((), 34),  # 39: a root that takes over when all steps are done
-        ((Kind.RESTARTS, Kind.STOPS), 4),
+        ((), 37),  # 39: a root that takes over when all steps are done
+        ((Kind.RESTARTS, Kind.STOPS), 7),
         pytest.param((Kind.CHECKPOINTS,), 32, marks=pytest.mark.slow),  # 33: back at a step that nobody has told
     ],
 )
 def test_random_faults_of_jobs_whose_callback_is_told_of_each_step_once(kinds: tuple[Kind, ...], first: int) -> None:
     """Whoever leads, and though it dies while it writes; at the end it is told of that, once."""
     kinds = (*kinds, Kind.CALLBACKS)
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 6)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 3)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
     struck = [fault.name for job in jobs for fault, _ in job.injector.struck]
     assert any(name.endswith("WriteHistory") for name in struck)
 
 
-@seeds(5, 24)
+@seeds(2, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((Kind.REPLICAS,), 86),  # 90: one after the other, and with them what they had sent to each other
+        ((Kind.REPLICAS,), 89),  # 90: one after the other, and with them what they had sent to each other
         pytest.param((Kind.REPLICAS,), 170, marks=pytest.mark.slow),
-        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESPLIT), 7064),  # 7068: back to the last step
-        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS, Kind.ELASTIC), 7045),
+        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESPLIT), 7067),  # 7068: back to the last step
+        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS, Kind.ELASTIC), 7046),
         pytest.param((Kind.REPLICAS, Kind.ELASTIC), 1000, marks=pytest.mark.slow),
         ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
@@ -205,13 +205,13 @@ def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: i
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
-@seeds(6, 12)
+@seeds(3, 12)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
         ((Kind.NODES,), 0),
         ((Kind.NODES, Kind.RESTARTS, Kind.ELASTIC), 100),
-        ((Kind.NODES, Kind.REPLICAS), 200),
+        ((Kind.NODES, Kind.REPLICAS), 203),
         ((Kind.NODES, Kind.CHECKPOINTS, Kind.RESPLIT), 300),
         ((Kind.NODES, Kind.SIBLINGS), 412),
     ],
@@ -223,7 +223,7 @@ def test_nodes_are_lost_with_all_their_workers(kinds: tuple[Kind, ...], first: i
     jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + seeds)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-    assert sum(fault.with_node for job in jobs for fault, _ in job.injector.struck) >= seeds // 4
+    assert sum(fault.with_node for job in jobs for fault, _ in job.injector.struck) >= max(1, seeds // 4)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1, 218, 240])
