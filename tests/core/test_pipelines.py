@@ -131,6 +131,23 @@ def test_the_owners_of_a_stage_share_what_a_lost_one_ran() -> None:
     assert max(extra) < 0.55
 
 
+@pytest.mark.parametrize("pipelines", [1, 4])
+def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
+    """Half as much is repeated on the average; a loss at the end of the step costs least."""
+    one = four_pipelines(32) if pipelines == 4 else group(4, 32)
+    calm, extra = execute(one).end, list[float]()
+    for stage, tenth in itertools.product(range(4), range(10)):
+        at, heir = (tenth + 0.5) * calm / 10, (stage - 1) % 4
+        lost = StepLoss(lost=((stage, at),), planned=at, runs=(((0, stage), ((0, 32, heir),)),))
+        kept = replace(lost, kept=(((0, stage), (heir, tuple(range(4, 32, 4)))),))
+        again, less = execute(one, lost), execute(one, kept)
+        assert less.work[heir] <= again.work[heir]
+        assert (again.work[heir] - less.work[heir]) % 12 == 0  # whole groups
+        extra.append(less.end / calm - 1)
+    assert sum(extra) / len(extra) < 0.55
+    assert max(extra[9::10]) < 0.25
+
+
 @given(st.data())
 def test_whoever_runs_which_microbatches_the_step_ends(data: st.DataObject) -> None:
     """Contiguous ranges of several cells, of any lengths: no order of 1F1B waits for one that waits for it."""

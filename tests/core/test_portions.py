@@ -1,6 +1,7 @@
 """Pipelines of one stage: whose workers run which microbatches of one that is lost."""
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -17,14 +18,20 @@ from bamboo_core.planning.transitions import improve, takeover
 
 
 def planned(
-    pipelines: int, *, microbatches: int = 16, stages: int = 1, groups: int | None = None, spare: int = 0
+    pipelines: int,
+    *,
+    microbatches: int = 16,
+    stages: int = 1,
+    groups: int | None = None,
+    spare: int = 0,
+    redundancy: RedundancySpec = RedundancySpec(),  # noqa: B008
 ) -> Plan:
     training = TrainingSpec(
         steps=1, global_batch_size=microbatches, micro_batch_size=1, gradient_groups=groups, reproducible=groups != 0
     )
     peers = [Peer(worker=f"w{i}", host="h", port=1) for i in range(stages * pipelines + spare)]
     layers = tuple((s, s + 1) for s in range(stages))
-    return initial_plan(peers, layers, pipelines, training, RedundancySpec())
+    return initial_plan(peers, layers, pipelines, training, redundancy)
 
 
 def view(plan: Plan, dead: set[str], leaving: tuple[str, ...] = ()) -> PlanningView:
@@ -132,6 +139,33 @@ def test_the_owners_of_the_same_stage_and_the_new_owner_share_a_lost_cell() -> N
     shared = after(plan, before.owner).at(cell)
     assert {p.worker for p in shared.portions} == {before.shadow, plan.at(Cell(1, 1)).owner, plan.at(Cell(2, 1)).owner}
     assert [a for row in after(plan, before.owner).pipelines for a in row if a.portions] == [shared]
+
+
+@pytest.mark.parametrize(("replicas", "stage", "shared"), [(1, 0, True), (1, 2, True), (2, 0, False), (2, 2, True)])
+def test_an_only_runner_goes_on_behind_what_it_keeps(replicas: int, stage: int, shared: bool) -> None:
+    """Not if another replica of the stage behind might need again what these groups came to."""
+    plan = planned(1, stages=3, redundancy=RedundancySpec(replicas=replicas))
+    lost, heir = plan.at(Cell(0, stage)).owner, plan.at(Cell(0, stage)).shadow
+    assert heir is not None
+    taken = after(plan, lost).at(Cell(0, stage))
+    assert taken.owner == heir
+    assert [p.worker for p in taken.portions] == [heir] * shared
+    alone = planned(1, stages=3, groups=0, redundancy=RedundancySpec(replicas=replicas))
+    assert not after(alone, lost).at(Cell(0, stage)).portions
+
+
+@given(st.integers(2, 4), st.integers(2, 8), st.floats(0.0, 1.0, exclude_max=True))
+def test_what_the_new_owner_keeps_is_no_load(pipelines: int, groups: int, elapsed: float) -> None:
+    plan = planned(pipelines, stages=2, microbatches=pipelines * groups, groups=pipelines * groups)
+    cell, kept = Cell(0, 1), max(0, int(elapsed * groups) - 1)
+    found = takeover(replace(view(plan, {plan.at(cell).owner}), elapsed=elapsed))
+    assert isinstance(found, Plan)
+    load = Counter(run_by(found)[m] for m in range(groups))
+    load[found.at(cell).owner] -= kept
+    assert load.total() == groups - kept
+    assert max(load.values()) <= -(-(groups - kept) // pipelines)
+    first = found.at(cell).portions[0]
+    assert (first.worker, first.end >= kept) == (found.at(cell).owner, True)
 
 
 def test_no_group_is_shared() -> None:

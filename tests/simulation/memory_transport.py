@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.transport.base import Arrived, Deliver, Event, LinkDown
 
 
@@ -70,6 +70,10 @@ class MemoryTransport:
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport."""
         self._network.send(self, peer, frame)
+
+    def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
+        """See Transport. What is sent is gone at once."""
+        return False
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
         """See Transport. The addresses mean nothing here."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
 from bamboo_trainer.transport.link_states import LinkStates
 from bamboo_trainer.transport.wire import Lane, lane_of
@@ -60,6 +60,11 @@ class End:
         self.on_send(peer, frame)
         if peer in self.known:
             self.network.send(self, peer, frame)
+
+    def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
+        """See Transport."""
+        link = self.outbound.get((peer, lane_of(kind)))
+        return link is not None and bool(link.queue or link.flying)
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
         """See Transport."""

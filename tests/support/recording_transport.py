@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from bamboo_core.control.protocol import Message
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames.frame import Frame, FrameKind
 
 
 class RecordingTransport:
@@ -15,6 +15,9 @@ class RecordingTransport:
 
     def send(self, peer: str, frame: Frame) -> None:
         self.frames.append((peer, frame))
+
+    def is_sending(self, peer: str, kind: FrameKind) -> bool:
+        return False
 
     def peers(self, peers: Mapping[str, tuple[str, int]]) -> None:
         self.addresses = peers

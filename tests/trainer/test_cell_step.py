@@ -6,7 +6,6 @@ import torch
 from bamboo_core.planning.grid import make_layout
 from bamboo_core.planning.plan import Cell, Layout
 from bamboo_core.planning.schedule import (
-    AddPartialSums,
     Backward,
     Evaluate,
     Forward,
@@ -123,7 +122,7 @@ def test_only_what_was_computed_ahead_of_this_very_step_is_used(stage: Stage) ->
 def test_a_portion_takes_forwards_that_were_computed_ahead_and_no_backwards(stage: Stage) -> None:
     layout, work = make_layout(0, 3, 1, 3), begin(stage)
     for gradients, taken in (({}, True), ({0: ()}, False)):
-        one = CellStep.of_portion(CELL, 2, layout, (0, 2), stage)
+        one = CellStep.of_portion(CELL, 2, layout, (0, 2), stage, ())
         one.adopt(Shadow(CELL, 0, layout, work, outputs={0: (), 1: ()}, gradients=gradients))
         assert one.is_ahead(Forward(0)) is taken
         assert one.work is not work
@@ -155,7 +154,8 @@ def test_own_gradients_are_awaited_until_the_last_of_them_is_there(stage: Stage)
 
 def test_a_takeover_counts_what_it_repeats_and_what_it_need_not() -> None:
     taken = TakeoverProgress(0.0, 0.0, 0.0)
-    for instruction in (Forward(0), Backward(0), Forward(1), AddPartialSums(((2, 4), (4, 5))), ReportReady()):
+    for instruction in (Forward(0), Backward(0), Forward(1), ReportReady()):
         taken.count(instruction, reused=False)
     taken.count(Forward(2), reused=True)
+    taken.repeated_elsewhere(3)
     assert (taken.forwards, taken.backwards, taken.reused) == (5, 4, 1)

@@ -6,6 +6,7 @@ import torch
 
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
+from bamboo_core.planning.portions import without_portions
 from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.frames.payloads import Announce, Commit
 from engine_kit import THREE, OneEngine
@@ -78,8 +79,8 @@ def announce(one: OneEngine, version: int) -> None:
 
 
 def test_of_two_cells_backwards_come_first_and_of_forwards_the_later_stages() -> None:
-    """w2 is lost, so w1 runs the last two stages: at the fifth and at the eighth place it has the choice."""
-    one = OneEngine("w1", after_loss(PLAN, {"w2"}))
+    """w1 runs the last two stages: at the fifth and at the eighth place it has the choice."""
+    one = OneEngine("w1", without_portions(after_loss(PLAN, {"w2"})))
     assert set(one.inside.executor.cells) == {MIDDLE, LAST}
     feed(one, MIDDLE, range(3))
     one.work()

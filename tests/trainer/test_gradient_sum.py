@@ -114,6 +114,28 @@ def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool
     assert stage.values.parameters.used(alone) == [True] * 3 + [used] * 2 * used
 
 
+@pytest.mark.parametrize("groups", [8, 13])
+@pytest.mark.parametrize("first", [0, 3])
+def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int, first: int) -> None:
+    """What it goes on from stays as it is."""
+    given, bounds = gradients(groups), range(groups + 1)
+    whole = GradientSum(8, CPU, bounds, range(first, groups))
+    left = [whole]
+    for m in range(first, groups):
+        for one in left:
+            one.target.add_(given[m])
+            one.added(m)
+        kept = [total.clone() for _, total in whole.finished]
+        if m + 1 < groups:
+            left.append(GradientSum(8, CPU, bounds, range(first, groups)))
+            assert left[-1].resume((first, m + 1), [*kept, torch.empty(0)]) == len(kept)
+            assert [node for node, _ in left[-1].finished] == [node for node, _ in whole.finished]
+    for one in left:
+        pairs = zip(one.nodes(), whole.nodes(), strict=True)
+        assert all(node == other and torch.equal(total, same) for (node, total), (other, same) in pairs)
+    assert all(map(torch.equal, given, gradients(groups)))
+
+
 @pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,))])
 def test_sums_that_others_have_made_are_received_with_the_same_bits(groups: int, cuts: tuple[int, ...]) -> None:
     """In any order, and what was received stays as it is: it is logged."""

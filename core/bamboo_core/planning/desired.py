@@ -40,6 +40,8 @@ class PlanningView:
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
     # workers that say that they hold a stage's state at a usable version, by stage
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
+    # the share of the step in progress that is over, from 0 to 1, as far as that is known
+    elapsed: float = field(default=0.0, compare=False)
     on_standby: int = 0  # of how many stages a spare worker keeps replicas, so that it can take one of them over
     # spare workers that keep replicas until the layers are split anew, since they will need them then
     beforehand: Mapping[Cell, tuple[WorkerId, ...]] = field(default_factory=dict)

@@ -69,6 +69,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The owner, and who runs a portion."""
         return (self.owner, *(portion.worker for portion in self.portions))
 
+    def is_run_as(self, other: "Assignment") -> bool:
+        """Do the same workers run the same of the cell, and is the same one its owner?"""
+        return (self.owner, self.portions) == (other.owner, other.portions)
+
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The global microbatch indices that each pipeline runs in a step, and by which schedule."""

@@ -6,7 +6,8 @@ Groups are the unit, because their sums are what the step's sum is made of (`gra
 bits are the same. Boundary tensors go to whoever runs their microbatch. The cell has one owner all the same, who adds
 the portions' sums, and reduces them with the other pipelines'.
 
-A worker keeps the portions that it runs already; those that nobody runs any more go to the workers that run least.
+A worker keeps the portions that it runs already; those that nobody runs any more go to the workers that run least. The
+first of them goes to the new owner, which may keep sums of groups that the lost one has finished.
 """
 
 from collections import Counter
@@ -51,12 +52,14 @@ def share_out(
     *,
     leaving: Collection[WorkerId],
     boundary: bool,
+    elapsed: float = 0.0,
 ) -> Cells:
     """Return the assignments that follow the plan's, with the portions of cells that are run together.
 
     These are cells whose owner runs another one as well, and, for the rest of a step, those that have changed hands
-    within it. There are none with several devices of a worker, nor where a new owner has computed nearly all in
-    advance. leaving: workers that are given nothing more. boundary: the assignments begin with a step.
+    within it, though their new owner may run all of them. There are none with several devices of a worker, nor where a
+    new owner has computed nearly all in advance. leaving: workers that are given nothing more. boundary: the
+    assignments begin with a step. elapsed: the share of the step in progress that is over, from 0 to 1.
     """
     if plan.device_layers or (plan.mode is RedundancyMode.EAGER_BACKWARD and len(plan.stages) > 1):
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
@@ -76,9 +79,12 @@ def share_out(
     for cell, assignment in cells.items():
         able = owners[cell.stage]
         runners = [w for w in able if w not in leaving] or list(able)
-        portions = _given_out(before[cell], assignment.owner, able, runners, load)
+        groups, known = groups_of(layouts, cell.pipeline), plan.at(cell) if plan.has(cell) else assignment
+        keeps = not boundary and groups > 1 and _keeps_sums(plan, cell, known, assignment.owner)
+        kept = max(0, int(elapsed * groups) - 1) if keeps else 0
+        portions = _given_out(before[cell], assignment.owner, able, runners, load, kept)
         alone = len(portions) == 1 and portions[0].worker == assignment.owner
-        if alone and (boundary or not plan.has(cell) or not plan.at(cell).portions):
+        if alone and not keeps and (boundary or not known.portions):
             portions = ()  # else its owner goes on with the step as it has begun it
         shared[cell] = msgspec.structs.replace(assignment, portions=portions)
     return shared
@@ -92,10 +98,47 @@ def without_portions(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, pipelines=alone)
 
 
+def changed_cells(plan: Plan, old: Plan) -> set[Cell]:
+    """Return the cells that other workers run under a plan than under the one before, or in other portions."""
+    return {c for c in plan.cells() if old.has(c) and not plan.at(c).is_run_as(old.at(c))}
+
+
+def cells_run_anew(plan: Plan, old: Plan) -> set[Cell]:
+    """Return the cells of which a plan may let workers run what has been run before. They are those that have changed,
+    and those beside one that has, if they are shared: not all that they have given is in somebody's log.
+    """
+    changed = changed_cells(plan, old)
+    beside = {Cell(d, s + way) for d, s in changed for way in (-1, 1)}
+    shared = {c for c in beside if old.has(c) and plan.has(c) and (old.at(c).portions or plan.at(c).portions)}
+    return changed | shared
+
+
 def is_settled(plan: Plan) -> bool:
     """Does every worker that has a pipeline of its own run all of it, and no more?"""
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
     return not any(plan.at(cell).portions and owned[plan.at(cell).owner] == 1 for cell in plan.cells())
+
+
+def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
+    """Return the worker that keeps the sums of a cell's finished groups: its shadow. None if there is none, if it makes
+    them itself, or if it is in another zone, to which traffic costs money.
+    """
+    owner, shadow = plan.at(cell).owner, plan.at(cell).shadow
+    if shadow is None or plan.device_layers or plan.mode is RedundancyMode.EAGER_BACKWARD:
+        return None
+    return shadow if len({peer.zone for peer in map(plan.peer, (owner, shadow)) if peer}) < 2 else None
+
+
+def _keeps_sums(plan: Plan, cell: Cell, known: Assignment, owner: WorkerId) -> bool:
+    """May a cell's new owner keep sums of groups that the one before has finished in this step?
+
+    An only pipeline's sums are of no use if another replica of the stage behind might have to repeat the step: nobody
+    can send it again what these came of.
+    """
+    if known.portions or not plan.has(cell) or keeper(plan, cell) != owner:
+        return False
+    behind = Cell(cell.pipeline, cell.stage + 1)
+    return plan.target.pipelines > 1 or not plan.has(behind) or len(plan.at(behind).replicas) < 2
 
 
 def _portions(assignment: Assignment, groups: int) -> tuple[Portion, ...]:
@@ -108,9 +151,11 @@ def _given_out(
     owners: Collection[WorkerId],
     runners: Sequence[WorkerId],
     load: Counter[WorkerId],
+    kept: int,
 ) -> tuple[Portion, ...]:
-    """These portions, with those that nobody runs any more divided among the runners. load: the microbatches that each
-    runs.
+    """These portions, with those that nobody runs any more divided among the runners. load: the groups that each runs.
+
+    kept: of how many of the first groups the owner is thought to keep the sums, so that it need not run them.
     """
     if not before:
         return ()
@@ -121,7 +166,9 @@ def _given_out(
             found.append(portion)
             continue
         counts: Counter[WorkerId] = Counter()
-        for _ in range(portion.first, portion.end):
+        if portion.first < kept and owner in runners:
+            counts[owner] = min(kept, portion.end) - portion.first
+        for _ in range(portion.first + counts.total(), portion.end):
             worker = min(in_turn, key=load.__getitem__)
             load[worker] += 1
             counts[worker] += 1

@@ -238,9 +238,12 @@ def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
     return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]
 
 
-def portion_program(stage: int, stages: int, portion: Range, order: StageOrder) -> list[Instruction]:
-    """Return what one of the workers that share a cell runs of it: its microbatches, and their sum to the owner."""
-    return [*order.taken_over().program(stage, stages, range(*portion)), SendPartialSum(portion)]
+def portion_program(stage: int, stages: int, portion: Range, order: StageOrder, left: int) -> list[Instruction]:
+    """Return what one of the workers that share a cell runs of it: its microbatches, and their sum to the owner.
+
+    left: the first microbatch that is left to run.
+    """
+    return [*order.taken_over().program(stage, stages, range(left, portion[1])), SendPartialSum(portion)]
 
 
 def reduction(last: Instruction, buckets: int) -> list[Instruction]:

@@ -193,14 +193,15 @@ def next_plan(
     Who runs several pipelines of one stage shares them with the others' workers.
     """
     plan = view.plan
-    cells = share_out(plan, cells, layouts or plan.layouts, leaving=view.leaving, boundary=boundary)
+    known = layouts or plan.layouts
+    cells = share_out(plan, cells, known, leaving=view.leaving, boundary=boundary, elapsed=view.elapsed)
     depth = range(len(plan.stages))
     rows = tuple(tuple(cells[Cell(d, s)] for s in depth) for d in range(1 + max(c.pipeline for c in cells)))
     return msgspec.structs.replace(
         plan,
         epoch=plan.epoch + 1,
         pipelines=rows,
-        layouts=layouts or plan.layouts,
+        layouts=known,
         workers=tuple(view.live.values()),
         boundary=boundary,
         sources=(),

@@ -120,6 +120,9 @@ class Replicator:
         newest = max(self._states.version(part.stage) for part in cells)
         if any(not part.synced or part.acked < newest for part in parts):
             return False
+        finals = [self._states.final_steps(part.stage) for part in cells]
+        if any(steps and one.secured <= steps[-1] for one, steps in zip(parts, finals, strict=True)):
+            return False  # what it would have to repeat may be gone by then
         for part in parts:
             part.level = True
         return True

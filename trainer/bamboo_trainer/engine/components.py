@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
-from bamboo_core.planning.portions import runner
+from bamboo_core.planning.portions import cells_run_anew, runner
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
@@ -137,10 +137,8 @@ class Components:
         self.executor.hand_over(old)
         self.replicator.take_roles(old)
         self.executor.take_over(old, arrived)
-        for cell in plan.cells() if old else []:
-            now, before = plan.at(cell), old.at(cell) if old and cell.pipeline < len(old.pipelines) else None
-            if before and (now.owner, now.portions) != (before.owner, before.portions):
-                self.outbox.resend(cell)
+        for cell in cells_run_anew(plan, old) if old else ():
+            self.outbox.resend(cell)
         self.redundant.take_roles(self.step, first=old is None)
         self._timer.hold(set(self.states))
         self.committer.meet_root(old)
@@ -195,6 +193,8 @@ class Components:
                 | FrameKind.TIED
                 | FrameKind.PARTIAL_SUM
             ) if self.plan.current.has(cell) and self.executor.accept(frame):
+                pass
+            case FrameKind.PARTIAL_SUM if known and self.executor.keep(frame):
                 pass
             case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
 from bamboo_core.planning.schedule import StageOrder
@@ -65,7 +65,7 @@ class MemoryByKind:
     optimizer: int
     replica: int  # the same of the stages that it keeps for others
     gradients: int  # sums so far, and final ones not yet applied
-    log: int  # what may have to be sent again
+    log: int  # what may have to be sent again, and finished sums of the stage that it would go on with
     activations: int  # what the backwards of the microbatches in flight need
     redundant: int  # what has been computed in advance for others
     copies: int  # of layers, in host memory, for checkpoints
@@ -265,12 +265,18 @@ def _account(
         shared = total(lambda size: size.gradients, s) if pipelines > 1 else 0
         return KEPT_STEPS * (microbatches * boundary + shared)
 
+    def finished_sums() -> int:
+        groups = -(-(spec.training.groups or 1) // pipelines)
+        if spec.redundancy.mode is RedundancyMode.EAGER_BACKWARD or spec.worker.devices > 1 or roles.shadowed is None:
+            return 0
+        return (groups - 1).bit_length() * total(lambda size: size.gradients, roles.shadowed)
+
     return MemoryByKind(
         parameters=total(lambda size: size.held + size.casts, *roles.states),
         optimizer=total(lambda size: size.remembered, *roles.states),
         replica=total(lambda size: size.held + size.remembered, *kept),
         gradients=gradient_bytes(spec, *(total(lambda size: size.gradients, *part) for part in (owned, kept))),
-        log=sum(map(logged, owned)),
+        log=sum(map(logged, owned)) + finished_sums(),
         activations=sum(map(contexts, owned)),
         redundant=sum(contexts(s) + total(lambda size: size.gradients, s) for s in eager),
         copies=_copies(sizes, stages, spec, (roles.states, kept)),

@@ -88,6 +88,10 @@ class Outbox:
         """Sends a frame to that worker, and does not keep it in the log."""
         self._leave_after(address, tensors, payload, worker)
 
+    def is_sending(self, worker: WorkerId, kind: FrameKind) -> bool:
+        """Would a frame of this kind for that worker have to wait for another one?"""
+        return bool(self._leaving[lane_of(kind)]) or self._transport.is_sending(worker, kind)
+
     def _leave_after(
         self, address: Address, tensors: Iterable[Tensor], payload: Any, receiver: WorkerId | None
     ) -> None:

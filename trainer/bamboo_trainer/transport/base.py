@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames.frame import Frame, FrameKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,10 @@ class Transport(Protocol):
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """Queue a frame. Its tensors must not be written any more. Dropped if the peer is not known or is down."""
+        ...
+
+    def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
+        """Is something queued for a peer, or on its way out, that a frame of this kind would come behind?"""
         ...
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:

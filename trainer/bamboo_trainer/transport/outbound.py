@@ -92,6 +92,12 @@ class Outbound:
             return buffers  # the writer meets the same error, and reports it
         return [memoryview(data)[count:]] if count < len(data) else []
 
+    @property
+    def is_sending(self) -> bool:
+        """Is anything queued, or on its way out?"""
+        with self._lock:
+            return bool(self._queue) or self._sending
+
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is queued; False if there still is."""
         with self._changed:

@@ -87,6 +87,12 @@ class TcpTransport:
                 self.resent[frame.address.kind] += size
         link.send(encoded)
 
+    def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
+        """See Transport."""
+        with self._lock:
+            link = self._outbound.get((peer, wire.lane_of(kind)))
+        return link is not None and link.is_sending
+
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
         """See Transport."""
         with self._changed:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.gradient_groups import nodes_of, share_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import ranges
+from bamboo_core.planning.portions import keeper, ranges
 from bamboo_core.planning.profile import ModelProfile
 
 GB: Final = 1e9
@@ -117,6 +117,7 @@ def step_transfers(
             ),
             *_reduction(plan, layout, cell, gradients[cell.stage], receivers[cell.stage]),
             *_replicas(plan, cell, profile),
+            *_finished_groups(plan, layout, cell, gradients[cell.stage]),
         )
     )
     return (transfer for transfer in found if transfer.sender != transfer.receiver)
@@ -158,6 +159,13 @@ def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfe
     size = sum(layer.gradients for layer in profile.layers[slice(*plan.stages[cell.stage])])
     for replica in plan.at(cell).replicas:
         yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size)
+
+
+def _finished_groups(plan: Plan, layout: Layout, cell: Cell, gradients: float) -> Iterator[Transfer]:
+    """The sums of groups, but for the last one, as often as they are finished; a slow link gets fewer of them."""
+    share, receiver = layout.shares[cell.pipeline], keeper(plan, cell)
+    if receiver is not None and share.end - share.first > 1:
+        yield Transfer(TrafficKind.REDUCTION, plan.at(cell).owner, receiver, gradients, share.end - share.first - 1)
 
 
 def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:

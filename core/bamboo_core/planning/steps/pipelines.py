@@ -68,6 +68,8 @@ class StepLoss:
     runs: tuple[tuple[Place, tuple[Run, ...]], ...]
     # of a cell, who has done how many of its first forwards in advance
     reused: tuple[tuple[Place, tuple[int, int]], ...] = ()
+    # of a cell, who goes on behind its finished groups, and before which microbatches these end
+    kept: tuple[tuple[Place, tuple[int, tuple[int, ...]]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,11 +291,13 @@ class _Execution:
         self._count += 1
         heapq.heappush(self._events, (at, self._count, happens))
 
-    def _begun(self, place: Place, run: Run, *, taken_over: bool) -> _Cell:
+    def _begun(self, place: Place, run: Run, *, taken_over: bool, left: int | None = None) -> _Cell:
+        """left: the first microbatch that is left to run, of a cell that is shared; None: the run's first one."""
         order = self._group.order.taken_over() if taken_over else self._group.order
         first, end, worker = run
-        program = order.program(place[1], self._stages, range(first, end))
-        cell = _Cell(place, run, program, goes_first=taken_over and end - first < self._group.microbatches[place[0]])
+        program = order.program(place[1], self._stages, range(first if left is None else left, end))
+        is_shared = left is not None or end - first < self._group.microbatches[place[0]]
+        cell = _Cell(place, run, program, goes_first=taken_over and is_shared)
         self._workers[worker].cells.append(cell)
         return cell
 
@@ -424,12 +428,21 @@ class _Execution:
     def _take_over(self, now: float) -> None:
         """Every sender sends again what a new runner may lack."""
         assert self._loss is not None
-        reused, begun = dict(self._loss.reused), list[_Cell]()
+        reused, kept, begun = dict(self._loss.reused), dict(self._loss.kept), list[_Cell]()
         for place, runs in self._loss.runs:
             known, before = self._mirrors.pop(place, None), {cell.run: cell for cell in self._cells[place]}
             for run in before.keys() - set(runs):
                 self._workers[run[2]].cells.remove(before[run])
-            self._cells[place] = [before.get(run) or self._begun(place, run, taken_over=True) for run in runs]
+            keeper, ends = kept.get(place, (-1, ()))
+            passed_on = self._passed_on(place) if ends else 0
+            finished = max((end for end in ends if end <= passed_on), default=0)
+            self._cells[place] = [
+                before.get(run)
+                or self._begun(
+                    place, run, taken_over=True, left=min(max(run[0], finished), run[1]) if run[2] == keeper else None
+                )
+                for run in runs
+            ]
             new = [cell for cell in self._cells[place] if cell.run not in before]
             if new:
                 self._ends.pop(place, None)
@@ -447,10 +460,20 @@ class _Execution:
             self._resend(now, cell)
             self._push(now, partial(self._turn, cell.run[2]))
 
+    def _passed_on(self, place: Place) -> int:
+        """Return before which microbatch a cell has run all, and the stage before it has what came of it."""
+        (cell,), (d, s) = self._cells[place], place
+        left = {instruction.microbatch for instruction in cell.program[cell.done :]}
+        for m in range(*cell.run[:2]):
+            if m in left or (s > 0 and (False, m) not in self._cell((d, s - 1), m).arrived):
+                return m
+        return cell.run[1]
+
     def _resend(self, now: float, cell: _Cell) -> None:
         """The frames of the neighbours' logs, and what a mirror has done already, of which the others know nothing."""
-        (first, end, worker), place = cell.run, cell.place
-        logged = [(frame, sender) for frame, sender in self._log.get(place, {}).items() if first <= frame[1] < end]
+        worker, place = cell.run[2], cell.place
+        needed = {instruction.microbatch for instruction in cell.program}
+        logged = [(frame, sender) for frame, sender in self._log.get(place, {}).items() if frame[1] in needed]
         for frame, sender in sorted(logged, key=lambda sent: (sent[0][1], not sent[0][0])):
             if self._workers[sender].alive:
                 self._travel(now, sender, worker, (place, frame, False))

@@ -5,7 +5,7 @@ steps cost as much as the first one.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, starmap
 from typing import Final
@@ -13,7 +13,7 @@ from typing import Final
 from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.gradient_groups import nodes_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import ranges
+from bamboo_core.planning.portions import keeper, ranges
 from bamboo_core.planning.profile import Layer, ModelFigures
 from bamboo_core.planning.schedule import StageOrder, postpones_weights
 from bamboo_core.planning.splits.devices import cell_of, devices_of
@@ -131,6 +131,11 @@ class StepModel:
                 inner = s > 0 and part.group.are_parts(s - 1, s)  # it needs what the part before it has done in advance
                 reused[place] = min(done, reused.get((row, s - 1), 0)) if inner else done
         return StepLoss(
+            kept=tuple(
+                (place, (part.numbers[heirs[cell]], _group_ends(layout, cell.pipeline)))
+                for cell, place in moved.items()
+                if _is_kept(before, plan, cell, moved)
+            ),
             lost=tuple((part.numbers[w], at) for w, at in lost.at.items() if w in part.numbers),
             planned=lost.planned,
             runs=tuple((place, _runs(plan, layout, cell, part.numbers)) for cell, place in moved.items()),
@@ -346,7 +351,22 @@ class StepModel:
 
 def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
     was, now = before.at(cell), plan.at(cell)
-    return not lost.at.keys().isdisjoint(was.runners) or (now.owner, now.portions) != (was.owner, was.portions)
+    return not lost.at.keys().isdisjoint(was.runners) or not now.is_run_as(was)
+
+
+def _is_kept(before: Plan, plan: Plan, cell: Cell, moved: Collection[Cell]) -> bool:
+    """Does the new owner of a cell go on behind the groups of which it keeps the sums? See `PortionSteps`."""
+    (d, s), portions = cell, plan.at(cell).portions
+    if not portions or before.at(cell).portions or portions[0].worker != plan.at(cell).owner:
+        return False
+    whole = Cell(d, s - 1) not in moved and Cell(d, s + 1) not in moved
+    return whole and keeper(before, cell) == plan.at(cell).owner
+
+
+def _group_ends(layout: Layout, pipeline: int) -> tuple[int, ...]:
+    """The microbatches before which a pipeline's groups end, but for the last one; numbered from 0 in the pipeline."""
+    own = layout.split[pipeline]
+    return tuple(bound - own[0] for bound in layout.bounds if own[0] < bound <= own[-1])
 
 
 def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:

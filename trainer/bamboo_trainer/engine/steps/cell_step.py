@@ -31,6 +31,7 @@ from bamboo_trainer.memory.host_copies import Copy
 from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding
+from bamboo_trainer.stage.gradients.partial_sums import resume
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
@@ -84,9 +85,13 @@ class TakeoverProgress:
         if reused:
             self.reused += 1
         else:
-            together = sum(end - first for first, end in getattr(instruction, "portions", ()))
-            self.forwards += isinstance(instruction, Forward) + together
-            self.backwards += isinstance(instruction, Backward) + together
+            self.forwards += isinstance(instruction, Forward)
+            self.backwards += isinstance(instruction, Backward)
+
+    def repeated_elsewhere(self, microbatches: int) -> None:
+        """Others have repeated so many."""
+        self.forwards += microbatches
+        self.backwards += microbatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,8 @@ class CellStep:
     before the step itself.
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
-    share its microbatches. is_portion: it is but one of those, and its owner may be another worker.
+    share its microbatches. is_portion: it is but one of those, and its owner may be another worker. kept: the first
+    microbatch of which the cell's keeper has not been sent what it came to.
     """
 
     cell: Cell
@@ -132,12 +138,21 @@ class CellStep:
     evaluations: int = 0
     portions: tuple[Portion, ...] = ()
     is_portion: bool = False
+    kept: int = 0
 
     @classmethod
-    def of_portion(cls, cell: Cell, stages: int, layout: Layout, portion: Range, stage: Stage) -> Self:
-        """Return the step that the stage's version is ready for, of a portion of a cell, whoever owns the cell."""
+    def of_portion(
+        cls, cell: Cell, stages: int, layout: Layout, portion: Range, stage: Stage, kept: Sequence[Frame]
+    ) -> Self:
+        """Return the step that the stage's version is ready for, of a portion of a cell, whoever owns the cell.
+
+        kept: what the portion's first microbatches came to, which need not be run.
+        """
         work, step = stage.begin(range(*portion), layout.bounds), stage.values.version
-        program = portion_program(cell.stage, stages, portion, StageOrder(layout.schedule))
+        for frame in kept:
+            resume(work, (frame.address.microbatch, frame.address.part), frame.payload, frame.tensors)
+        left = kept[-1].address.part if kept else portion[0]
+        program = portion_program(cell.stage, stages, portion, StageOrder(layout.schedule), left)
         inputs = [needs(one, cell, stages, layout, step, ()) for one in program]
         return cls(cell, step, layout, program, inputs, work=work, is_portion=True)
 
@@ -153,7 +168,7 @@ class CellStep:
 
         tied_to: the other stages that share parameters with this one.
         """
-        self.step, self.layout, self.done = stage.values.version, layout, 0
+        self.step, self.layout, self.done, self.kept = stage.values.version, layout, 0, 0
         self.final = self.figures = self.ahead = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program, self.evaluations = [], 0

@@ -8,6 +8,7 @@ import msgspec
 
 from bamboo_core.control.protocol import CellFinished, TakenOver
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.portions import changed_cells
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Forward,
@@ -60,7 +61,8 @@ class Executor:
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
-        self._portions = PortionSteps(plan, states, committer, lambda: redundant.shadows)
+        self._portions = PortionSteps(plan, states, committer, lambda: redundant.shadows, self._passed_on)
+        self._changed: dict[Cell, int] = {}  # in which step a plan in the middle of it has given a cell to others
         self.handed_over: dict[Cell, Frame] = {}
         self._runnable: list[CellStep] | None = None  # steps that may run; None: to be found out
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
@@ -95,11 +97,22 @@ class Executor:
 
     def take_over(self, old: Plan | None, arrived: float) -> None:
         """Run the cells that the plan in force gives to this worker. arrived: when it came, seconds of the clock."""
-        for cell_step in self.cells.values():
+        plan, newest = self._plan.current, self._committer.log.newest
+        changed = changed_cells(plan, old) if old and not plan.boundary else set()
+        self._changed |= dict.fromkeys(changed, newest + 1)
+        for (d, s), cell_step in self.cells.items():
+            cell_step.kept = 0  # there may be another keeper
             if cell_step.layout is None:
                 self._begin(cell_step)
-            elif cell_step.step > self._committer.log.newest and cell_step.awaits_gradients:
+            elif cell_step.step > newest and cell_step.awaits_gradients:
                 self._share(cell_step)
+            elif (
+                cell_step.step > newest
+                and cell_step.portions
+                and not plan.at(cell_step.cell).portions
+                and not changed.isdisjoint((Cell(d, s - 1), Cell(d, s + 1)))
+            ):
+                self._run_alone(cell_step)  # nobody else can send again all that came of it
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
@@ -133,6 +146,23 @@ class Executor:
             if boundary and cell_step.step > self._committer.log.newest:
                 self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
+    def _passed_on(self, cell: Cell, step: int) -> int:
+        """Return before which microbatch the stages beside a cell have all that came of it in that step.
+
+        This worker runs the stage before it, or cannot tell. The one behind has given gradients for whatever is
+        finished, if it is still with the worker that has run it from the step's begin.
+        """
+        (d, s), layout = cell, self._committer.layout(step)
+        if layout is None or self._changed.get(Cell(d, s + 1), -2) >= step - 1:
+            return 0
+        if s == 0:
+            return layout.split[d][-1] + 1
+        before = self.cells.get(Cell(d, s - 1))
+        if before is None or before.step != step:
+            return 0
+        arrived = {a.microbatch for a in (*before.consumed, *before.inbox) if a.kind is FrameKind.GRADIENT}
+        return next((m for m in layout.split[d] if m not in arrived), layout.split[d][-1] + 1)
+
     def link_broke(self, peer: WorkerId) -> None:
         for cell_step in self.cells.values():
             if cell_step.predecessor == peer:
@@ -142,9 +172,12 @@ class Executor:
         for cell, frame in self.handed_over.items():
             if self._plan.owner(cell) == peer:
                 self._outbox.send(peer, replace(frame, epoch=self._plan.current.epoch))
+        for cell_step in self.cells.values():
+            cell_step.kept = 0  # what was on its way to the keeper may be lost
 
     def committed(self, step: int) -> None:
         self.handed_over = {cell: frame for cell, frame in self.handed_over.items() if frame.address.step >= step}
+        self._portions.kept.committed(step)
         for cell_step in self.cells.values():
             if cell_step.step == step:
                 cell_step.skip_evaluation()
@@ -192,7 +225,7 @@ class Executor:
         cell_step.start(stage, self._plan.stages, layout, tied_to, evaluating)
 
     def _run_alone(self, cell_step: CellStep) -> None:
-        """The step is committed before the sums of all portions are here: nobody else goes on with it."""
+        """Run the whole step from its begin: nobody else goes on with it, or can send all that comes of it."""
         self._start(cell_step, self._states.running(cell_step.cell))
         cell_step.since = cell_step.step
         self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
@@ -248,6 +281,10 @@ class Executor:
         if address.cell in self.cells:
             self.cells[address.cell].accept(frame, self._states.stage(address.stage))
         return address.cell in self.cells
+
+    def keep(self, frame: Frame) -> bool:
+        """Keep the sum of finished groups, if this worker would go on with the cell. Raises RefusedFrame."""
+        return self._portions.keep(frame)
 
     # instructions
 
@@ -314,8 +351,12 @@ class Executor:
             first = not isinstance(instruction, AddPartialSums)
             if first and inputs and not any(f.again or self._is_repeated_here(f.address) for f in inputs):
                 self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
-            else:
+            elif first:
                 cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
+            else:
+                cell_step.takeover.repeated_elsewhere(self._portions.elsewhere(cell_step))
+        elif taken := self._shared_takeover(cell_step):
+            taken.count(instruction, reused=cell_step.is_ahead(instruction))
         begun, stage = self._clock(), self._states.stage(cell_step.cell.stage)
         work_begun, slot = self._timer.now(), (cell_step.cell, cell_step.place)
         self._redundant.end_wait(cell_step, self.beside(cell_step), begun)
@@ -343,6 +384,11 @@ class Executor:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
         if layers and not given:
             self._redundant.budget.ran_forward(ended - begun, layers)
+
+    def _shared_takeover(self, portion: CellStep) -> TakeoverProgress | None:
+        """Return the takeover that a portion belongs to, if this worker owns its cell."""
+        owned = self.cells.get(portion.cell) if portion.is_portion else None
+        return owned.takeover if owned else None
 
     def _is_repeated_here(self, address: Address) -> bool:
         """Does a frame come from another part of the stage that is taken over with the one that gets it?"""

@@ -9,6 +9,7 @@ import torch
 
 from bamboo_core.planning.gradient_groups import nodes_of, tree_sum
 from bamboo_core.planning.plan import ROOT
+from bamboo_core.planning.portions import keeper
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
@@ -33,6 +34,7 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.frame_fit import chunk
+from bamboo_trainer.engine.steps.kept_sums import Pace
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import EVALUATED, Address, FrameKind
 from bamboo_trainer.memory.host_copies import HostCopies
@@ -47,7 +49,7 @@ from bamboo_trainer.task import Parts
 
 
 class Instructions:
-    """Without a state of its own: an instruction changes the cell's step, and sends."""
+    """An instruction changes the cell's step, and sends. Nothing is remembered here but the pace of sums of groups."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Instructions:
     ) -> None:
         self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
         self._spots, self._devices, self._copies, self._clock = spots, devices, copies, clock
+        self._pace = Pace()
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Evaluate: self._evaluate,
             Forward: self._forward,
@@ -159,9 +162,30 @@ class Instructions:
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
 
+        self._give_to_keeper(cell_step, work)
+
     def _weight_gradients(self, cell_step: CellStep, instruction: BackwardWeight) -> None:
         stage, work = self._parts(cell_step)
         stage.weight_gradients(work, cell_step.step, instruction.microbatch)
+        self._give_to_keeper(cell_step, work)
+
+    def _give_to_keeper(self, cell_step: CellStep, work: Work) -> None:
+        """Send the sums of groups that are newly finished to the worker that would go on with the cell."""
+        receiver, layout = keeper(self._plan.current, cell_step.cell), cell_step.layout
+        finished = work.gradients.finished
+        if receiver is None or not finished or layout is None or cell_step.is_portion:
+            return
+        end = layout.bounds[finished[-1][0].end]
+        if end <= cell_step.kept or end > layout.split[cell_step.cell.pipeline][-1]:
+            return  # with the last group the cell is done, and its replicas get what the step came to
+        if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, FrameKind.PARTIAL_SUM)):
+            return
+        nodes = [(node, total.clone()) for node, total in finished if layout.bounds[node.end] > cell_step.kept]
+        microbatches = (layout.bounds[nodes[0][0].first], end)
+        payload, tensors = packed_work(work, microbatches, nodes)
+        address = Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *microbatches)
+        self._outbox.post(receiver, address, tensors, payload)
+        cell_step.kept = end
 
     def _backward_rest(self, cell_step: CellStep, instruction: BackwardRest) -> None:
         stage, work = self._parts(cell_step)
@@ -169,7 +193,7 @@ class Instructions:
 
     def _send_partial_sum(self, cell_step: CellStep, instruction: SendPartialSum) -> None:
         _stage, work = self._parts(cell_step)
-        payload, tensors = packed_work(work)
+        payload, tensors = packed_work(work, instruction.portion, work.gradients.nodes())
         address = Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *instruction.portion)
         self._outbox.emit(address, tensors, payload)
         cell_step.work = None

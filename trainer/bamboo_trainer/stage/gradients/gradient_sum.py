@@ -104,6 +104,21 @@ class GradientSum:
             nodes[-2:] = [(whole, total)]
         return nodes
 
+    @property
+    def finished(self) -> tuple[tuple[SumNode, Tensor], ...]:
+        """The sums of the groups that are finished, as nodes of the tree, in order. They change with the next group."""
+        return tuple(self._done)
+
+    def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
+        """Go on behind these groups, half-open, the next ones, which somebody else has added up.
+
+        Returns how many of `sums` they are: the first ones. They stay as they are.
+        """
+        nodes = nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1)
+        self._done += [(node, sums[i].to(self._device, copy=True)) for i, node in enumerate(nodes)]
+        self._group, self._added = nodes[-1].end, microbatches[1]
+        return len(nodes)
+
     def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
         """Take the sums of these groups, half-open, which somebody else has added up; with the last ones all are here.
 

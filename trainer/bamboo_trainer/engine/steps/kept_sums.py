@@ -1,0 +1,55 @@
+"""Sums of finished groups of microbatches that other workers' cells have sent here, for whoever goes on with these.
+
+An owner sends each sum as soon as it is finished, or the larger one that it has become part of, as often as that takes
+no more than half of the time (`Pace`). After a loss the worker that keeps them goes on behind them.
+"""
+
+from bamboo_core.planning.plan import Cell
+from bamboo_core.planning.portions import Range
+from bamboo_trainer.frames.frame import Frame
+
+
+class KeptSums:
+    """The frames by cell, of one step of each: none is part of another one."""
+
+    def __init__(self) -> None:
+        self._frames: dict[Cell, list[Frame]] = {}
+
+    def keep(self, frame: Frame) -> None:
+        """Keep what a cell's owner has sent, instead of what is part of it."""
+        address = frame.address
+        known = [one for one in self._frames.get(address.cell, ()) if one.address.step >= address.step]
+        if any(one.address.step > address.step for one in known):
+            return
+        others = [one for one in known if not (address.microbatch <= one.address.microbatch < address.part)]
+        self._frames[address.cell] = sorted([*others, frame], key=lambda one: one.address.microbatch)
+
+    def of(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
+        """Return the frames of the first of these microbatches, half-open, without a gap."""
+        found, (at, end) = list[Frame](), microbatches
+        for frame in self._frames.get(cell, ()):
+            if frame.address.step == step and frame.address.microbatch == at and frame.address.part <= end:
+                found.append(frame)
+                at = frame.address.part
+        return found
+
+    def committed(self, step: int) -> None:
+        """Drop the sums of that step and of those before it."""
+        self._frames = {c: known for c, known in self._frames.items() if known[0].address.step > step}
+
+
+class Pace:
+    """When sums may be sent: not while one is on its way, and then not for as many microbatches as that has lasted."""
+
+    def __init__(self) -> None:
+        self._rests = 0
+
+    def allows(self, *, is_sending: bool) -> bool:
+        """Asked after each microbatch while there is a sum to send. is_sending: the one before is still on its way."""
+        if is_sending:
+            self._rests += 1
+            return False
+        if self._rests:
+            self._rests -= 1
+            return False
+        return True
