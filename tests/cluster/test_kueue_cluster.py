@@ -22,7 +22,7 @@ from cluster.handle import OLDEST_SUPPORTED, Cluster
 from cluster.nodes import GPU
 from kueue_manager import CLASS, GROUP
 from kueue_stand_in import StandIn
-from operator_jobs import TOLERATE, digests_of_a_local_run, manifest, slowed, small
+from operator_jobs import TOLERATE, digest_of_undisturbed, manifest, slowed, small
 from operator_process import Job, Operator, condition
 
 GIVEN = "BAMBOO_KUEUE"
@@ -292,17 +292,12 @@ def test_two_jobs_share_a_quota_for_one_and_a_half(
 
     second_slow.unlink()
     status = second.until("Complete")
-    assert add_digests(status["digests"]) == undisturbed(second_document, tmp_path / "second")
+    assert add_digests(status["digests"]) == digest_of_undisturbed(second_document)
     grown(first, 2)
     first_slow.unlink()
     status = first.until("Complete")
-    assert add_digests(status["digests"]) == undisturbed(first_document, tmp_path / "first")
+    assert add_digests(status["digests"]) == digest_of_undisturbed(first_document)
     until_used(queue, 0)
-
-
-def undisturbed(document: Json, folder: Path) -> str:
-    """The digest of all layers, however they are split, if nothing happens to the job."""
-    return add_digests(digests_of_a_local_run(document, folder))
 
 
 def paced_job(name: str, folder: Path, elastic: Json, queue: Json) -> tuple[Json, Path]:

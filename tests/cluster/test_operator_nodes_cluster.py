@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from bamboo_core.control.digests import add_digests
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.names import LABEL_JOB_UID
 from bamboo_operator.manifests.spread import spread
 from cluster.client import Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from cluster.nodes import spot
-from operator_jobs import TOLERATE, digests_of_a_local_run, manifest, slowed
+from operator_jobs import TOLERATE, digest_of_undisturbed, manifest, slowed
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -81,7 +82,7 @@ def test_a_node_vanishes_with_two_workers_and_every_bit_is_as_if_it_had_not(
     slow.unlink()
     status = job.until("Complete")
     assert status["restores"] == 0
-    assert status["digests"] == digests_of_a_local_run(document, tmp_path)
+    assert add_digests(status["digests"]) == digest_of_undisturbed(document)
 
 
 def unplaced(pods: Json) -> list[str]:

@@ -89,7 +89,8 @@ def test_jobs_that_end_are_watched(client: bamboo.Client, tmp_path: Path) -> Non
     failed = client.submit(job(tmp_path, crash))
     with pytest.raises(bamboo.JobFailed) as told:
         failed.wait(WAIT_SECONDS)
-    assert told.value.reason
+    assert told.value.reason == "BackoffLimitExceeded"
+    assert "exited with code 7: the last word" in told.value.message
     assert failed.progress.state == "Failed"
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
+from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.names import ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_WORKER
 from image_kit import BUILD_SECONDS, ROOT, RUN_SECONDS, TARGETS, Images, Store, Unavailable, call, confined, images
 from manifest_kit import bamboojob, gpt_task, training
-from operator_jobs import digests_of_a_local_run
+from operator_jobs import digest_of_undisturbed
 from processes import Processes
 
 TOKEN_FOLDER = "/var/run/secrets/bamboo.dev"  # noqa: S105 - a path
@@ -277,7 +278,7 @@ def test_two_containers_train_as_two_processes_do(built: Images, tmp_path: Path,
     training.pool = Containers(built.store, built.trainer, tmp_path, training.exited, text)  # type: ignore[assignment]
     asyncio.run(training.run(300))
     assert training.outcome is Outcome.COMPLETE, training.finish
-    assert list(status(training.state, 0.0).digests) == digests_of_a_local_run(document, tmp_path)
+    assert add_digests(status(training.state, 0.0).digests) == digest_of_undisturbed(document)
     ends = {
         worker: -int(number or 0) if number is signal.SIGKILL and worker in victims else 0 for worker in training.exits
     }

@@ -1,19 +1,15 @@
 """Small jobs for the operator's tests, and what becomes of them if nothing happens."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import paced
+from bamboo_core.control.digests import add_digests
 from cluster.client import Json
 from cluster.handle import Cluster
 from folders import TASK_PATH
 from manifest_kit import TEXT, bamboojob, gpt_task, training
+from training_job import Job as TrainingJob
 
 ENDLESS = 100_000  # steps
 PACED: Json = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": TASK_PATH}]}
@@ -53,20 +49,16 @@ def folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
     return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
 
 
-def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:
-    found: list[str] = json.loads((local_run(document, folder) / "summary.json").read_text())["digests"]
-    return found
+def digest_of_undisturbed(document: Json) -> str:
+    """The digest of all the job's layers, however they are split, if nothing happens to it."""
+    return add_digests(undisturbed(document).digests)
 
 
-def local_run(document: Json, folder: Path) -> Path:
-    """Runs the job on this machine, undisturbed; the folder with its weights and its summary."""
-    path, output = folder / "job.yaml", folder / "output"
-    path.write_text(yaml.safe_dump(document))
-    command = [sys.executable, "-m", "bamboo", "run", str(path), "--json", "--output", str(output)]
-    env = {**os.environ, "PYTHONPATH": TASK_PATH}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True)
-    (output / "summary.json").write_text(done.stdout)
-    return output
+def undisturbed(document: Json) -> TrainingJob:
+    """Trains the job in this process, on one worker with all layers: the grid changes no bit."""
+    spec = document["spec"]
+    alone = bamboojob("alone", task=spec["task"], training=spec["training"], topology={"stages": 1})
+    return TrainingJob(alone).run()
 
 
 def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, **spec: Any) -> Json:
