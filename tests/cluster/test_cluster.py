@@ -153,6 +153,7 @@ def test_a_killed_container_gives_the_reason_it_is_told(cluster: Cluster, namesp
     assert (ended(found)["exitCode"], ended(found)["reason"]) == (137, "OOMKilled")
 
 
+@pytest.mark.slow  # as are the tests whose nodes fail
 def test_processes_of_a_failed_node_die_before_the_cluster_notices(cluster: Cluster, namespace: str) -> None:
     """Its processes die at once, the cluster notices later; after its reboot nothing of it is left."""
     cluster.add(on_demand("doomed", "zone-d"))
@@ -174,6 +175,7 @@ def test_processes_of_a_failed_node_die_before_the_cluster_notices(cluster: Clus
     assert cluster.api.find(node) is None
 
 
+@pytest.mark.slow  # as are the tests whose nodes fail
 def test_processes_of_a_partitioned_node_go_on(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     """Its processes go on; what happened meanwhile is told when it is back."""
     cluster.add(on_demand("lonely", "zone-d"))
@@ -193,6 +195,7 @@ def test_processes_of_a_partitioned_node_go_on(cluster: Cluster, namespace: str,
     assert ended(found)["exitCode"] == 4
 
 
+@pytest.mark.slow  # as are the tests whose nodes fail
 def test_a_frozen_node_stands_still(cluster: Cluster, namespace: str) -> None:
     found = run(cluster, namespace, pod("ticking", "while :; do echo tick; sleep 0.02; done"))
     cluster.freeze(found["spec"]["nodeName"])

@@ -107,7 +107,7 @@ class Client:
             if time.monotonic() > end:
                 shown = json.dumps({"spec": found.get("spec"), "status": found.get("status")}, indent=1)
                 raise AssertionError(f"{path} was not as expected after {seconds} s:\n{shown}")
-            time.sleep(0.15)  # each question costs 7 ms of processor time, here and at the server
+            time.sleep(0.3)  # each question costs 7 ms of processor time, here and at the server
 
 
 def collection(manifest: Json, namespace: str | None = None) -> str:

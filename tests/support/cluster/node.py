@@ -12,7 +12,7 @@ from cluster.pod_status import now
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 2.0
 LATE_SECONDS = 3.0
 DOUBT_SECONDS = 20.0
 LEASE_SECONDS = 40

@@ -1,4 +1,4 @@
-"""Containers that run `python -m bamboo_trainer`, forked from one process that has imported what it imports.
+"""Containers that run our trainer or operator, forked from one process that has imported what they import.
 
 That takes longer than a small job trains, and tests start hundreds of such pods. Everything else is as for any other
 container: its mounts, environment, folder, session, log, signals and exit code.
@@ -16,7 +16,7 @@ from pathlib import Path
 from cluster import children
 
 PARENT = Path(__file__).with_name("preloading.py")
-MODULE = "bamboo_trainer"
+PRELOADED = (["python", "-m", "bamboo_trainer"], ["python", "-m", "bamboo_operator"])
 
 
 class Preloaded:
@@ -40,11 +40,11 @@ class Preloaded:
         """See children.start, by which any other command is started; so is this one unless root does it, who alone
         may enter another process's mounts.
         """
-        if list(argv) != ["python", "-m", MODULE] or os.getuid() != 0:
+        if list(argv[:3]) not in PRELOADED or os.getuid() != 0:
             return await children.start(argv, log, env=env, folder=folder, mounts=mounts, scratch=scratch)
         control = await self._parent()
         enter = children.entering(folder, mounts, scratch) if mounts else []
-        start = {"module": MODULE, "env": dict(env), "folder": folder, "enter": enter}
+        start = {"arguments": argv[2:], "env": dict(env), "folder": folder, "enter": enter}
         told, tells = os.pipe()
         try:
             with log.open("ab") as file:

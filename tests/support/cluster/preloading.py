@@ -29,7 +29,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     """Until the other end of the socket is closed."""
     with lasting_imports():
-        for module in (*MODULES, "bamboo_trainer.worker.metrics"):
+        for module in (*MODULES, "bamboo_trainer.worker.metrics", "bamboo_operator.flags"):
             importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the supervisors' ends
     control = socket.socket(fileno=os.dup(0))
@@ -76,7 +76,7 @@ def run(start: dict[str, Any], log: int) -> NoReturn:
             os.chdir(start["folder"])
         sys.path[:0] = [os.getcwd(), *filter(None, start["env"].get("PYTHONPATH", "").split(os.pathsep))]
 
-    run_as_main(prepare, [start["module"]])
+    run_as_main(prepare, start["arguments"])
 
 
 def run_as_main(prepare: Callable[[], None], arguments: Sequence[str]) -> NoReturn:
