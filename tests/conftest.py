@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from warm_processes import PLACE, WarmProcesses
 
-torch.set_num_threads(1)
 gc.disable()  # until all is collected: what is imported meanwhile stays
 gc.set_threshold(20_000, 10, 10)  # not at every 700th object: a tenth of the tests' time
 for name, same in (("bamboo", True), ("random", False)):
@@ -48,9 +46,13 @@ WARM = pytest.StashKey[WarmProcesses]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With several processes, for all of them: a single file's tests are not worth it."""
+    """With several processes this one runs no test, and so does not import torch, but has warm ones for all others."""
     if config.getoption("numprocesses", None):
         config.stash[WARM] = WarmProcesses()
+    else:
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -72,8 +74,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Python's garbage collector never looks again through what all tests need, and that is a lot."""
-    _keep_what_is_here()
+    """Python's garbage collector never looks through what all tests need, and that is a lot."""
+    gc.freeze()
     gc.enable()
 
 

@@ -12,7 +12,6 @@ from bamboo.jobs.handle import JobHandle
 from bamboo_trainer.models import huggingface
 from from_module_kit import layers_of
 
-transformers = pytest.importorskip("transformers")
 CONFIG = {"architecture": {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64}}
 
 
@@ -33,6 +32,7 @@ class Ended:
 
 def test_transformers_loads_what_a_handle_exports(tmp_path: Path) -> None:
     """The handle knows which model the job has trained."""
+    transformers = pytest.importorskip("transformers")
     task, kept = huggingface.build(CONFIG), tmp_path / "weights"
     kept.mkdir()
     layers = enumerate(layers_of(task))

@@ -3,9 +3,7 @@
 import logging
 from datetime import UTC, datetime
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.checkpoint.found import FoundState
@@ -23,6 +21,8 @@ SECRET = "hunter2hunter2"
 
 @pytest.fixture(scope="module")
 def endpoint():
+    from moto.server import ThreadedMotoServer
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -44,6 +44,8 @@ def client(endpoint, monkeypatch, tmp_path):
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "no"),
     }.items():
         monkeypatch.setenv(name, value)
+    import boto3
+
     client = boto3.client("s3")
     client.create_bucket(Bucket="bucket")
     yield client

@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 import yaml
-from datasets import Dataset
 from torch.utils.data import RandomSampler
 
 from bamboo_core.history.records import EventRecord, StepRecord, from_lines
@@ -50,6 +48,9 @@ def as_a_job_draws_them(sampler: RandomSampler) -> Iterator[int]:
 
 
 def trainer(folder: Path) -> list[float]:
+    import transformers
+    from datasets import Dataset
+
     config = transformers.LlamaConfig(
         hidden_size=16, intermediate_size=24, num_attention_heads=4, num_hidden_layers=2, vocab_size=WORDS
     )

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import yaml
@@ -65,6 +64,13 @@ def logits(model: nn.Module) -> Tensor:
     return found
 
 
+def loaded_by_peft(base: nn.Module, folder: Path) -> nn.Module:
+    import peft  # takes a second, which only the process with these tests pays
+
+    model: nn.Module = peft.PeftModel.from_pretrained(base, folder)
+    return model
+
+
 @pytest.mark.parametrize(
     ("auto", "lora", "more"),
     [
@@ -81,7 +87,7 @@ def test_what_was_trained_has_the_same_logits_in_peft(
     _, state = train(load_task(ENTRYPOINT, config), PLAIN, 2)
     base = getattr(transformers, auto).from_pretrained(llama, num_labels=3)
     before = logits(base)
-    adapted = peft.PeftModel.from_pretrained(base, exported(state, config, "peft", tmp_path))
+    adapted = loaded_by_peft(base, exported(state, config, "peft", tmp_path))
     merged = getattr(transformers, auto).from_pretrained(exported(state, config, "huggingface", tmp_path))
     torch.testing.assert_close(logits(adapted), logits(merged), rtol=1e-5, atol=1e-6)
     assert not torch.allclose(logits(merged), before, atol=1e-4)
@@ -93,6 +99,8 @@ def test_what_was_trained_has_the_same_logits_in_peft(
 
 def saved_by_peft(llama: Path, folder: Path, **changes: Any) -> nn.Module:
     """With values of its own, of two ranks, and another scale at some."""
+    import peft
+
     base = transformers.AutoModelForCausalLM.from_pretrained(llama)
     given = {"target_modules": ["q_proj", "down_proj"], "r": 4, "lora_alpha": 6, **changes}
     model: nn.Module = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **given))
@@ -117,7 +125,7 @@ def test_an_adapter_of_peft_goes_on_where_it_was(changes: dict[str, Any], llama:
     task = load_task(ENTRYPOINT, config)
     state = state_of(chain(task, [(0, 3), (3, 5)]))
     again = transformers.AutoModelForCausalLM.from_pretrained(llama)
-    back = peft.PeftModel.from_pretrained(again, exported(state, config, "peft", tmp_path))
+    back = loaded_by_peft(again, exported(state, config, "peft", tmp_path))
     assert torch.equal(logits(back), logits(theirs))
     given, written = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("given", "peft"))
     assert written.keys() == given.keys()
@@ -196,4 +204,4 @@ def test_an_adapter_of_a_tied_head_is_not_merged_but_kept_apart(
     assert export([*options, "--format", "peft", *of]) == 0
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "tied")
     expected = logits(base)
-    assert torch.equal(logits(peft.PeftModel.from_pretrained(base, tmp_path / "out")), expected), "it begins with zeros"
+    assert torch.equal(logits(loaded_by_peft(base, tmp_path / "out")), expected), "it begins with zeros"
