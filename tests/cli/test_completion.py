@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from remote_command_kit import Fake
@@ -12,11 +13,10 @@ from remote_kit import job, kubeconfig, server
 BIN = Path(sys.executable).parent
 
 
-def completed(*words: str, **environment: str) -> list[str]:
-    """Return what bash would offer for the last word, by the very script that --show-completion prints."""
-    bash = shutil.which("bash")
-    assert bash
-    script = subprocess.run(
+@cache
+def script() -> str:
+    """Return what --show-completion prints for bash."""
+    done = subprocess.run(
         [BIN / "bamboo", "--show-completion", "bash"],
         capture_output=True,
         text=True,
@@ -24,11 +24,18 @@ def completed(*words: str, **environment: str) -> list[str]:
         timeout=60,
         env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
     )
+    return done.stdout
+
+
+def completed(*words: str, **environment: str) -> list[str]:
+    """Return what bash would offer for the last word, by that very script."""
+    bash = shutil.which("bash")
+    assert bash
     typed = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _bamboo_completion bamboo"
     ask += '; printf "%s\n" "${COMPREPLY[@]}"'
     done = subprocess.run(
-        [bash, "-c", f"{script.stdout}\n{ask}"],
+        [bash, "-c", f"{script()}\n{ask}"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -304,23 +304,24 @@ TAIL = """document.documentElement.scrollHeight - scrollY
   - Math.max(innerHeight, document.body.getBoundingClientRect().bottom)"""
 
 
-@pytest.mark.parametrize("font", FONTS)
-async def test_it_fits_every_screen_with_any_font(font: str) -> None:
+async def test_it_fits_every_screen_with_any_font() -> None:
     """From 320 px on only tables, in boxes of their own, are wider than the window, and nothing follows the content."""
     async with served([page(told=100)]) as url, browser() as tab:
-        await tab.size(1280, 900)
-        await tab.goto(f"{url}#token=secret")
-        await tab.until(DRAWN)
-        await tab.value(
-            f"(() => {{ const own = new CSSStyleSheet(); own.replaceSync({json.dumps(FONTS[font])});"
-            " document.adoptedStyleSheets = [own]; document.querySelector('details').open = true; })()"
-        )
-        for width in (1280, 768, 390, 320):
-            await tab.size(width, 844, phone=width < 500)
-            await tab.until(f"document.querySelector('#plot-loss svg').clientWidth <= {width}")  # drawn anew
-            assert await tab.value(WIDEST) == [], width
-            assert await tab.value("document.documentElement.scrollWidth") <= width
-            assert await tab.value(TAIL) <= 1, width
+        for font, rules in FONTS.items():
+            await tab.size(1280, 900)
+            await tab.goto("about:blank")  # so that the same address is loaded again
+            await tab.goto(f"{url}#token=secret")
+            await tab.until(DRAWN)
+            await tab.value(
+                f"(() => {{ const own = new CSSStyleSheet(); own.replaceSync({json.dumps(rules)});"
+                " document.adoptedStyleSheets = [own]; document.querySelector('details').open = true; })()"
+            )
+            for width in (1280, 768, 390, 320):
+                await tab.size(width, 844, phone=width < 500)
+                await tab.until(f"document.querySelector('#plot-loss svg').clientWidth <= {width}")  # drawn anew
+                assert await tab.value(WIDEST) == [], (font, width)
+                assert await tab.value("document.documentElement.scrollWidth") <= width, font
+                assert await tab.value(TAIL) <= 1, (font, width)
 
 
 async def test_what_is_said_when_something_is_wrong() -> None:
