@@ -451,6 +451,6 @@ def test_a_deleted_jobs_workers_end_whenever_the_operator_ends(kill_at: float) -
 @pytest.mark.parametrize("seed", [10, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (11, 12))])
 @pytest.mark.parametrize("way", ["the pod is removed", "the pod has ended", "the node is removed"])
 def test_a_worker_that_is_gone_when_the_operator_begins_is_not_waited_for(way: str, seed: int) -> None:
-    made = job_of(seed, steps=80)
+    made = job_of(seed, steps=40)
     grown = replace(made, arithmetic=replace(made.arithmetic, stages=4, sizes=(1,) * 12), standby=1)
     assert Lost(grown, way).run().problem is None

@@ -140,7 +140,7 @@ def test_the_engine_goes_on_while_tensors_are_copied_and_the_bits_stay(pipelines
     assert max(one.most for one in devices) > 1, "an instruction waited for the copy of the one before"
     names = {"Forward", "Backward", "ReduceGradients", "SyncReplicas", "OptimizerStep"}
     at = [f for f in calm.executed if f.step == 3 and f.cell == Cell(0, 1) and f.name in names]
-    for fault in {(f.name, f.after): f for f in at}.values():
+    for fault in {f.name: f for f in at}.values():  # after the last of each kind, with copies under way
         check_same_bits(here, Job(document, (fault,), copies=lambda: LateCopies([7, 0, 2, 11])).run())
 
 

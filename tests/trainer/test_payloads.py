@@ -278,7 +278,7 @@ def readable(frame: Frame) -> bool:
     return True
 
 
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @SLOW
