@@ -10,7 +10,7 @@ from bamboo_core.control.protocol import PlanApplied, StepCommitted, WorkerReady
 from bamboo_core.coordinator.events import WorkerLost
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import Cell
-from bamboo_operator.status.plan_record import lost_workers_in, noticed_workers_in
+from bamboo_operator.status.plan_record import counted_workers_in, lost_workers_in
 from operator_kit import job
 from pod_controller_kit import Job, Place
 
@@ -227,6 +227,24 @@ async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preemp
     assert restarted.runner.state.membership.preemptions == 0
 
 
+async def test_a_worker_with_a_part_that_goes_by_order_while_operators_change_was_not_preempted(
+    begin: Callable[..., Job],
+) -> None:
+    """Its job had let its quota go. Its state may still be needed until the pod is gone, so it is not lost."""
+    first = Place()
+    started = begin(first)
+    await started.reconciles()
+    started.train()
+    record = started.runner.plan_record({"tiny-w1"})
+    assert lost_workers_in(record) == frozenset()
+    place = copied(first)
+    restarted = begin(place, resumed=True, known_lost=frozenset(), counted=counted_workers_in(record))
+    await restarted.reconciles()
+    place.take("tiny-w1")
+    await restarted.ticks(0.2)
+    assert restarted.runner.state.membership.preemptions == 0
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 async def test_a_worker_that_goes_after_a_notice_while_operators_change_was_preempted_once(
     begin: Callable[..., Job], comes_back: bool
@@ -245,7 +263,7 @@ async def test_a_worker_that_goes_after_a_notice_while_operators_change_was_pree
         place,
         resumed=True,
         known_lost=lost_workers_in(record),
-        counted=noticed_workers_in(record),
+        counted=counted_workers_in(record),
         standby={"workers": 1},
     )
     await restarted.reconciles()
@@ -253,7 +271,7 @@ async def test_a_worker_that_goes_after_a_notice_while_operators_change_was_pree
         if comes_back or worker != "tiny-w1":
             restarted.hear(worker, WorkerReady(), plan=started.runner.state.plan)
     await restarted.ticks(0.2)
-    assert "tiny-w1" in noticed_workers_in(restarted.plan_record())
+    assert "tiny-w1" in counted_workers_in(restarted.plan_record())
     place.take("tiny-w1")
     await restarted.ticks(0.2)
     assert restarted.runner.state.membership.preemptions == 0

@@ -96,7 +96,7 @@ def with_workers(
     """The state before the first event of a coordinator whose shell has workers already.
 
     requested: how many of them may still join. gone: whose loss was handled before. counted: workers that may still
-    join and whose preemption is counted already, since another coordinator heard their notice.
+    join and whose preemption is not counted: another coordinator heard their notice, or told them to leave.
     """
     turn = Turn(state, state.terms.started)
     turn.put(state.membership.begun_with(requested, gone, counted))

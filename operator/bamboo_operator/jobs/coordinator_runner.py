@@ -77,8 +77,8 @@ class TrainingRun:
     """One training of a job, from its start or its takeover from another operator until it ends or is suspended.
 
     resumed: the job had begun before this operator did. known_lost: workers whose loss was handled before, or whose
-    deletion was requested. counted: workers whose preemption was counted when they had a notice. marks: of nodes that
-    go, which this installation has itself. earlier: before this training.
+    deletion was requested. counted: workers whose preemption was counted with their notice, or which leave by order.
+    marks: of nodes that go, which this installation has itself. earlier: before this training.
     """
 
     job: JobIdentity
@@ -156,19 +156,19 @@ class CoordinatorRunner:
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
         """Return what another operator has to know; None if that is nothing, or what the one before wrote still holds.
 
-        deleting: workers whose pods the pod controller has deleted. Those without a part in the plan, and workers that
-        were told to leave, go by order. They are recorded as lost, so that another operator does not count their end
-        as a preemption.
+        deleting: workers whose pods the pod controller has deleted. They, and workers that were told to leave, go by
+        order: another operator does not count their end as a preemption. Without a part in the plan they are lost.
         """
         state, pods = self.state, self._watch.pods().keys()
         holders = state.plan.holders() if state.plan else frozenset()
         released = {worker for worker, record in state.workers.items() if record.released}
-        by_order = (released | set(deleting)) - holders
-        lost = (self._watch.lost | state.membership.gone | by_order) & pods
+        by_order = released | set(deleting)
+        lost = (self._watch.lost | state.membership.gone | (by_order - holders)) & pods
         if state.plan is None:
             return start_record(lost) if lost and not self._run.resumed else None
         noticed = {w for w, r in state.workers.items() if r.notice_until is not None and not (r.spared or r.replaced)}
-        return plan_record(state.plan, lost, (noticed | state.membership.counted) & pods, self._task)
+        counted = (noticed | state.membership.counted | (by_order & holders)) & pods
+        return plan_record(state.plan, lost, counted, self._task)
 
     async def run(self) -> None:
         """Until cancelled: workers that connect late to a job that is over are told so."""

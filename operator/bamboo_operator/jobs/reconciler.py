@@ -178,7 +178,7 @@ class JobReconciler:
             manifest=self._spec.begin(resumed=plan is not None),
             resumed=plan is not None,
             known_lost=status.lost | self._removal.deleted,
-            counted=status.noticed,
+            counted=status.counted,
             meter=self.meter,
             marks=shared.marks,
             burst=shared.burst,

@@ -3,8 +3,9 @@
 Before there is a plan it has only the workers that were lost before they could join.
 
 JSON: the epoch, each pipeline's owners in the order of stages, a digest of the task, which must not have changed, and
-the workers whose pods are still there that are lost or leave by order, and those that have a notice. The other operator
-does not count these workers as preempted: that has happened before, or they are not.
+the workers whose pods are still there that are lost or leave by order, and those that have a notice or leave by order
+with a part in the plan. The other operator does not count these workers as preempted: one before it has, or they were
+not.
 """
 
 import json
@@ -14,10 +15,13 @@ from typing import Any
 from bamboo_core.planning.plan import Plan, WorkerId
 
 
-def plan_record(plan: Plan, lost: Iterable[WorkerId], noticed: Iterable[WorkerId], task: str) -> str:
-    """The record of a plan, for the job's status. task: its digest."""
+def plan_record(plan: Plan, lost: Iterable[WorkerId], counted: Iterable[WorkerId], task: str) -> str:
+    """Return the record of a plan, for the job's status.
+
+    counted: other workers whose end another operator counts as no preemption. task: the task's digest.
+    """
     rows = [[assignment.owner for assignment in row] for row in plan.pipelines]
-    record = {"epoch": plan.epoch, "pipelines": rows, "lost": sorted(lost), "noticed": sorted(noticed), "task": task}
+    record = {"epoch": plan.epoch, "pipelines": rows, "lost": sorted(lost), "counted": sorted(counted), "task": task}
     return json.dumps(record, separators=(",", ":"))
 
 
@@ -36,9 +40,9 @@ def lost_workers_in(record: str | None) -> frozenset[WorkerId]:
     return _workers(record, "lost")
 
 
-def noticed_workers_in(record: str | None) -> frozenset[WorkerId]:
-    """Return the workers whose preemption was counted when their notice was heard."""
-    return _workers(record, "noticed")
+def counted_workers_in(record: str | None) -> frozenset[WorkerId]:
+    """Return the workers whose preemption was counted with their notice, or which leave by order."""
+    return _workers(record, "counted")
 
 
 def _workers(record: str | None, name: str) -> frozenset[WorkerId]:

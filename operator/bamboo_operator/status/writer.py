@@ -16,7 +16,7 @@ from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
-from bamboo_operator.status.plan_record import lost_workers_in, noticed_workers_in, trains
+from bamboo_operator.status.plan_record import counted_workers_in, lost_workers_in, trains
 
 
 class StatusWriter:
@@ -71,9 +71,9 @@ class StatusWriter:
         return lost_workers_in(self.written.plan)
 
     @property
-    def noticed(self) -> frozenset[str]:
-        """Workers whose preemption is counted, as they had a notice, though they may still train."""
-        return noticed_workers_in(self.written.plan)
+    def counted(self) -> frozenset[str]:
+        """Return the workers that may still train and whose preemption is counted, or which leave by order."""
+        return counted_workers_in(self.written.plan)
 
     @property
     def created(self) -> int:

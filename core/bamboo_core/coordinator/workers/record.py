@@ -228,7 +228,8 @@ class Membership:
     """Who is not there any more, and how many are to come. Only the methods here make a new value.
 
     gone: declared lost, refused or dismissed, for good. counted: workers that are not gone and whose preemption a
-    coordinator before this one has counted. requested: workers asked for that have not joined yet.
+    coordinator before this one has counted, or which it told to leave. requested: workers asked for that have not
+    joined yet.
     preemptions: workers taken away, or about to be; notices: those of which that was said before. silence_told:
     people know that the workers, which live, do not come back to a restarted coordinator.
     """
