@@ -10,7 +10,7 @@ import typer
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_is_path, check_output_file
 from bamboo.cli.simulation.job_file import job_of
-from bamboo_core.complaints import complain, system_reason
+from bamboo_core.complaints import complain
 from bamboo_core.job.placement_spec import MOST_WORKERS_PER_NODE
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 
@@ -179,7 +179,6 @@ class LocalRunOptions:
         check_output_file("--trace", self.trace)
         if self.output is not None:
             check_is_path("--output", self.output, "a folder")
-            _check_output(self.output)
         if self.page is False and self.page_port is not None:
             usage("--page-port and --no-page: expected at most one of them")
 
@@ -210,14 +209,3 @@ class LocalRunOptions:
         """The port of the run's page, 0 for any; None for no page."""
         usual = self.page_port is not None or not (self.json or self.quiet)
         return (self.page_port or 0) if (usual if self.page is None else self.page) else None
-
-
-def _check_output(folder: Path) -> None:
-    """Makes it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = any((folder / "weights").glob("*"))
-    except OSError as error:
-        usage(f"--output {folder}: {system_reason(error)}")
-    if kept:
-        usage(f"--output {folder}: it holds the weights of another run; expected a new or empty folder")

@@ -12,7 +12,7 @@ from bamboo import loop_signals
 from bamboo.jobs.channel import Channel
 from bamboo.local.fork_server import ForkServerError
 from bamboo.local.job_source import JobSource
-from bamboo.local.output_folder import OutputInUse, only_run_in
+from bamboo.local.output_folder import OutputRefused, only_run_in
 from bamboo.local.runner import RunOptions
 from bamboo.local.session import run_with_page
 from bamboo.local.views.summary import Summary
@@ -56,7 +56,7 @@ class HostedRun:
         try:
             with only_run_in(self.options.output):
                 ended: Summary | CouldNotRun = loop_signals.run(lambda: self._run(told, channel))
-        except (OutputInUse, PageError, ForkServerError) as error:
+        except (OutputRefused, PageError, ForkServerError) as error:
             ended = CouldNotRun(str(error))
         except OSError as error:
             ended = CouldNotRun(complaint_of(error, "while the job was run"))

@@ -5,42 +5,77 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from bamboo_core.complaints import system_reason
+
 WEIGHTS: Final = "weights"
+_FEWEST_MIB: Final = 1  # for the log, the history and the page of a short run
 _NO_LOCKS: Final = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EINVAL}
 _SAVING: Final = re.compile(rf"\.{WEIGHTS}-\d+(-before)?")  # as the trainer calls what becomes the weights
 
 
-class OutputInUse(Exception):
-    """An error for a folder into which another run writes; the text is a sentence for the user."""
+class OutputRefused(Exception):
+    """An error for a folder that a run cannot write into; the text is a sentence for the user."""
 
 
 @contextmanager
 def only_run_in(folder: Path | None) -> Iterator[None]:
-    """Makes the folder; meanwhile no other run may write there. That ends with this process, however it ends.
+    """Make the folder, with no other run in it until this process ends, however it ends.
 
-    Some network file systems have no locks; there two runs are not told from one. Raises OutputInUse, OSError.
+    Some network file systems have no locks: there two runs in one folder are not noticed. Raises OutputRefused, also
+    if a run has left its weights in the folder or the disk is full; then a folder that was made is removed.
     """
     if folder is None:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise OutputRefused(f"--output {folder}: {system_reason(error)}") from None
+    try:
+        _take(lock, folder)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputInUse(f"--output {folder}: another run writes into it; expected a folder of its own") from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+            _check_contents(folder)
+        except OutputRefused:
+            if is_new:
+                folder.rmdir()
+            raise
         yield
     finally:
         os.close(lock)
+
+
+def _take(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputRefused(f"--output {folder}: another run writes into it; expected a folder of its own") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise OutputRefused(f"--output {folder}: {system_reason(error)}") from None
+
+
+def _check_contents(folder: Path) -> None:
+    """Write what a short run writes, into a file without a name. Raises OutputRefused."""
+    try:
+        if any((folder / WEIGHTS).glob("*")):
+            held = "it holds the weights of another run; expected a new or empty folder"
+            raise OutputRefused(f"--output {folder}: {held}")
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            left = memoryview(os.urandom(_FEWEST_MIB << 20))
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+    except OSError as error:
+        needs = f"a run needs at least {_FEWEST_MIB} MiB there"
+        raise OutputRefused(f"--output {folder}: {system_reason(error)}; {needs}") from None
 
 
 def tidy(folder: Path) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from bamboo import loop_signals, stop_signals
 from bamboo.local.closing import Closing
 from bamboo.local.fork_server import ForkServerError
-from bamboo.local.output_folder import OutputInUse, only_run_in
+from bamboo.local.output_folder import OutputRefused, only_run_in
 from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
@@ -61,7 +61,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
         calm = replace(options, preempt=Schedule(), output=None, trace=None, profile=None, undisturbed=True)
         check = _run(spec, manifest, calm, report)
-    except (PageError, OutputInUse) as error:
+    except (PageError, OutputRefused) as error:
         complain(error)
         return EXIT_USAGE
     except ForkServerError as error:
