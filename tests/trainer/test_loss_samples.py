@@ -34,9 +34,15 @@ def first_alone_weighted(outputs: Parts, targets: Parts) -> Weighted:
     return Weighted(outputs[0][0].square().sum(), len(targets[0]))
 
 
-@pytest.mark.parametrize("loss", [first_alone, first_alone_weighted])
-def test_the_first_sample_alone_is_refused(loss: Callable[[Any, Any], Any]) -> None:
-    with pytest.raises(TaskError, match="the loss depends on the first sample of a microbatch alone"):
+def last_alone(outputs: Parts, targets: Parts) -> torch.Tensor:
+    return F.cross_entropy(outputs[0][-1:], targets[0][-1:])
+
+
+@pytest.mark.parametrize(
+    ("loss", "one"), [(first_alone, "first"), (first_alone_weighted, "first"), (last_alone, "last")]
+)
+def test_one_sample_alone_is_refused(loss: Callable[[Any, Any], Any], one: str) -> None:
+    with pytest.raises(TaskError, match=f"the loss depends on the {one} sample of a microbatch alone"):
         require_all_samples(task(loss), OUTPUTS, (torch.tensor([1, 0, 2, 0]),))
 
 

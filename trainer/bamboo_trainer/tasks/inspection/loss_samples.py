@@ -1,4 +1,4 @@
-"""A check that a task's loss counts all samples of a microbatch, and not the first one alone."""
+"""A check that a task's loss counts all samples of a microbatch, and not the first or the last one alone."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,10 +17,10 @@ MOST_VALUES: Final = 1 << 24  # in the outputs for two samples: the loss of larg
 
 
 def require_all_samples(task: Task, forms: Parts, targets: Parts) -> None:
-    """Raise TaskError if the loss takes the first sample of a microbatch for the whole of it.
+    """Raise TaskError if the loss takes the first or the last sample of a microbatch for the whole.
 
     The loss is computed of made-up outputs for two samples, in both orders of their targets. It is refused if it always
-    follows the first sample's outputs and never the second's. What cannot be tried so is not judged.
+    follows one sample's outputs and never the other's. What cannot be tried so is not judged.
 
     forms: tensors of the shapes and types of the last layer's outputs; their values are not used.
     """
@@ -28,13 +28,13 @@ def require_all_samples(task: Task, forms: Parts, targets: Parts) -> None:
     rows = all(part.dim() and len(part) == samples for part in (*forms, *targets))
     if samples < SAMPLES or not rows or sum(part[:SAMPLES].numel() for part in forms) > MOST_VALUES:
         return
-    ignored = False
+    followed: set[str | None] = {None}
     with suppress(Exception), torch.no_grad():  # made-up outputs may be none that the loss takes
-        ignored = all(_follows_the_first_alone(task, *made) for made in _made(forms, targets))
-    if ignored:
+        followed = {_followed_alone(task, *made) for made in _made(forms, targets)}
+    if None not in followed and len(followed) == 1:
         raise TaskError(
-            "the loss depends on the first sample of a microbatch alone: expected the mean over all its samples "
-            "(outputs and targets are tuples of tensors; outputs[0] has all samples, outputs[0][0] only one)"
+            f"the loss depends on the {followed.pop()} sample of a microbatch alone: expected the mean over all "
+            "samples (outputs and targets are tuples of tensors; outputs[0] has all samples, outputs[0][0] only one)"
         )
 
 
@@ -51,13 +51,13 @@ def _made(forms: Parts, targets: Parts) -> Iterator[tuple[Parts, Parts, Parts]]:
             yield outputs(), outputs(), tuple(part[order] for part in targets)
 
 
-def _follows_the_first_alone(task: Task, outputs: Parts, others: Parts, targets: Parts) -> bool:
+def _followed_alone(task: Task, outputs: Parts, others: Parts, targets: Parts) -> str | None:
+    """Return "first" or "last" for the one sample whose outputs the loss follows, None if it is not one."""
     value = _total(task, outputs, targets)
-    without_second = tuple(torch.cat([a[:1], b[1:]]) for a, b in zip(outputs, others, strict=True))
+    without_last = tuple(torch.cat([a[:1], b[1:]]) for a, b in zip(outputs, others, strict=True))
     without_first = tuple(torch.cat([b[:1], a[1:]]) for a, b in zip(outputs, others, strict=True))
-    return torch.equal(value, _total(task, without_second, targets)) and not torch.equal(
-        value, _total(task, without_first, targets)
-    )
+    changes = [not torch.equal(value, _total(task, made, targets)) for made in (without_first, without_last)]
+    return {(True, False): "first", (False, True): "last"}.get((changes[0], changes[1]))
 
 
 def _total(task: Task, outputs: Parts, targets: Parts) -> Tensor:
