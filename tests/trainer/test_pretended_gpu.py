@@ -32,7 +32,9 @@ FEW = (
     "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True)"
     " or steps_are_counted or (saved_contexts and not any_instruction and not a_loss)"
 )
-PARTS = ("test_gpu", "saved_contexts and not any_instruction", *(f"any_instruction-{grid}" for grid in range(4)))
+MODES = ("LazyForward", "EagerForward", "EagerBackward")
+LOSSES = [f"any_instruction-{grid}-{mode}" for grid in range(4) for mode in MODES]
+PARTS = ("test_gpu", "saved_contexts and not any_instruction", *LOSSES)
 OTHERS = [pytest.param(f"({part}) and not ({FEW})", marks=pytest.mark.slow, id=part) for part in PARTS]
 
 
