@@ -29,7 +29,7 @@ from _disturb import WORK, disturb
 from _recorder import Done, read
 from bamboo_core.job.spec import RedundancyMode
 
-MODES = list(RedundancyMode)
+MODES: list[RedundancyMode] = [mode for mode in RedundancyMode if mode is not RedundancyMode.AUTO]
 WARMUP = 5  # steps that do not count: calibration and rehearsal are among them
 TO_CALIBRATION = 16  # the number of the next calibration step
 MANY = 1_000_000

@@ -18,7 +18,7 @@ def view(plan: Plan, pipelines: int, more: int = 0, filled: bool = True, leaving
         live=live,
         leaving={leaving: Urgency.NONE} if leaving else {},
         synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
-        redundancy=RedundancySpec(),
+        redundancy=RedundancySpec().on(1),
         pipelines=pipelines,
         generation=plan.target.generation,
     )

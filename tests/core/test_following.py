@@ -261,6 +261,18 @@ def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -
     assert "for 6 workers, whose pipelines hold each other's copies" in chosen_ones[-1]
 
 
+def test_in_mode_auto_replicas_come_with_a_third_pipeline_and_go_with_a_fourth() -> None:
+    one, told = chosen(8, 2), list[str]()
+    document = {**one.manifest, "spec": {**one.manifest["spec"], "redundancy": {}}}
+    left, came = ([(at, what, f"n{number}") for number in (6, 7)] for at, what in ((600.0, "remove"), (1800.0, "add")))
+    auto = replace(one, manifest=document, spec=parse_manifest(document))
+    found = run(auto, nodes(8, *left, *came, duration=3000.0), told=told).figures
+    assert (found.restores, found.fatal) == (0, 0)
+    assert [grid[:11] for grid in grids(told)][1:] == ["4 pipelines", "3 pipelines", "4 pipelines"]
+    modes = [match[1] for line in told if (match := re.search(r"ModeChanged: redundancy (\w+)", line))]
+    assert modes == ["EagerForward", "None"]
+
+
 # no grid
 
 
@@ -399,7 +411,8 @@ def test_what_has_no_room_as_the_layers_are_split_gets_another_split(
     world.train(60)
     plan, spec = world.state.current_plan, world.spec
     assert plan.stages != split
-    assert (plan.target.schedule, plan.mode) == (spec.topology.first_schedule, spec.redundancy.mode)
+    redundancy = spec.redundancy.on(plan.target.pipelines)
+    assert (plan.target.schedule, plan.mode) == (spec.topology.first_schedule, redundancy.mode)
     assert plan.target.pipelines <= most_pipelines(spec)
-    assert {len(plan.at(cell).replicas) for cell in plan.cells()} >= {spec.redundancy.kept}
+    assert {len(plan.at(cell).replicas) for cell in plan.cells()} >= {redundancy.kept}
     assert max(needed(world, one) for one in world.plans[count:]) <= memory

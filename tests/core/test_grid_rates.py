@@ -105,7 +105,7 @@ def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None
     assert rates.best(7) == GridRate(Grid(1, 4), rates.seconds(Grid(1, 4)))
 
 
-@pytest.mark.parametrize("mode", ["EagerForward", "None"])
+@pytest.mark.parametrize("mode", ["Auto", "EagerForward", "None"])
 def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
     """A worker may have to run its neighbour's stage, too; pipelines do without replicas where these have no room."""
     job = elastic_job(8, 8)

@@ -121,7 +121,7 @@ def looking(plan: Plan, live: dict[str, Peer], leaving: dict[str, Urgency] | Non
         live=live,
         leaving=leaving or {},
         synced=synced,
-        redundancy=RedundancySpec(),
+        redundancy=RedundancySpec().on(1),
         pipelines=1,
         generation=0,
     )

@@ -56,7 +56,7 @@ def test_a_five_line_job_gets_the_defaults(tmp_path: Path) -> None:
     assert job.training.microbatches == 4
     assert (job.namespace, job.redundancy.mode, job.progress_deadline_seconds) == (
         "default",
-        "EagerForward",
+        "Auto",
         1800,
     )
 
@@ -279,7 +279,8 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
         (
             "spec.redundancy.mode",
             "Lazy",
-            "spec.redundancy.mode: expected one of None, LazyForward, EagerForward, EagerBackward, got " + '"Lazy"',
+            "spec.redundancy.mode: expected one of Auto, None, LazyForward, EagerForward, EagerBackward, got "
+            + '"Lazy"',
         ),
         ("spec.standby.workers", -1, "spec.standby.workers: expected an integer >= 0, got -1"),
         (P, {}, f"{P}: expected a list of at most 16 objects, got an object"),

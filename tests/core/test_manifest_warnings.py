@@ -105,6 +105,10 @@ def test_devices_without_gpus_in_a_pool_are_warned_of(gpus: tuple[int | None, ..
             {"standby": {"workers": 1, "stages": 2}, "topology": {"stages": 1}},
             "spec.standby.stages 2 has no effect with one stage",
         ),
+        (
+            {"standby": {"workers": 1, "stages": 2}, "topology": {"stages": 2, "pipelines": 4}},
+            "spec.standby.stages 2 has no effect with 4 pipelines and spec.redundancy.mode Auto",
+        ),
     ],
 )
 def test_stages_of_which_no_spare_worker_keeps_a_replica_are_warned_of(changes: dict[str, Any], told: str) -> None:

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.desired import PlanningView, Urgency
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
 from bamboo_core.planning.portions import is_settled, ranges
 from bamboo_core.planning.transitions import improve, takeover
+
+EAGER = RedundancySpec(mode=RedundancyMode.EAGER_FORWARD)
 
 
 def planned(
@@ -24,7 +26,7 @@ def planned(
     stages: int = 1,
     groups: int | None = None,
     spare: int = 0,
-    redundancy: RedundancySpec = RedundancySpec(),  # noqa: B008
+    redundancy: RedundancySpec = EAGER,
 ) -> Plan:
     training = TrainingSpec(
         steps=1, global_batch_size=microbatches, micro_batch_size=1, gradient_groups=groups, reproducible=groups != 0
@@ -40,7 +42,7 @@ def view(plan: Plan, dead: set[str], leaving: tuple[str, ...] = ()) -> PlanningV
         live={p.worker: p for p in plan.workers if p.worker not in dead},
         leaving=dict.fromkeys(leaving, Urgency.NONE),
         synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
-        redundancy=RedundancySpec(),
+        redundancy=RedundancySpec().on(1),
         pipelines=len(plan.pipelines),
         generation=0,
     )
@@ -144,13 +146,13 @@ def test_the_owners_of_the_same_stage_and_the_new_owner_share_a_lost_cell() -> N
 @pytest.mark.parametrize(("replicas", "stage", "shared"), [(1, 0, True), (1, 2, True), (2, 0, False), (2, 2, True)])
 def test_an_only_runner_goes_on_behind_what_it_keeps(replicas: int, stage: int, shared: bool) -> None:
     """Not if another replica of the stage behind might need again what these groups came to."""
-    plan = planned(1, stages=3, redundancy=RedundancySpec(replicas=replicas))
+    plan = planned(1, stages=3, redundancy=replace(EAGER, replicas=replicas))
     lost, heir = plan.at(Cell(0, stage)).owner, plan.at(Cell(0, stage)).shadow
     assert heir is not None
     taken = after(plan, lost).at(Cell(0, stage))
     assert taken.owner == heir
     assert [p.worker for p in taken.portions] == [heir] * shared
-    alone = planned(1, stages=3, groups=0, redundancy=RedundancySpec(replicas=replicas))
+    alone = planned(1, stages=3, groups=0, redundancy=replace(EAGER, replicas=replicas))
     assert not after(alone, lost).at(Cell(0, stage)).portions
 
 

@@ -42,6 +42,25 @@ def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
     assert all(one != other for one, other in zip(row, [*row[1:], row[0]], strict=True)), row
 
 
+@pytest.mark.parametrize(
+    ("pipelines", "places", "replicas", "mode"),
+    [
+        (3, "a b a b a b", 1, "EagerForward"),
+        (4, "a b a b a b a b", 1, "None"),  # each stage in both zones
+        (4, "a a a a a a a b", 1, "EagerForward"),  # one stage is in zone a only
+        (4, "a a a b b b c c", 2, "None"),
+        (4, "a a a a a b b c", 2, "EagerForward"),
+        (4, "an an am am ao ao ap ap", 1, "None"),  # also on nodes n, m, o, p
+        (4, "an an an an an an an am", 1, "EagerForward"),
+    ],
+)
+def test_in_mode_auto_four_pipelines_do_without_replicas(pipelines: int, places: str, replicas: int, mode: str) -> None:
+    peers = [Peer(worker=f"w{i}", host="h", port=1, zone=p[0], node=p[1:]) for i, p in enumerate(places.split())]
+    plan = initial_plan(peers, ((0, 1), (1, 2)), pipelines, training(8), RedundancySpec(replicas=replicas))
+    assert plan.mode == mode
+    assert all(bool(plan.at(cell).replicas) is (mode != "None") for cell in plan.cells())
+
+
 def on_nodes(nodes: Sequence[str], zones: str = "z") -> list[Peer]:
     """A worker on each of these nodes; a node's letter says in which of the zones it is."""
     return [

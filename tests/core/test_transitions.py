@@ -22,7 +22,7 @@ def view(
     live = {p.worker: p for p in plan.workers if p.worker not in dead}
     live |= {f"n{i}": Peer(worker=f"n{i}", host="h", port=1) for i in range(more)}
     level = frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas) if synced else frozenset()
-    known: dict[str, object] = {"leaving": {}, "redundancy": RedundancySpec(), "pipelines": len(plan.pipelines)}
+    known: dict[str, object] = {"leaving": {}, "redundancy": RedundancySpec().on(1), "pipelines": len(plan.pipelines)}
     return PlanningView(plan=plan, live=live, synced=level, generation=plan.target.generation, **{**known, **given})  # type: ignore[arg-type]
 
 

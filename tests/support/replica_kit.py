@@ -40,7 +40,7 @@ def after_loss(plan: Plan, dead: set[str]) -> Any:
             live={p.worker: p for p in plan.workers if p.worker not in dead},
             leaving={},
             synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
-            redundancy=RedundancySpec(replicas=3),
+            redundancy=RedundancySpec(replicas=3).on(1),
             pipelines=len(plan.pipelines),
             generation=0,
         )

@@ -249,6 +249,9 @@ ROWS: dict[str, Row] = {
         steps=(3,),
         fast=RESUMED,
     ),
+    "running buffers in four pipelines": Row(
+        task=own("running_tasks:build", checkpointed=[1]), mode="Auto", wide=(2, 4), kills=("Backward",)
+    ),
     "mean loss with losses of layers": Row(task=own("weighted_tasks:build", weighted=False), wide=(2, 4)),
     "made_before": shared("made_before", "deep"),
     "cached": shared("cached", "resumed"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import JobSpec, fewest_stages, most_stages
+from bamboo_core.job.spec import JobSpec, fewest_stages, in_force, most_stages
 from bamboo_core.planning.grid import layer_ranges
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.text import one_line
@@ -85,7 +85,7 @@ def _check(spec: JobSpec) -> dict[str, Any]:
         "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True, parts=parts)),
         "devices": spec.worker.devices,
         "chosen": spec.topology.chooses_stages,
-        "neighbours": min(max(1, spec.redundancy.kept), len(stages) - 1),
+        "neighbours": min(in_force(spec).redundancy.kept, len(stages) - 1),
     }
 
 

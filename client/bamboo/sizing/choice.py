@@ -12,7 +12,6 @@ from bamboo.sizing.trials.trial import Assessment
 from bamboo.sizing.trials.world import HOUR, World
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
 from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
-from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.text import count
 
 HUNDRED = 100  # runs, from which on a share of them may be claimed
@@ -72,10 +71,10 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
     parts = [grid, f"microbatches of {one.micro_batch}"]
     if one.workers == 1:
         return ", ".join(parts)
-    if one.mode is RedundancyMode.NONE:
+    if not one.redundancy.kept:
         parts.append("no replicas")
     else:
-        parts.append(f"{one.mode.value}, {count(one.replicas, 'replica')}")
+        parts.append(f"{one.redundancy.mode.value}, {count(one.replicas, 'replica')}")
     if one.standby:
         parts.append(f"{one.standby} on standby")
     if one.on_demand is not None:
@@ -196,7 +195,7 @@ def _value(one: Candidate, name: str) -> str:
         return PLACES[one.spread]
     if name == "standby":
         return f"{one.standby or 'none'} on standby"
-    return f"mode {one.mode.value}"
+    return f"mode {one.redundancy.mode.value}"
 
 
 def _sure(chosen: Assessment) -> str:

@@ -82,9 +82,10 @@ def grid_bounds(spec: JobSpec) -> GridBounds:
 def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
     """The candidate with one thing changed that protects it, or what that costs."""
     for mode in RedundancyMode:
-        if mode is not RedundancyMode.NONE or one.pipelines > 1:
+        known = mode in (RedundancyMode.AUTO, one.redundancy.mode)
+        if not known and (mode is not RedundancyMode.NONE or one.pipelines > 1):
             yield replace(one, mode=mode, replicas=1 if mode is RedundancyMode.NONE else one.replicas)
-    if one.mode is not RedundancyMode.NONE:
+    if one.redundancy.kept:
         for replicas in range(1, min(MOST_REPLICAS, max(1, one.stages - 1)) + 1):
             yield replace(one, replicas=replicas)
     cells = one.stages * one.pipelines

@@ -15,7 +15,6 @@ from bamboo.sizing.trials.trial import Assessment
 from bamboo.sizing.trials.world import World
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
 from bamboo.terminal.simulation_table import fitted
-from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.text import count
 
 FIELDS = (
@@ -152,8 +151,8 @@ def _fields(option: Candidate) -> list[str | None]:
         option.machine,
         f"{option.stages} x {option.pipelines}",
         str(option.micro_batch),
-        NOTHING if alone else option.mode.value,
-        NOTHING if alone else "" if option.mode is RedundancyMode.NONE else str(option.replicas),
+        NOTHING if alone else option.redundancy.mode.value,
+        NOTHING if alone else str(option.redundancy.kept or ""),
         str(option.standby),
         "" if option.on_demand is None else str(option.on_demand),
         "" if option.every_steps is None else str(option.every_steps),
@@ -217,7 +216,7 @@ def _document(one: Assessment) -> dict[str, Any]:
             "stages": option.stages,
             "pipelines": option.pipelines,
             "microBatchSize": option.micro_batch,
-            "mode": option.mode.value,
+            "mode": option.redundancy.mode.value,
             "replicas": option.replicas,
             "standby": option.standby,
             "everySteps": option.every_steps,

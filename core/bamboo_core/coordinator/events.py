@@ -11,7 +11,7 @@ from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJo
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.control.protocol import Message
 from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.plan import WorkerId
 
 PROGRESS: Final = MappingProxyType({"progress": True})  # of a field that changes with the steps of a job
@@ -314,6 +314,7 @@ class Status:
     grid_choice: str = ""  # which grid was chosen, what was expected of it and of others, if the job lets choose
     done_by: datetime | None = None  # by when the job is to be done, if that is said
     lacks_room: bool = False
+    mode: RedundancyMode | None = None  # in force
     wanted: int = 0  # workers that the job asks for, those on standby included
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count
     nodes: int | None = None  # that hold, in step, the stage which the fewest hold

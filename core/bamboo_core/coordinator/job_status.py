@@ -19,7 +19,6 @@ from bamboo_core.coordinator.stragglers.judging import told
 from bamboo_core.job.budget_reach import done_by
 from bamboo_core.planning.heirs import domains_of, level_counts
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_core.planning.splits.resplit import grid_of
 from bamboo_core.storage.url import shown_url
 
 
@@ -56,7 +55,8 @@ def status(state: CoordinatorState, now: float) -> Status:
         nodes=cells.nodes,
         crowded=_crowded(state),
         done_by=done_by(state.spec),
-        lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan), plan.stages),
+        mode=plan.mode if plan else None,
+        lacks_room=plan is not None and choosing.lacks_room(state, plan),
         slow=_slow(state),
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),

@@ -111,7 +111,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         live=state.live(plan),
         leaving={w: _urgency(state, state.workers[w], now) for w in state.roster.noticed},
         synced=state.plans.synced,
-        redundancy=choosing.spec_on(state, grid_of(plan), plan.stages).redundancy,
+        redundancy=choosing.redundancy(state, plan),
         pipelines=aim.pipelines,
         schedule=aim.schedule,
         generation=state.progress.generation,
@@ -166,7 +166,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
         told += f", after {_ended(state, before, lost)} since the last committed step"
     if state.spec.redundancy.mode is RedundancyMode.NONE:
         told += "; redundancy.mode None keeps no other copy"
-    elif plan.mode is RedundancyMode.NONE:
+    elif plan.mode is RedundancyMode.NONE and plan.target.pipelines <= state.spec.redundancy.kept:
         told += "; workers have no room for another copy"
     return told
 

@@ -79,6 +79,8 @@ def _held_by_several(status: Status, spec: JobSpec) -> Protection:
         held += f", on {NUMBERS[min(status.nodes, max(has, 1) + 1) - 1]} nodes or more"
     elif status.nodes == 1:
         held += ", but of some on one node only"
+    if spec.redundancy.mode is RedundancyMode.AUTO and status.mode is RedundancyMode.NONE:
+        held += "; redundancy.mode Auto keeps no replicas, as other pipelines have it"
     if has >= wanted:
         return Protection(True, "InStep", held)
     why = "others are being filled" if len(status.workers) > wanted else "there are too few workers for more"

@@ -77,7 +77,7 @@ def _nodes(spec: JobSpec) -> str:
         ends = "the job goes back to its newest checkpoint" if spec.checkpoint else "the job ends"
         return f"spec.spread.workersPerNode {room}: all {workers} workers are on one node, with whose loss {ends}"
     stages, pipelines = spec.topology.stages, spec.topology.pipelines
-    if stages > 1 and room > pipelines * (stages // 2):
+    if spec.redundancy.on(pipelines).kept and stages > 1 and room > pipelines * (stages // 2):
         told = f"a node with {room} workers has neighbours in a pipeline of {count(stages, 'stage')}"
         return f"spec.spread.workersPerNode {room}: {told}, for which nothing is computed in advance if they are lost"
     return ""
@@ -134,6 +134,8 @@ def _standby(spec: JobSpec) -> str:
         return f"{none} with spec.standby.workers 0"
     if stages and spec.redundancy.mode is RedundancyMode.NONE:
         return f"{none} with spec.redundancy.mode None"
+    if stages and not spec.redundancy.on(spec.topology.pipelines).kept:
+        return f"{none} with {count(spec.topology.pipelines, 'pipeline')} and spec.redundancy.mode Auto"
     if stages and spec.topology.stages == 1 and not spec.topology.chooses_stages:
         return f"{none} with one stage"
     return ""

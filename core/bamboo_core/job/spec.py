@@ -40,6 +40,7 @@ USUAL_STABILIZATION = 120  # seconds
 
 
 class RedundancyMode(StrEnum):
+    AUTO = "Auto"  # as `RedundancySpec.on` decides; no plan has it
     NONE = "None"
     LAZY_FORWARD = "LazyForward"
     EAGER_FORWARD = "EagerForward"
@@ -164,10 +165,11 @@ class ElasticSpec:
 class RedundancySpec:
     """How the job is protected against losses."""
 
-    mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.EAGER_FORWARD
+    mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.AUTO
     """What there is twice. None: nothing. LazyForward: each stage's state. EagerForward: also the forwards of the stage
-    that a worker holds a copy of, in its idle time. EagerBackward: also all forwards and backwards. A change takes
-    effect with the next step.
+    that a worker holds a copy of, in its idle time. EagerBackward: also all forwards and backwards. Auto: None with
+    four pipelines or more whose nodes and zones differ, else EagerForward if it fits. A change takes effect with the
+    next step.
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
     """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
@@ -180,8 +182,19 @@ class RedundancySpec:
     """
 
     @property
-    def kept(self) -> int:  # replicas that there should be of each stage's state
+    def kept(self) -> int:  # replicas that there should be of each stage's state; in Auto: other workers with it
         return 0 if self.mode is RedundancyMode.NONE else self.replicas
+
+    def on(self, pipelines: int, *, apart: bool = True) -> "RedundancySpec":
+        """Return how stages are protected on a grid of so many pipelines: with a mode that is not Auto.
+
+        More pipelines than there may be replicas hold each other's copies. apart: the owners of each stage are on
+        enough nodes and in enough zones for that (`ring.are_apart`).
+        """
+        if self.mode is not RedundancyMode.AUTO:
+            return self
+        alone = pipelines > MOST_REPLICAS and apart
+        return replace(self, mode=RedundancyMode.NONE if alone else RedundancyMode.EAGER_FORWARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +205,8 @@ class StandbySpec:
     """How many."""
     stages: Annotated[int, Integer(0, MOST_STAGES)] = 0
     """A spare worker keeps replicas of the first so many stages, beside those of redundancy.replicas, to take such a
-    stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode None, there
-    are none.
+    stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode None in
+    force, there are none.
     """
 
 
@@ -330,6 +343,13 @@ def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
     first = spec.topology.first_schedule
     chosen = spec.topology.schedule is None and spec.elastic is not None
     return (first, PipelineSchedule.ZB_H1) if chosen else (first,)
+
+
+def in_force(spec: JobSpec) -> JobSpec:
+    """The specification with the redundancy that its grid has: a mode that is not Auto."""
+    if spec.redundancy.mode is not RedundancyMode.AUTO:
+        return spec
+    return replace(spec, redundancy=spec.redundancy.on(spec.topology.pipelines))
 
 
 def stabilization_seconds(spec: JobSpec) -> float:

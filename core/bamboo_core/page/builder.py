@@ -66,8 +66,8 @@ def document(
     """
     written, names = view.status, Labels(view.name)
     since = record.since if record else None
-    mode = view.spec.redundancy.mode.value
-    job = d.PageJob(name=view.name, namespace=view.namespace, place=place, mode=mode, began=began, since=since)
+    mode = (view.live and view.live.mode) or view.spec.redundancy.mode
+    job = d.PageJob(name=view.name, namespace=view.namespace, place=place, mode=mode.value, began=began, since=since)
     shown = ended or state_now(view, names)
     if view.live is not None and record is not None:
         found = _from_coordinator(view, view.live, record, job, shown, now)

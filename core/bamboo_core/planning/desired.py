@@ -221,12 +221,12 @@ def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapp
 def _beside(view: PlanningView, cell: Cell, owners: Mapping[Cell, WorkerId]) -> set[str]:
     """The domains of the owners that a cell's own should not be with: of the stages around it, as far as replicas go.
     owners: of cells, before what the plan says.
-
-    owners: of cells, before what the plan says.
     """
     plan, depth = view.plan, len(view.plan.stages)
     reach = min(max(1, view.redundancy.kept), depth - 1)
     around = {(cell.stage + off) % depth for near in range(1, reach + 1) for off in (near, -near)} - {cell.stage}
     cells = [Cell(cell.pipeline, stage) for stage in around]
+    if not view.redundancy.kept and plan.target.pipelines > 1:  # these hold its copies
+        cells = [Cell(d, cell.stage) for d in range(plan.target.pipelines) if d != cell.pipeline]
     known = [owners.get(c) or (plan.at(c).owner if c.pipeline < len(plan.pipelines) else None) for c in cells]
     return {view.domain(w) for w in known if w and w not in view.leaving}

@@ -11,7 +11,7 @@ from bamboo_core.job.spec import JobSpec, PipelineSchedule, RedundancyMode, Redu
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo_core.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
-from bamboo_core.planning.ring import replicas_in, rows, share_nodes
+from bamboo_core.planning.ring import are_apart, replicas_in, rows, share_nodes
 from bamboo_core.text import count
 
 
@@ -155,7 +155,8 @@ def initial_plan(
     epoch: its own. restore: the state; None: that before the first step. spread: which workers are neighbours.
     """
     depth, known = len(stages), {p.worker: p for p in peers}
-    cells = tuple(assignments(row, redundancy, known) for row in rows(peers, depth, pipelines, redundancy.kept, spread))
+    arranged, redundancy = _arranged(peers, depth, pipelines, redundancy, spread)
+    cells = tuple(assignments(row, redundancy, known) for row in arranged)
     layout = make_layout(0, training.microbatches, pipelines, training.groups, schedule)
     covered = _nodes_covered(cells, known) if redundancy.kept else ""
     covered += _zones_covered(cells, {w: p.zone for w, p in known.items()}) if redundancy.kept > 1 else ""
@@ -173,6 +174,24 @@ def initial_plan(
         message=f"training {begins}: {count(pipelines, 'pipeline')} of {count(depth, 'stage')},"
         f" {count(len(peers) - depth * pipelines, 'spare worker')}{covered}",
     )
+
+
+def _arranged(
+    peers: Sequence[Peer], depth: int, pipelines: int, redundancy: RedundancySpec, spread: SpreadPolicy
+) -> tuple[list[list[WorkerId]], RedundancySpec]:
+    """Each pipeline's workers, and how their stages are protected. Without replicas it is not neighbours that are to be
+    on different nodes and in different zones but the owners of each stage.
+    """
+    known, alone = {p.worker: p for p in peers}, redundancy.on(pipelines)
+    found = rows(peers, depth, pipelines, alone.kept, spread)
+    if alone.kept or pipelines == 1 or are_apart(found, known, alone.replicas):
+        return found, alone
+    if not spread.packs:
+        columns = rows(peers, pipelines, depth, alone.replicas)
+        if are_apart(turned := [list(row) for row in zip(*columns, strict=True)], known, alone.replicas):
+            return turned, alone
+    kept = redundancy.on(pipelines, apart=False)
+    return (rows(peers, depth, pipelines, kept.kept, spread) if kept.kept else found), kept
 
 
 def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId, Peer]) -> str:

@@ -9,6 +9,7 @@ where that is possible.
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from operator import attrgetter
 
 import msgspec
 
@@ -74,6 +75,17 @@ def rows(
     known = {peer.worker: peer for peer in peers}
     found = (_arranged([known[p.worker] for p in order], peers, depth, pipelines, replicas) for order in orders)
     return min(found)[2]
+
+
+def are_apart(rows: Sequence[Sequence[WorkerId]], peers: Mapping[WorkerId, Peer], copies: int) -> bool:
+    """Do the owners of each stage in all pipelines hold so many copies beside one that any so many workers, nodes and
+    zones may be lost, as far as the workers have so many?
+    """
+    for place_of in (attrgetter("worker"), attrgetter("failure_domain"), attrgetter("zone")):
+        least = min(copies + 1, len(set(map(place_of, peers.values()))))
+        if any(len({place_of(peers[w]) for w in owners}) < least for owners in zip(*rows, strict=True)):
+            return False
+    return True
 
 
 def share_nodes(peers: Sequence[Peer]) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from bamboo_core.job.spec import JobSpec, RedundancyMode
+from bamboo_core.job.spec import JobSpec, RedundancyMode, in_force
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
 from bamboo_core.planning.schedule import StageOrder
@@ -229,7 +229,7 @@ def worker_memory(
     parts: the layers of each device stage, if workers have several devices; then it is how much the device that needs
     most does. None: a worker on standby.
     """
-    devices = spec.worker.devices
+    spec, devices = in_force(spec), spec.worker.devices
     accounts = [
         (one.stage, _account(sizes, parts or stages, spec, device_roles(one, number, devices)))
         for one in worker_roles(spec, len(stages), taken_over=taken_over)

@@ -84,8 +84,10 @@ def _memory(answer: dict[str, Any]) -> str:
     kinds = sorted(calm["memory"].items(), key=lambda kind: -kind[1])[:SHOWN_KINDS]
     most = ", ".join(f"{name} {size(number)}" for name, number in kinds if number)
     neighbours = answer["neighbours"]
-    stages = "a lost neighbour's stage" if neighbours == 1 else f"the stages of {neighbours} lost neighbours"
-    later = f", up to {size(sum(taken['memory'].values()))} while it runs {stages} too" if neighbours else ""
+    some = {0: "the stage of another pipeline", 1: "a lost neighbour's stage"}
+    stages = some.get(neighbours, f"the stages of {neighbours} lost neighbours")
+    more = taken["memory"] != calm["memory"]
+    later = f", up to {size(sum(taken['memory'].values()))} while it runs {stages} too" if more else ""
     worker = "a worker on standby" if calm["stage"] is None else f"the worker of stage {calm['stage']}"
     worker = f"a device of {worker}" if answer["devices"] > 1 else worker
     about = size(sum(calm["memory"].values()))

@@ -10,7 +10,7 @@ from typing import Any
 
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.placement_spec import Capacity, SpreadPolicy
-from bamboo_core.job.spec import USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode
+from bamboo_core.job.spec import USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode, RedundancySpec
 
 Path = tuple[str | int, ...]
 Edits = Mapping[Path, Any]  # values by their places in the manifest
@@ -46,6 +46,11 @@ class Candidate:
     def workers(self) -> int:
         """The number of workers, those on standby included."""
         return self.stages * self.pipelines + self.standby
+
+    @property
+    def redundancy(self) -> RedundancySpec:
+        """How it is protected: with a mode that is not Auto."""
+        return RedundancySpec(mode=self.mode, replicas=self.replicas).on(self.pipelines)
 
     @property
     def grid(self) -> tuple[str, int, int, int]:

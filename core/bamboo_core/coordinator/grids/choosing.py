@@ -16,9 +16,11 @@ from typing import Final
 from bamboo_core.coordinator.grids import noise
 from bamboo_core.coordinator.grids.record import StepTime
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.job.spec import JobSpec, RedundancyMode, stabilization_seconds
+from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec, stabilization_seconds
+from bamboo_core.planning.plan import Plan
 from bamboo_core.planning.portions import without_portions
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
+from bamboo_core.planning.ring import are_apart
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.splits.uneven_split import Ranges
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, may_do_without
@@ -55,14 +57,30 @@ def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates
     return GridRates(figures, state.spec, memory)
 
 
-def lacks_room(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> bool:
+def lacks_room(state: CoordinatorState, plan: Plan) -> bool:
     """Are there to be fewer replicas of stages than are asked for, since workers are known to have no room for them?"""
-    return state.profile.costs is not None and _copies(state, grid, split) < state.spec.redundancy.kept
+    wanted = state.spec.redundancy.on(plan.target.pipelines, apart=are_owners_apart(state, plan)).kept
+    return state.profile.costs is not None and redundancy(state, plan).kept < wanted
+
+
+def redundancy(state: CoordinatorState, plan: Plan) -> RedundancySpec:
+    """How stages are to be protected on the plan's grid with the workers that run it: with a mode that is not Auto."""
+    asked = spec_on(state, grid_of(plan), plan.stages).redundancy
+    return asked.on(plan.target.pipelines, apart=are_owners_apart(state, plan))
+
+
+def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
+    """Are the owners of each stage apart enough to hold each other's copies, if that makes a difference?"""
+    asked = state.spec.redundancy
+    if asked.on(plan.target.pipelines) == asked.on(plan.target.pipelines, apart=False):
+        return True
+    rows = [[cell.owner for cell in row] for row in plan.pipelines[: plan.target.pipelines]]
+    return are_apart(rows, {peer.worker: peer for peer in plan.workers}, asked.replicas)
 
 
 def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:
-    """The job's specification, with the redundancy that it has on that grid, and with these layers of each stage; None:
-    with those that it would get, which heed memory.
+    """The job's specification, with the redundancy for which there is room on that grid, and with these layers of each
+    stage; None: with those that it would get, which heed memory.
     """
     asked, copies = state.spec.redundancy, _copies(state, grid, split)
     if copies == asked.kept:
@@ -78,7 +96,7 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     that has some and may not do without keeps them.
     """
     asked = state.spec.redundancy.kept
-    if state.spec.elastic is None or not asked:
+    if not asked or not (state.spec.elastic or state.spec.redundancy.mode is RedundancyMode.AUTO):
         return asked
     bare = state.plan is not None and state.plan.mode is RedundancyMode.NONE
     if state.profile.costs is None:
@@ -280,7 +298,7 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
     if keeps_split(state, rates, grid):
         return 0.0
     whole = sum(layer.parameters + layer.optimizer for layer in rates.figures.layers)
-    held = whole / grid.stages * (1 + state.spec.redundancy.kept)
+    held = whole / grid.stages * (1 + state.spec.redundancy.on(grid.pipelines).kept)
     moving = LEAST_PAUSE + held / rates.figures.network.flow
     return moving if state.balance.pause is None else (moving + state.balance.pause) / 2
 

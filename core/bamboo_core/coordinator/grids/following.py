@@ -8,7 +8,7 @@ from bamboo_core.coordinator.grids import choosing, holding, noise
 from bamboo_core.coordinator.grids.record import StepTime
 from bamboo_core.coordinator.splits.worker_speeds import estimate, measurements
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.job.spec import gives_back, schedules, whole_workers
+from bamboo_core.job.spec import RedundancyMode, gives_back, schedules, whole_workers
 from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.splits.speeds import speeds
@@ -26,6 +26,8 @@ def watch(turn: Turn) -> None:
     """Note since when another grid than the plan's has been worth a change, if the job has one that is chosen."""
     state = turn.state
     if state.spec.elastic is None:
+        if state.spec.redundancy.mode is RedundancyMode.AUTO and state.grids.rates is None:
+            turn.put(state.grids.with_rates(choosing.rates_of(state), state.grids.network))  # they are looked at often
         return
     staying = state.roster.staying
     _note(turn, staying)
@@ -273,8 +275,7 @@ def tell(turn: Turn, grid: Grid) -> None:
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = state.roster.staying
     text = f"{_told(grid, state)} for {count(workers, 'worker')}"
-    copies = choosing.spec_on(state, grid, state.current_plan.stages).redundancy.kept
-    if not copies and state.spec.redundancy.kept:
+    if not choosing.redundancy(state, state.current_plan).kept and state.spec.redundancy.kept:
         protected = grid.pipelines > state.spec.redundancy.kept
         text += ", whose pipelines hold each other's copies" if protected else NO_ROOM
     if not choosing.is_measured(state):

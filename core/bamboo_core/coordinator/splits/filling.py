@@ -83,6 +83,7 @@ def _kept_anyway(state: CoordinatorState, spare: Sequence[WorkerId]) -> dict[Wor
     plan, filled, spec = state.current_plan, replicas(state), state.spec
     kept = {w: {c.stage for c in plan.replicated_by(w) if w not in filled.get(c, ())} for w in spare}
     ready = sorted(spare, key=lambda w: w not in plan.holders())[:1]
+    redundancy = choosing.redundancy(state, plan)
     for worker in ready:
-        kept[worker].update(range(kept_on_standby(spec.standby.stages, spec.redundancy, len(plan.stages))))
+        kept[worker].update(range(kept_on_standby(spec.standby.stages, redundancy, len(plan.stages))))
     return kept

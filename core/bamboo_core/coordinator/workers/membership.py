@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
+from bamboo_core.coordinator.grids.choosing import are_owners_apart
 from bamboo_core.coordinator.grids.holding import to_have
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.failures import by_itself, judge_end, note_end, note_exit
@@ -319,10 +320,12 @@ def _may_choose(state: CoordinatorState) -> bool:
     """Are there other workers than those for whom the grid was chosen, or no copies yet for which there may be room?
     Else nobody who trains is disturbed for it.
     """
-    if state.spec.elastic is None or state.plan is None:
+    plan, auto = state.plan, state.spec.redundancy.mode is RedundancyMode.AUTO
+    if plan is None or (state.spec.elastic is None and not auto):
         return False
-    bare = state.plan.mode is RedundancyMode.NONE and state.plan.target.pipelines <= state.spec.redundancy.kept
-    return bare or len(state.roster.ready) != len(state.plan.owners())
+    bare = plan.mode is RedundancyMode.NONE
+    bare = bare and (plan.target.pipelines <= state.spec.redundancy.kept or not are_owners_apart(state, plan))
+    return bare or (state.spec.elastic is not None and len(state.roster.ready) != len(plan.owners()))
 
 
 def surplus_requests(state: CoordinatorState) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, Self
 
-from bamboo_core.job.spec import JobSpec, ReplicaPlacement
+from bamboo_core.job.spec import JobSpec, ReplicaPlacement, in_force
 from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import layer_ranges
 from bamboo_core.planning.profile import ModelFigures
@@ -31,6 +31,7 @@ def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges |
     By costs alone if that fits, as the manifest says if it says it, and always by costs if workers have several
     devices. Raises ValueError if there are fewer layers than stages.
     """
+    spec = in_force(spec)
     usual = layer_ranges(figures.costs, spec.topology, devices=spec.worker.devices)
     if most_bytes(figures, spec, usual) <= memory:
         return usual

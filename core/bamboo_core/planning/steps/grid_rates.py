@@ -13,6 +13,7 @@ from typing import Final
 from bamboo_core.job.spec import (
     JobSpec,
     RedundancyMode,
+    RedundancySpec,
     fewest_stages,
     fewest_workers,
     most_pipelines,
@@ -241,11 +242,12 @@ class GridRates:
         devices = grid.stages * self.spec.worker.devices
         most = max(one.in_flight(0, devices, MANY) for one in (order, order.taken_over()))
         count = most_microbatches(self.spec.training, grid.pipelines)
-        return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1
+        mode = self._redundancy(grid).mode
+        return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1, mode
 
     def has_room(self, grid: Grid, split: Ranges) -> bool:
         """Whether workers have room for that split of the grid's stages."""
-        return self._fits_with(grid, split, self.spec.redundancy.kept)
+        return self._fits_with(grid, split, self._redundancy(grid).kept)
 
     def copies(self, grid: Grid, split: Ranges) -> int:
         """How many of the replicas of each stage that are asked for workers have room for with that split."""
@@ -256,10 +258,13 @@ class GridRates:
             return True
         asked = grid, split, replicas
         if asked not in self._needed:
-            spec = self._spec_of(grid)
-            redundancy = replace(spec.redundancy, replicas=replicas) if replicas else spec.redundancy
-            self._needed[asked] = most_bytes(self.figures, replace(spec, redundancy=redundancy), split)
+            kept = replace(self.spec.redundancy.on(grid.pipelines, apart=False), replicas=replicas)
+            redundancy = kept if replicas else self._redundancy(grid)
+            self._needed[asked] = most_bytes(self.figures, replace(self._spec_of(grid), redundancy=redundancy), split)
         return self._needed[asked] <= self.memory
+
+    def _redundancy(self, grid: Grid) -> RedundancySpec:
+        return self.spec.redundancy.on(grid.pipelines)
 
     def _spec_of(self, grid: Grid) -> JobSpec:
         topology = replace(
@@ -270,7 +275,7 @@ class GridRates:
             chooses_stages=False,
             chooses_pipelines=False,
         )
-        return replace(self.spec, topology=topology)
+        return replace(self.spec, topology=topology, redundancy=self._redundancy(grid))
 
     def seconds(self, grid: Grid) -> float:
         """The seconds of a step on that grid, with a worker for each cell."""
@@ -323,10 +328,10 @@ class GridRates:
         plan = Plan(
             epoch=1,
             stages=ranges,
-            pipelines=tuple(assignments(row, self.spec.redundancy) for row in rows),
+            pipelines=tuple(assignments(row, self._redundancy(grid)) for row in rows),
             layouts=(Layout(generation=0, split=split, schedule=grid.schedule),),
             workers=(),
-            mode=self.spec.redundancy.mode,
+            mode=self._redundancy(grid).mode,
             device_layers=device_layers(self.spec, ranges, self.figures.costs),
         )
         return AlikePipelines(plan, plan.target, grid.pipelines, most_sums(training.groups, grid.pipelines))

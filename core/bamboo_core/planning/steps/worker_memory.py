@@ -1,8 +1,9 @@
 """How much memory workers need, from sizes of layers; `bamboo validate --load` counts it from the task. Pure."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
+from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement, in_force
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo_core.planning.profile import ModelFigures, ModelProfile
@@ -16,7 +17,7 @@ def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, spli
 
     split: the layers of each stage, if it is not by their costs. Raises ValueError if the layers cannot be split so.
     """
-    devices = spec.worker.devices
+    spec, devices = in_force(spec), spec.worker.devices
     stages = split or layer_ranges(figures.costs, spec.topology, devices=devices)
     ranges = device_layers(spec, stages, figures.costs) or stages
     roles = worker_roles(spec, len(stages), taken_over=taken_over)
@@ -70,10 +71,14 @@ def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
     """A sentence if a worker may not have enough; "" if it has, as with every grid that the coordinator chooses."""
     if spec.elastic:
         return ""
+    asked, memory = spec.redundancy, profile.machine.memory
+    siblings = asked.mode is RedundancyMode.AUTO and spec.topology.pipelines > asked.kept
+    if siblings and most_bytes(profile.figures, spec) > memory:
+        spec = replace(spec, redundancy=replace(asked, mode=RedundancyMode.NONE))
     one = "worker" if spec.worker.devices == 1 else "device of a worker"
     for taken_over, when in ((False, ""), (True, " while it runs a lost neighbour's stage, too")):
         needed = device_bytes(profile.figures, spec, taken_over=taken_over)
-        if needed > profile.machine.memory:
-            there = f"{profile.machine.memory / 1e9:.1f} GB"
+        if needed > memory:
+            there = f"{memory / 1e9:.1f} GB"
             return f"a {one} needs about {needed / 1e9:.1f} GB{when}, and a machine of the profile has {there}"
     return ""
