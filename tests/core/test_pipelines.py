@@ -139,7 +139,7 @@ def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
     for stage, tenth in itertools.product(range(4), range(10)):
         at, heir = (tenth + 0.5) * calm / 10, (stage - 1) % 4
         lost = StepLoss(lost=((stage, at),), planned=at, runs=(((0, stage), ((0, 32, heir),)),))
-        kept = replace(lost, kept=(((0, stage), (heir, tuple(range(4, 32, 4)))),))
+        kept = replace(lost, kept=(((0, stage), (heir, tuple(range(4, 32, 4)), 0.0)),))
         again, less = execute(one, lost), execute(one, kept)
         assert less.work[heir] <= again.work[heir]
         assert (again.work[heir] - less.work[heir]) % 12 == 0  # whole groups

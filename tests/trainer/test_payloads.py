@@ -72,6 +72,8 @@ RIGHT = {
     FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
     FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, STEP]]),
     FrameKind.PARTIAL_SUM: frame(FrameKind.PARTIAL_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
+    FrameKind.KEPT_SUM: frame(FrameKind.KEPT_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
+    FrameKind.KEPT_ALL: frame(FrameKind.KEPT_ALL),
 }
 MEANT = {
     FrameKind.CONTRIBUTION: payloads.Contributed(

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import torch
 
-from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.grid import initial_plan
-from bamboo_core.planning.plan import Cell, Layout, Peer, Plan, Portion
+from bamboo_core.planning.plan import Assignment, Cell, Layout, Peer, Plan, Portion
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
@@ -17,6 +17,7 @@ from bamboo_trainer.routing.plan_state import PlanState
 from stage_kit import states_of
 
 SPEC = TrainingSpec(steps=9, global_batch_size=8, micro_batch_size=1, gradient_groups=8)
+NONE = RedundancySpec(mode=RedundancyMode.NONE)
 PEERS = [Peer(worker=f"w{i}", host="h", port=1) for i in range(2)]
 ALONE = initial_plan(PEERS, ((0, 3),), 2, SPEC, RedundancySpec())
 
@@ -30,15 +31,13 @@ def shared(first: int) -> Plan:
 
 
 class One:
-    """The owner of the first cell."""
+    """The owner of the first cell, or another worker."""
 
-    def __init__(self, plan: Plan) -> None:
-        worker = ALONE.at(Cell(0, 0)).owner
+    def __init__(self, plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> None:
         self.plan, self.known, self.log = PlanState(worker, plan), ALONE.target, CommitLog(0)
         self.states = states_of(worker, plan)
         committer: Any = self  # which knows layouts
-        self.passed_on = 99
-        self.portions = PortionSteps(self.plan, self.states, committer, dict, lambda cell, step: self.passed_on)
+        self.portions = PortionSteps(self.plan, self.states, committer, dict)
 
     def layout(self, step: int) -> Layout | None:
         return self.known
@@ -97,3 +96,26 @@ def test_nothing_is_run_after_the_last_step_nor_while_the_layout_is_on_its_way()
     assert one.refresh(before=0) == []
     one.known = None  # type: ignore[assignment]
     assert one.refresh() == []
+
+
+def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion() -> None:
+    """The other pipeline's owner of the last stage takes it over; whoever runs the first stage keeps its sums."""
+    plan = initial_plan([Peer(worker=f"w{i}", host="h", port=1) for i in range(4)], ((0, 2), (2, 3)), 2, SPEC, NONE)
+    cell, first = Cell(1, 1), plan.target.split[1][0]
+    heir, keeper = plan.at(Cell(0, 1)).owner, plan.at(Cell(1, 0)).owner
+    taken = Assignment(owner=heir, portions=(Portion(worker=heir, first=0, end=4),))
+    after = msgspec.structs.replace(plan, epoch=2, pipelines=(plan.pipelines[0], (plan.pipelines[1][0], taken)))
+    one = One(plan, heir)
+    one.plan.activate(after)
+    one.portions.await_kept(plan, {cell})
+    assert one.refresh() == []
+    one.portions.kept_all(Address(FrameKind.KEPT_ALL, *cell, 0))
+    assert one.refresh() == [(cell, (first, first + 4))]
+    moved = msgspec.structs.replace(plan.at(Cell(1, 0)), owner=heir)
+    beside = msgspec.structs.replace(after, epoch=3, pipelines=(plan.pipelines[0], (moved, taken)))
+    again = One(plan, heir)
+    again.plan.activate(after)
+    again.portions.await_kept(plan, {cell})
+    again.plan.activate(beside)
+    again.portions.await_kept(after, {Cell(1, 0)})
+    assert again.refresh() == [(cell, (first, first + 4))], f"{keeper} is lost, too, and gives nothing"

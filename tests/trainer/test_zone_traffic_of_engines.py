@@ -31,6 +31,7 @@ KINDS = {
     FrameKind.CONTRIBUTION: TrafficKind.REDUCTION,
     FrameKind.RESULT: TrafficKind.REDUCTION,
     FrameKind.PARTIAL_SUM: TrafficKind.REDUCTION,
+    FrameKind.KEPT_SUM: TrafficKind.REDUCTION,
     FrameKind.SYNC: TrafficKind.REPLICAS,
 }
 

@@ -80,7 +80,7 @@ def share_out(
         able = owners[cell.stage]
         runners = [w for w in able if w not in leaving] or list(able)
         groups, known = groups_of(layouts, cell.pipeline), plan.at(cell) if plan.has(cell) else assignment
-        keeps = not boundary and groups > 1 and _keeps_sums(plan, cell, known, assignment.owner)
+        keeps = not boundary and groups > 1 and kept_by(plan, cells, cell) is not None
         kept = max(0, int(elapsed * groups) - 1) if keeps else 0
         portions = _given_out(before[cell], assignment.owner, able, runners, load, kept)
         alone = len(portions) == 1 and portions[0].worker == assignment.owner
@@ -120,25 +120,33 @@ def is_settled(plan: Plan) -> bool:
 
 
 def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
-    """Return the worker that keeps the sums of a cell's finished groups: its shadow. None if there is none, if it makes
-    them itself, or if it is in another zone, to which traffic costs money.
+    """Return the worker that keeps the sums of a cell's finished groups: who runs the stage before it, which knows what
+    came of them; for the first stage the last one. None if that is the same worker, makes them itself, or is in another
+    zone, to which traffic costs money.
     """
-    owner, shadow = plan.at(cell).owner, plan.at(cell).shadow
-    if shadow is None or plan.device_layers or plan.mode is RedundancyMode.EAGER_BACKWARD:
+    owner, before = plan.at(cell).owner, plan.at(_before(plan, cell)).owner
+    if owner == before or plan.device_layers or plan.mode is RedundancyMode.EAGER_BACKWARD:
         return None
-    return shadow if len({peer.zone for peer in map(plan.peer, (owner, shadow)) if peer}) < 2 else None
+    return before if len({peer.zone for peer in map(plan.peer, (owner, before)) if peer}) < 2 else None
 
 
-def _keeps_sums(plan: Plan, cell: Cell, known: Assignment, owner: WorkerId) -> bool:
-    """May a cell's new owner keep sums of groups that the one before has finished in this step?
+def kept_by(plan: Plan, cells: Mapping[Cell, Assignment], cell: Cell) -> WorkerId | None:
+    """Return who keeps sums that a cell's new owner may go on behind, under the assignments that follow the plan; None
+    if nobody does any more.
 
     An only pipeline's sums are of no use if another replica of the stage behind might have to repeat the step: nobody
     can send it again what these came of.
     """
-    if known.portions or not plan.has(cell) or keeper(plan, cell) != owner:
-        return False
-    behind = Cell(cell.pipeline, cell.stage + 1)
-    return plan.target.pipelines > 1 or not plan.has(behind) or len(plan.at(behind).replicas) < 2
+    if not plan.has(cell) or plan.at(cell).portions or cells[cell].owner == plan.at(cell).owner:
+        return None
+    behind, found = Cell(cell.pipeline, cell.stage + 1), keeper(plan, cell)
+    if plan.target.pipelines == 1 and plan.has(behind) and len(plan.at(behind).replicas) > 1:
+        return None
+    return found if cells[_before(plan, cell)].owner == found else None
+
+
+def _before(plan: Plan, cell: Cell) -> Cell:
+    return Cell(cell.pipeline, (cell.stage - 1) % len(plan.stages))
 
 
 def _portions(assignment: Assignment, groups: int) -> tuple[Portion, ...]:

@@ -194,8 +194,10 @@ class Components:
                 | FrameKind.PARTIAL_SUM
             ) if self.plan.current.has(cell) and self.executor.accept(frame):
                 pass
-            case FrameKind.PARTIAL_SUM if known and self.executor.keep(frame):
+            case FrameKind.KEPT_SUM if known and self.executor.keep(frame):
                 pass
+            case FrameKind.KEPT_ALL if known:
+                self.executor.kept_all(frame)
             case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)
             case FrameKind.READY:

@@ -11,8 +11,8 @@ from bamboo_core.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED and HISTORY carry no
-    tensors.
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY and
+    KEPT_ALL carry no tensors.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
@@ -35,6 +35,8 @@ class FrameKind(IntEnum):
     LAYERS_LACKED = 18  # the answer for those that are not here; payload: as of the question
     HISTORY = 19  # to the root, or by it: steps not known to be in the job's history; payload: a list
     PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
+    KEPT_SUM = 22  # of finished groups of a cell, to its keeper, and from it to a new owner; otherwise as PARTIAL_SUM
+    KEPT_ALL = 23  # from the keeper to a new owner, behind these: there are no more
     SPOT_CHECK = 21  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
 
 
@@ -50,6 +52,8 @@ BULK = frozenset(
         FrameKind.LOGGED_BULK,
         FrameKind.LAYER,
         FrameKind.PARTIAL_SUM,
+        FrameKind.KEPT_SUM,
+        FrameKind.KEPT_ALL,
         FrameKind.SPOT_CHECK,
     }
 )

@@ -222,6 +222,8 @@ FORMS: Final = {
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
     FrameKind.HISTORY: PayloadForm(Unwritten),
     FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
+    FrameKind.KEPT_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
+    FrameKind.KEPT_ALL: PayloadForm(None),
 }
 
 

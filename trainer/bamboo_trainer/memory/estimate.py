@@ -65,7 +65,7 @@ class MemoryByKind:
     optimizer: int
     replica: int  # the same of the stages that it keeps for others
     gradients: int  # sums so far, and final ones not yet applied
-    log: int  # what may have to be sent again, and finished sums of the stage that it would go on with
+    log: int  # what may have to be sent again, and finished sums of the next stage
     activations: int  # what the backwards of the microbatches in flight need
     redundant: int  # what has been computed in advance for others
     copies: int  # of layers, in host memory, for checkpoints
@@ -267,9 +267,10 @@ def _account(
 
     def finished_sums() -> int:
         groups = -(-(spec.training.groups or 1) // pipelines)
-        if spec.redundancy.mode is RedundancyMode.EAGER_BACKWARD or spec.worker.devices > 1 or roles.shadowed is None:
+        makes_them = spec.redundancy.mode is RedundancyMode.EAGER_BACKWARD or spec.worker.devices > 1
+        if makes_them or roles.stage is None or depth == 1:
             return 0
-        return (groups - 1).bit_length() * total(lambda size: size.gradients, roles.shadowed)
+        return (groups - 1).bit_length() * total(lambda size: size.gradients, (roles.stage + 1) % depth)
 
     return MemoryByKind(
         parameters=total(lambda size: size.held + size.casts, *roles.states),

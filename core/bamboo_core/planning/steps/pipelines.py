@@ -68,8 +68,9 @@ class StepLoss:
     runs: tuple[tuple[Place, tuple[Run, ...]], ...]
     # of a cell, who has done how many of its first forwards in advance
     reused: tuple[tuple[Place, tuple[int, int]], ...] = ()
-    # of a cell, who goes on behind its finished groups, and before which microbatches these end
-    kept: tuple[tuple[Place, tuple[int, tuple[int, ...]]], ...] = ()
+    # of a cell, who goes on behind its finished groups, before which microbatches these end, and the seconds after
+    # `planned` in which it gets their sums
+    kept: tuple[tuple[Place, tuple[int, tuple[int, ...], float]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +215,7 @@ class _Cell:
     advance: int = 0  # forwards that take no time, since they were done before
     whole: int = 0  # backwards, with weight gradients
     shadow: bool = False  # what a mirror does
+    begins: float = 0.0  # the second before which it is not run
     pieces: int = 0  # layers that are done of the forward that a shadow is in
 
     @property
@@ -314,7 +316,7 @@ class _Execution:
         if worker.running is not None:
             self._finish(number, worker.running, now)
             worker.running = None
-        ready = [cell for cell in worker.cells if self._is_ready(cell)]
+        ready = [cell for cell in worker.cells if cell.begins <= now and self._is_ready(cell)]
         if not ready:
             return
         cell = min(ready, key=lambda c: (c.shadow, *self._urgency(c), -c.place[1]))
@@ -433,7 +435,7 @@ class _Execution:
             known, before = self._mirrors.pop(place, None), {cell.run: cell for cell in self._cells[place]}
             for run in before.keys() - set(runs):
                 self._workers[run[2]].cells.remove(before[run])
-            keeper, ends = kept.get(place, (-1, ()))
+            keeper, ends, seconds = kept.get(place, (-1, (), 0.0))
             passed_on = self._passed_on(place) if ends else 0
             finished = max((end for end in ends if end <= passed_on), default=0)
             self._cells[place] = [
@@ -449,6 +451,7 @@ class _Execution:
             for cell in new:
                 heir, count = reused.get(place, (cell.run[2], 0))
                 cell.advance = count if cell.run[2] == heir else 0
+                cell.begins = now + seconds if cell.run[2] == keeper else 0.0
             if known is not None:
                 shadow, mirror = known
                 self._workers[shadow].cells.remove(mirror)
@@ -458,7 +461,7 @@ class _Execution:
             begun += new
         for cell in begun:
             self._resend(now, cell)
-            self._push(now, partial(self._turn, cell.run[2]))
+            self._push(max(now, cell.begins), partial(self._turn, cell.run[2]))
 
     def _passed_on(self, place: Place) -> int:
         """Return before which microbatch a cell has run all, and the stage before it has what came of it."""

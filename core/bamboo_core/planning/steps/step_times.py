@@ -13,7 +13,7 @@ from typing import Final
 from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.gradient_groups import nodes_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import keeper, ranges
+from bamboo_core.planning.portions import keeper, kept_by, ranges
 from bamboo_core.planning.profile import Layer, ModelFigures
 from bamboo_core.planning.schedule import StageOrder, postpones_weights
 from bamboo_core.planning.splits.devices import cell_of, devices_of
@@ -132,7 +132,7 @@ class StepModel:
                 reused[place] = min(done, reused.get((row, s - 1), 0)) if inner else done
         return StepLoss(
             kept=tuple(
-                (place, (part.numbers[heirs[cell]], _group_ends(layout, cell.pipeline)))
+                (place, (part.numbers[heirs[cell]], *self._kept(before, plan, layout, cell)))
                 for cell, place in moved.items()
                 if _is_kept(before, plan, cell, moved)
             ),
@@ -143,6 +143,16 @@ class StepModel:
                 (place, (part.numbers[heirs[cell]], reused[place])) for cell, place in moved.items() if place in reused
             ),
         )
+
+    def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float]:
+        """Return the microbatches before which a cell's groups end, but for the last one, numbered from 0 in the
+        pipeline; and the seconds, at most, in which the keeper gives the new owner their sums.
+        """
+        own = layout.split[cell.pipeline]
+        ends = tuple(bound - own[0] for bound in layout.bounds if own[0] < bound <= own[-1])
+        if keeper(before, cell) == plan.at(cell).owner:
+            return ends, 0.0
+        return ends, self._sync(len(ends).bit_length() * self.stages(plan.stages).gradients[cell.stage], 1)
 
     def _added_up(self, plan: Plan, ends: Mapping[Place, float]) -> dict[Place, float]:
         """Return when each cell's owner has the sums of all portions, from when these are done."""
@@ -355,18 +365,11 @@ def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
 
 
 def _is_kept(before: Plan, plan: Plan, cell: Cell, moved: Collection[Cell]) -> bool:
-    """Does the new owner of a cell go on behind the groups of which it keeps the sums? See `PortionSteps`."""
+    """Does the new owner of a cell go on behind the groups whose sums the keeper gives it? See `PortionSteps`."""
     (d, s), portions = cell, plan.at(cell).portions
-    if not portions or before.at(cell).portions or portions[0].worker != plan.at(cell).owner:
+    if not portions or portions[0].worker != plan.at(cell).owner or {Cell(d, s - 1), Cell(d, s + 1)} & set(moved):
         return False
-    whole = Cell(d, s - 1) not in moved and Cell(d, s + 1) not in moved
-    return whole and keeper(before, cell) == plan.at(cell).owner
-
-
-def _group_ends(layout: Layout, pipeline: int) -> tuple[int, ...]:
-    """The microbatches before which a pipeline's groups end, but for the last one; numbered from 0 in the pipeline."""
-    own = layout.split[pipeline]
-    return tuple(bound - own[0] for bound in layout.bounds if own[0] < bound <= own[-1])
+    return kept_by(before, {one: plan.at(one) for one in plan.cells()}, cell) is not None
 
 
 def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:

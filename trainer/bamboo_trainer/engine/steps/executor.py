@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from bamboo_core.control.protocol import CellFinished, TakenOver
-from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import changed_cells
 from bamboo_core.planning.schedule import (
     AddPartialSums,
@@ -61,7 +61,7 @@ class Executor:
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
-        self._portions = PortionSteps(plan, states, committer, lambda: redundant.shadows, self._passed_on)
+        self._portions = PortionSteps(plan, states, committer, lambda: redundant.shadows)
         self._changed: dict[Cell, int] = {}  # in which step a plan in the middle of it has given a cell to others
         self.handed_over: dict[Cell, Frame] = {}
         self._runnable: list[CellStep] | None = None  # steps that may run; None: to be found out
@@ -116,7 +116,10 @@ class Executor:
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
+        self._portions.await_kept(old, changed)
         self._refresh_portions()
+        for cell in plan.cells() if old and not plan.boundary else ():
+            self._give_kept(cell)
 
     def _share(self, cell_step: CellStep) -> None:
         """The plan is new in the middle of a step, or at its begin if it comes late: nothing has been run then."""
@@ -146,22 +149,34 @@ class Executor:
             if boundary and cell_step.step > self._committer.log.newest:
                 self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
-    def _passed_on(self, cell: Cell, step: int) -> int:
-        """Return before which microbatch the stages beside a cell have all that came of it in that step.
+    def _give_kept(self, cell: Cell) -> None:
+        """If this worker keeps sums of a cell that is shared: give the new owner those behind which it may go on."""
+        (d, s), stages, assignment = cell, self._plan.stages, self._plan.current.at(cell)
+        before = self.cells.get(Cell(d, (s - 1) % stages))
+        if not assignment.portions or before is None or stages == 1:
+            return
+        layout, step = before.layout, before.step
+        if layout is not None and d < layout.pipelines:
+            passed_on = self._passed_on(cell, step, layout)
+            for frame in self._portions.kept.of(cell, step, (layout.split[d][0], passed_on)):
+                self._outbox.post(assignment.owner, frame.address, frame.tensors, frame.payload)
+        self._outbox.post(assignment.owner, Address(FrameKind.KEPT_ALL, *cell, step), (), None)
 
-        This worker runs the stage before it, or cannot tell. The one behind has given gradients for whatever is
-        finished, if it is still with the worker that has run it from the step's begin.
+    def _passed_on(self, cell: Cell, step: int, layout: Layout) -> int:
+        """Return before which microbatch the stages beside a cell have all that came of it in that step, the one of the
+        cell before it.
+
+        The one behind has given gradients for whatever is finished, if it is still with the worker that has run it from
+        the step's begin.
         """
-        (d, s), layout = cell, self._committer.layout(step)
-        if layout is None or self._changed.get(Cell(d, s + 1), -2) >= step - 1:
+        (d, s), microbatches = cell, layout.split[cell.pipeline]
+        if step <= self._committer.log.newest or self._changed.get(Cell(d, s + 1), -2) >= step - 1:
             return 0
         if s == 0:
-            return layout.split[d][-1] + 1
-        before = self.cells.get(Cell(d, s - 1))
-        if before is None or before.step != step:
-            return 0
+            return microbatches[-1] + 1
+        before = self.cells[Cell(d, s - 1)]
         arrived = {a.microbatch for a in (*before.consumed, *before.inbox) if a.kind is FrameKind.GRADIENT}
-        return next((m for m in layout.split[d] if m not in arrived), layout.split[d][-1] + 1)
+        return next((m for m in microbatches if m not in arrived), microbatches[-1] + 1)
 
     def link_broke(self, peer: WorkerId) -> None:
         for cell_step in self.cells.values():
@@ -174,6 +189,9 @@ class Executor:
                 self._outbox.send(peer, replace(frame, epoch=self._plan.current.epoch))
         for cell_step in self.cells.values():
             cell_step.kept = 0  # what was on its way to the keeper may be lost
+        for cell in self._plan.current.cells():
+            if self._plan.owner(cell) == peer:
+                self._give_kept(cell)
 
     def committed(self, step: int) -> None:
         self.handed_over = {cell: frame for cell, frame in self.handed_over.items() if frame.address.step >= step}
@@ -283,8 +301,13 @@ class Executor:
         return address.cell in self.cells
 
     def keep(self, frame: Frame) -> bool:
-        """Keep the sum of finished groups, if this worker would go on with the cell. Raises RefusedFrame."""
+        """Keep the sum of finished groups. False if it is not for this worker. Raises RefusedFrame."""
         return self._portions.keep(frame)
+
+    def kept_all(self, frame: Frame) -> None:
+        """A cell's keeper has given all sums that it has kept."""
+        if self._portions.kept_all(frame.address):
+            self._refresh_portions()
 
     # instructions
 

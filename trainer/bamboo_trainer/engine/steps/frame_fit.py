@@ -27,7 +27,7 @@ def check_fit(frame: Frame, form: FinalGradients, layout: Layout) -> None:
         case FrameKind.CONTRIBUTION:
             _check_contribution(frame, form, layout)
         case FrameKind.PARTIAL_SUM:
-            _check_partial_sum(frame, form, layout)
+            check_sum(frame, form, layout)
         case FrameKind.RESULT:
             source = _pipeline(frame, layout)
             length = _length(chunk(_bucket(frame, form), layout.pipelines, source))
@@ -49,7 +49,8 @@ def _check_contribution(frame: Frame, form: FinalGradients, layout: Layout) -> N
     _check_contributed(frame.payload, () if frame.address.microbatch else layout.split[source], form)
 
 
-def _check_partial_sum(frame: Frame, form: FinalGradients, layout: Layout) -> None:
+def check_sum(frame: Frame, form: FinalGradients | None, layout: Layout) -> None:
+    """Raises RefusedFrame. frame: the sum of some of a cell's groups. form: None if the stage is not here."""
     microbatches = range(frame.address.microbatch, frame.address.part)
     if not set(microbatches) <= {m for part in layout.split[frame.address.pipeline :][:1] for m in part}:
         raise RefusedFrame(f"a portion of microbatches {microbatches.start} to {microbatches.stop - 1}")
@@ -60,8 +61,9 @@ def _check_partial_sum(frame: Frame, form: FinalGradients, layout: Layout) -> No
     losses = sorted(frame.payload.losses)
     if len(frame.tensors) > len(nodes) + 1 or losses not in ([], list(microbatches)):
         raise RefusedFrame(f"{len(frame.tensors)} tensors and losses of {len(losses)} microbatches")
-    _check_sizes(frame.tensors[: len(nodes)], [form.gradient_size] * len(nodes))
-    _check_contributed(Contributed(microbatches=frame.payload.contributed), microbatches, form)
+    if form is not None:
+        _check_sizes(frame.tensors[: len(nodes)], [form.gradient_size] * len(nodes))
+        _check_contributed(Contributed(microbatches=frame.payload.contributed), microbatches, form)
 
 
 def _check_contributed(told: Contributed, microbatches: Sequence[int], form: FinalGradients) -> None:

@@ -178,12 +178,12 @@ class Instructions:
         end = layout.bounds[finished[-1][0].end]
         if end <= cell_step.kept or end > layout.split[cell_step.cell.pipeline][-1]:
             return  # with the last group the cell is done, and its replicas get what the step came to
-        if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, FrameKind.PARTIAL_SUM)):
+        if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, FrameKind.KEPT_SUM)):
             return
         nodes = [(node, total.clone()) for node, total in finished if layout.bounds[node.end] > cell_step.kept]
         microbatches = (layout.bounds[nodes[0][0].first], end)
         payload, tensors = packed_work(work, microbatches, nodes)
-        address = Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *microbatches)
+        address = Address(FrameKind.KEPT_SUM, *cell_step.cell, cell_step.step, *microbatches)
         self._outbox.post(receiver, address, tensors, payload)
         cell_step.kept = end
 

@@ -1,12 +1,12 @@
 """The portions of cells that this worker runs beside its own: see `bamboo_core.planning.portions`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from bamboo_core.planning.plan import Cell, Layout
-from bamboo_core.planning.portions import Range, keeper, ranges
+from bamboo_core.planning.plan import Cell, Layout, Plan
+from bamboo_core.planning.portions import Range, keeper, kept_by, ranges
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
-from bamboo_trainer.engine.steps.frame_fit import check_fit
+from bamboo_trainer.engine.steps.frame_fit import check_sum
 from bamboo_trainer.engine.steps.kept_sums import KeptSums
 from bamboo_trainer.frames.frame import Address, Frame
 from bamboo_trainer.routing.plan_state import PlanState
@@ -17,27 +17,47 @@ from bamboo_trainer.stage.stage_states import StageStates
 class PortionSteps:
     """steps: by cell and microbatches. What is begun is gone on with as long as the plan leaves it to this worker.
 
-    Of a portion whose first sums are kept here only the rest is run, if the stages beside the cell have all that came
-    of them: nobody could send it again. If one of those stages changes hands, the whole portion is run.
+    A lost cell's new owner waits for the sums that its keeper gives it, and runs the rest alone: what came of these
+    groups is where it is needed, though nobody could send it again. If a stage beside the cell changes hands, the whole
+    portion is run.
     """
 
     def __init__(
-        self,
-        plan: PlanState,
-        states: StageStates,
-        committer: Committer,
-        shadows: Callable[[], Mapping[Cell, Shadow]],
-        passed_on: Callable[[Cell, int], int],
+        self, plan: PlanState, states: StageStates, committer: Committer, shadows: Callable[[], Mapping[Cell, Shadow]]
     ) -> None:
-        """committer: knows the layout of a step. shadows: what has been computed of cells in advance. passed_on: before
-        which microbatch the stages beside a cell have all that came of it in a step.
-        """
+        """committer: knows the layout of a step. shadows: what has been computed of cells in advance."""
         self._plan, self._states, self._committer, self._shadows = plan, states, committer, shadows
-        self._passed_on = passed_on
         self.kept = KeptSums()
         self.steps: dict[tuple[Cell, Range], CellStep] = {}
+        self._awaited: dict[Cell, int] = {}  # cells of which a keeper gives this worker its sums; in which step
+        self._given: dict[Cell, int] = {}  # those of which it has, likewise
+        self._ahead: dict[Cell, Shadow] = {}  # what has been computed of them in advance
         self._resumed: dict[tuple[Cell, Range], object] = {}  # of those that are not run whole, who is beside the cell
         self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
+
+    def await_kept(self, old: Plan | None, changed: Collection[Cell]) -> None:
+        """Wait for the sums of cells that this worker owns from now on. changed: cells that a plan in the middle of a
+        step has given to others. old: the plan before it.
+        """
+        plan = self._plan.current
+        beside = {Cell(d, s + way) for d, s in changed for way in (-1, 1)}
+        for cell in {*self._awaited, *self._given} if plan.boundary else beside:
+            self._awaited.pop(cell, None)
+            self._given.pop(cell, None)
+        cells = {cell: plan.at(cell) for cell in plan.cells()} if changed else {}
+        for cell in set(changed) - beside:
+            stage, is_mine = self._states.stage(cell.stage), cells[cell].owner == self._plan.worker
+            if is_mine and cells[cell].portions and stage and old and kept_by(old, cells, cell) is not None:
+                self._awaited[cell] = stage.values.version
+                if cell in self._shadows():
+                    self._ahead[cell] = self._shadows()[cell]
+
+    def kept_all(self, address: Address) -> bool:
+        """A cell's keeper has given all that it has kept. False if nothing waits for that."""
+        if self._awaited.pop(address.cell, None) is None:
+            return False
+        self._given[address.cell] = address.step
+        return True
 
     def refresh(self, before: int) -> list[Frame]:
         """The plan in force or the version of a stage is new. before: the first step that is none of the job's.
@@ -46,6 +66,7 @@ class PortionSteps:
         """
         plan = self._plan.current
         old, self.steps = self.steps, {}
+        self._ahead = {c: one for c, one in self._ahead.items() if one.step > self._committer.log.newest}
         for cell in plan.cells():
             portions, stage = plan.at(cell).portions, self._states.stage(cell.stage)
             if not portions or stage is None or stage.values.version >= before:
@@ -53,8 +74,9 @@ class PortionSteps:
             layout = self._committer.layout(stage.values.version)
             if layout is None or cell.pipeline >= layout.pipelines:
                 continue
+            awaited = layout.split[cell.pipeline][0] if self._awaited.get(cell) == stage.values.version else None
             for worker, microbatches in ranges(layout, cell.pipeline, portions):
-                if worker == self._plan.worker:
+                if worker == self._plan.worker and microbatches[0] != awaited:
                     key = (cell, microbatches)
                     self.steps[key] = self._step(key, old.get(key), layout, stage)
         early, self._early = self._early, {}
@@ -68,13 +90,13 @@ class PortionSteps:
                 return known
             kept = []
         else:
-            kept = self.kept.of(cell, step, (first, min(end, self._passed_on(cell, step))))
+            kept = self.kept.of(cell, step, (first, end)) if self._given.get(cell) == step else []
         self._resumed.pop(key, None)
         if kept:
             self._resumed[key] = beside
         found = CellStep.of_portion(cell, self._plan.stages, layout, (first, end), stage, kept)
-        if cell in self._shadows():
-            found.adopt(self._shadows()[cell])
+        if shadow := self._shadows().get(cell, self._ahead.get(cell)):
+            found.adopt(shadow)
         return found
 
     def elsewhere(self, owned: CellStep) -> int:
@@ -90,15 +112,17 @@ class PortionSteps:
         return [(assignment.owner, assignment.portions) for assignment in around]
 
     def keep(self, frame: Frame) -> bool:
-        """Keep the sum of finished groups of a cell that this worker would go on with. False if it would not, or does
-        not have the stage yet. Raises RefusedFrame.
+        """Keep the sum of finished groups of a cell, as its keeper or new owner. False if this worker is neither.
+
+        Raises RefusedFrame.
         """
         address, plan = frame.address, self._plan.current
         stage, layout = self._states.stage(address.stage), self._committer.layout(address.step)
-        if not plan.has(address.cell) or keeper(plan, address.cell) != self._plan.worker or not (stage and layout):
+        keeps = plan.has(address.cell) and keeper(plan, address.cell) == self._plan.worker
+        if layout is None or not (keeps or address.cell in self._awaited):
             return False
         if address.step > self._committer.log.newest:
-            check_fit(frame, stage.values.final, layout)
+            check_sum(frame, stage.values.final if stage else None, layout)
             self.kept.keep(frame)
         return True
 
