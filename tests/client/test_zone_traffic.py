@@ -23,7 +23,11 @@ def traffic(zones: Sequence[str], mode: str = "EagerForward", *, stages: int = 4
 def test_nothing_is_billed_in_one_zone() -> None:
     found = traffic("aaaa")
     assert found.billed == 0
-    assert found.within == {TrafficKind.BOUNDARIES: 2 * 3 * 8 * BOUNDARY, TrafficKind.REPLICAS: 4 * GRADIENTS}
+    assert found.within == {
+        TrafficKind.BOUNDARIES: 2 * 3 * 8 * BOUNDARY,
+        TrafficKind.REDUCTION: 4 * 7 * GRADIENTS,  # sums of all groups but the last one, to the stage before
+        TrafficKind.REPLICAS: 4 * GRADIENTS,
+    }
 
 
 def test_neighbours_in_different_zones_send_everything_across() -> None:
@@ -50,7 +54,7 @@ def test_pipelines_in_a_zone_each_reduce_across_and_nothing_else() -> None:
     """With one sum for each pipeline: half of the gradients to the other one, and half of the result back to it."""
     found = traffic("aaaabbbb", pipelines=2)
     assert found.between == {TrafficKind.REDUCTION: 4 * 2 * GRADIENTS}
-    assert set(found.within) == {TrafficKind.BOUNDARIES, TrafficKind.REPLICAS}
+    assert set(found.within) == {TrafficKind.BOUNDARIES, TrafficKind.REDUCTION, TrafficKind.REPLICAS}
 
 
 def test_the_parts_of_a_lost_pipeline_go_to_its_owner() -> None:

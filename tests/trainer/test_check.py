@@ -117,9 +117,13 @@ def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypa
     found = of(task, monkeypatch, **alone)["calm"]
     memory = found["memory"]
     assert (found["stage"], memory["replica"], memory["parameters"]) == (1, 0, second.held)
-    assert memory["log"] == 2 * 8 * second.inputs  # the gradients that it sent, of two steps
+    sent = 2 * 8 * second.inputs  # the gradients that it sent, of two steps
+    assert memory["log"] == sent + 3 * first.gradients  # and sums of the first stage's 7 groups, in the binary tree
     together = {**alone, "topology": {"stages": 1}, "worker": {"devices": 2}}
-    assert of(task, monkeypatch, **together)["calm"] == {"stage": 0, "memory": memory}, "of the second device"
+    assert of(task, monkeypatch, **together)["calm"] == {
+        "stage": 0,
+        "memory": {**memory, "log": sent},
+    }, "of the second device"
     replicas = of(task, monkeypatch, **{**alone, "redundancy": {"mode": "LazyForward"}})
     assert replicas["calm"]["memory"]["replica"] > 0
     assert sum(replicas["taken_over"]["memory"].values()) > sum(replicas["calm"]["memory"].values())

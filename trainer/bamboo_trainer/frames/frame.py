@@ -35,9 +35,9 @@ class FrameKind(IntEnum):
     LAYERS_LACKED = 18  # the answer for those that are not here; payload: as of the question
     HISTORY = 19  # to the root, or by it: steps not known to be in the job's history; payload: a list
     PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
+    SPOT_CHECK = 21  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
     KEPT_SUM = 22  # of finished groups of a cell, to its keeper, and from it to a new owner; otherwise as PARTIAL_SUM
     KEPT_ALL = 23  # from the keeper to a new owner, behind these: there are no more
-    SPOT_CHECK = 21  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
 
 
 EVALUATED = 1  # the part of an activation
