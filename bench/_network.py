@@ -102,26 +102,31 @@ def address_of(worker: str) -> str:
     return f"10.77.0.{1 + int(worker.removeprefix('w'))}"
 
 
-def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
+def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None) -> int:
     """A worker on a machine of its own."""
     stripes.send_body = _cutting(Path(trace).with_name(CUT))
     with enter(address_of(worker)):
         settings = WorkerSettings(host=address_of(worker))
-        return process.main(worker, url, token, zone, observer=StepTimes(trace), settings=settings)
+        observer = StepTimes(trace)
+        return process.main(worker, url, token, zone, profile=profile, observer=observer, settings=settings)
 
 
-def time_steps_of_one_bucket(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
+def time_steps_of_one_bucket(
+    worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None
+) -> int:
     """Times steps with no part of the reduction before the last backward is done; see `time_steps`."""
     buckets.MOST_BUCKETS = 1  # type: ignore[misc]
-    return time_steps(worker, url, token, zone, trace)
+    return time_steps(worker, url, token, zone, trace, profile)
 
 
-def time_steps_in_buckets(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
+def time_steps_in_buckets(
+    worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None
+) -> int:
     """Times steps with each layer's gradients in a bucket: small ones on a slow network show what large ones do on a
     fast one, without this machine's share in it. See `time_steps`.
     """
     buckets.BUCKET_BYTES = 1 << 16  # type: ignore[misc]
-    return time_steps(worker, url, token, zone, trace)
+    return time_steps(worker, url, token, zone, trace, profile)
 
 
 def _cutting(mark: Path) -> Callable[..., None]:

@@ -80,12 +80,12 @@ class StepTimes:
         self._path.write_text(json.dumps(self._ends))
 
 
-def record(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
-    return run(worker, url, token, zone, observer=Recorder(trace))
+def record(worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None) -> int:
+    return run(worker, url, token, zone, profile=profile, observer=Recorder(trace))
 
 
-def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
-    return run(worker, url, token, zone, observer=StepTimes(trace))
+def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None) -> int:
+    return run(worker, url, token, zone, profile=profile, observer=StepTimes(trace))
 
 
 run = process.main
