@@ -11,7 +11,7 @@ first of them goes to the new owner, which may keep sums of groups that the lost
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -80,7 +80,7 @@ def share_out(
         able = owners[cell.stage]
         runners = [w for w in able if w not in leaving] or list(able)
         groups, known = groups_of(layouts, cell.pipeline), plan.at(cell) if plan.has(cell) else assignment
-        keeps = not boundary and groups > 1 and kept_by(plan, cells, cell) is not None
+        keeps = not boundary and groups > 1 and kept_by(plan, lambda one: cells[one].owner, cell) is not None
         kept = max(0, int(elapsed * groups) - 1) if keeps else 0
         portions = _given_out(before[cell], assignment.owner, able, runners, load, kept)
         alone = len(portions) == 1 and portions[0].worker == assignment.owner
@@ -130,19 +130,29 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
     return before if len({peer.zone for peer in map(plan.peer, (owner, before)) if peer}) < 2 else None
 
 
-def kept_by(plan: Plan, cells: Mapping[Cell, Assignment], cell: Cell) -> WorkerId | None:
-    """Return who keeps sums that a cell's new owner may go on behind, under the assignments that follow the plan; None
-    if nobody does any more.
+def kept_by(plan: Plan, owner_of: Callable[[Cell], WorkerId], cell: Cell) -> WorkerId | None:
+    """Return who keeps sums that a cell's new owner may go on behind; None if nobody does any more.
 
     An only pipeline's sums are of no use if another replica of the stage behind might have to repeat the step: nobody
-    can send it again what these came of.
+    can send it again what these came of. owner_of: a cell's owner under the assignments that follow the plan.
     """
-    if not plan.has(cell) or plan.at(cell).portions or cells[cell].owner == plan.at(cell).owner:
+    if not plan.has(cell) or plan.at(cell).portions or owner_of(cell) == plan.at(cell).owner:
         return None
     behind, found = Cell(cell.pipeline, cell.stage + 1), keeper(plan, cell)
     if plan.target.pipelines == 1 and plan.has(behind) and len(plan.at(behind).replicas) > 1:
         return None
-    return found if cells[_before(plan, cell)].owner == found else None
+    return found if owner_of(_before(plan, cell)) == found else None
+
+
+def passed_on(microbatches: Sequence[int], stage: int, received: Container[int]) -> int:
+    """Return before which microbatch the keeper's sums of a cell may count: the stages beside it have all that came of
+    what is before.
+
+    The stage behind has given a gradient for whatever the cell has finished. received: the microbatches of which the
+    stage before has a gradient; the first stage gives none.
+    """
+    end = microbatches[-1] + 1
+    return end if stage == 0 else next((m for m in microbatches if m not in received), end)
 
 
 def _before(plan: Plan, cell: Cell) -> Cell:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from bamboo_core.planning.portions import passed_on
 from bamboo_core.planning.profile import Network
 from bamboo_core.planning.schedule import (
     Backward,
@@ -466,11 +467,9 @@ class _Execution:
     def _passed_on(self, place: Place) -> int:
         """Return before which microbatch a cell has run all, and the stage before it has what came of it."""
         (cell,), (d, s) = self._cells[place], place
-        left = {instruction.microbatch for instruction in cell.program[cell.done :]}
-        for m in range(*cell.run[:2]):
-            if m in left or (s > 0 and (False, m) not in self._cell((d, s - 1), m).arrived):
-                return m
-        return cell.run[1]
+        microbatches, left = range(*cell.run[:2]), (instruction.microbatch for instruction in cell.program[cell.done :])
+        received = {m for m in microbatches if s > 0 and (False, m) in self._cell((d, s - 1), m).arrived}
+        return min([passed_on(microbatches, s, received), *left])
 
     def _resend(self, now: float, cell: _Cell) -> None:
         """The frames of the neighbours' logs, and what a mirror has done already, of which the others know nothing."""

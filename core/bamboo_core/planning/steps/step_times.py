@@ -369,7 +369,7 @@ def _is_kept(before: Plan, plan: Plan, cell: Cell, moved: Collection[Cell]) -> b
     (d, s), portions = cell, plan.at(cell).portions
     if not portions or portions[0].worker != plan.at(cell).owner or {Cell(d, s - 1), Cell(d, s + 1)} & set(moved):
         return False
-    return kept_by(before, {one: plan.at(one) for one in plan.cells()}, cell) is not None
+    return kept_by(before, lambda one: plan.at(one).owner, cell) is not None
 
 
 def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:

@@ -8,7 +8,7 @@ import msgspec
 
 from bamboo_core.control.protocol import CellFinished, TakenOver
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import changed_cells
+from bamboo_core.planning.portions import changed_cells, passed_on
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Forward,
@@ -157,26 +157,22 @@ class Executor:
             return
         layout, step = before.layout, before.step
         if layout is not None and d < layout.pipelines:
-            passed_on = self._passed_on(cell, step, layout)
-            for frame in self._portions.kept.of(cell, step, (layout.split[d][0], passed_on)):
+            known = (layout.split[d][0], self._passed_on(cell, step, layout))
+            for frame in self._portions.kept.of(cell, step, known):
                 self._outbox.post(assignment.owner, frame.address, frame.tensors, frame.payload)
         self._outbox.post(assignment.owner, Address(FrameKind.KEPT_ALL, *cell, step), (), None)
 
     def _passed_on(self, cell: Cell, step: int, layout: Layout) -> int:
-        """Return before which microbatch the stages beside a cell have all that came of it in that step, the one of the
-        cell before it.
+        """Return before which microbatch a cell's sums may count in that step, the one of the cell before it.
 
-        The one behind has given gradients for whatever is finished, if it is still with the worker that has run it from
-        the step's begin.
+        None count if the stage behind has changed hands since the step began.
         """
-        (d, s), microbatches = cell, layout.split[cell.pipeline]
+        d, s = cell
         if step <= self._committer.log.newest or self._changed.get(Cell(d, s + 1), -2) >= step - 1:
             return 0
-        if s == 0:
-            return microbatches[-1] + 1
-        before = self.cells[Cell(d, s - 1)]
-        arrived = {a.microbatch for a in (*before.consumed, *before.inbox) if a.kind is FrameKind.GRADIENT}
-        return next((m for m in microbatches if m not in arrived), microbatches[-1] + 1)
+        before = self.cells[Cell(d, (s - 1) % self._plan.stages)]
+        received = {a.microbatch for a in (*before.consumed, *before.inbox) if a.kind is FrameKind.GRADIENT}
+        return passed_on(layout.split[d], s, received)
 
     def link_broke(self, peer: WorkerId) -> None:
         for cell_step in self.cells.values():

@@ -44,10 +44,9 @@ class PortionSteps:
         for cell in {*self._awaited, *self._given} if plan.boundary else beside:
             self._awaited.pop(cell, None)
             self._given.pop(cell, None)
-        cells = {cell: plan.at(cell) for cell in plan.cells()} if changed else {}
         for cell in set(changed) - beside:
-            stage, is_mine = self._states.stage(cell.stage), cells[cell].owner == self._plan.worker
-            if is_mine and cells[cell].portions and stage and old and kept_by(old, cells, cell) is not None:
+            stage, is_mine = self._states.stage(cell.stage), self._plan.owner(cell) == self._plan.worker
+            if is_mine and plan.at(cell).portions and stage and old and kept_by(old, self._plan.owner, cell):
                 self._awaited[cell] = stage.values.version
                 if cell in self._shadows():
                     self._ahead[cell] = self._shadows()[cell]
