@@ -42,6 +42,12 @@ def test_no_seed_of_random_faults_breaks_the_protocol(batch: int) -> None:
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed)}" for v in failed)
 
 
+@pytest.mark.parametrize(("seed", "kinds"), [(372, ()), (20_070, (Kind.SIBLINGS,))])
+def test_an_evaluation_of_which_the_first_message_is_lost_is_told_again(seed: int, kinds: tuple[Kind, ...]) -> None:
+    """By a root that joined after it, and by one whose channel breaks before the job ends."""
+    assert run_seed(seed, *kinds).problem is None
+
+
 @seeds(2, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),

@@ -5,7 +5,7 @@ from collections import deque
 import msgspec
 import pytest
 
-from bamboo_core.control.protocol import CheckpointBegun, TakeCheckpoint
+from bamboo_core.control.protocol import CheckpointBegun, Evaluated, TakeCheckpoint
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
@@ -175,6 +175,22 @@ def test_others_tell_a_new_root_what_they_know_and_again_when_the_link_broke() -
     sent = other.net.take()
     assert [(peer, frame.address.kind) for peer, frame in sent] == [(plan.at(ROOT).owner, FrameKind.HEARD)] * 2
     assert [step for step, _ in sent[0][1].payload] == [0]
+
+
+def test_a_root_that_joined_late_tells_the_coordinator_the_evaluations_that_others_know() -> None:
+    plan, known = new_root(), {2: {"loss": 0.5}}
+    other = One(next(w for w in sorted(plan.worker_ids()) if w != plan.at(ROOT).owner))
+    other.committer.evaluations_received(known)
+    other.plan.activate(plan)
+    other.committer.meet_root(PLAN)
+    (frame,) = (f for _, f in other.net.take() if f.address.kind is FrameKind.EVALUATIONS)
+    assert (frame.payload, other.said) == (known, [])
+    root = One(plan.at(ROOT).owner)
+    root.plan.activate(plan)
+    root.committer.meet_root(PLAN)
+    for _ in range(2):
+        root.committer.evaluations_received(frame.payload)
+    assert root.said == [Evaluated(states=known)]
 
 
 def test_the_layout_of_a_step_is_the_one_that_the_commit_before_named() -> None:

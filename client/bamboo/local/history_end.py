@@ -58,13 +58,11 @@ class StepsHeard:
         self._steps.append(record)
 
     def evaluated(self, said: Evaluated, time: float) -> None:
-        """Takes in an evaluation. time: seconds since 1970. A new root repeats what the one before it may not have
-        told.
-        """
-        if not any((one.attempt, one.step) == (self._attempt, said.step) for one in self._evaluations):
-            self._evaluations.append(
-                EvaluationRecord(attempt=self._attempt, step=said.step, time=time, metrics=said.metrics)
-            )
+        """Take in the evaluations that are new. time: seconds since 1970."""
+        known = {one.step for one in self._evaluations if one.attempt == self._attempt}
+        for step in sorted(said.states.keys() - known):
+            metrics = said.states[step]
+            self._evaluations.append(EvaluationRecord(attempt=self._attempt, step=step, time=time, metrics=metrics))
 
     def beyond(self, kept: Sequence[Record]) -> list[Record]:
         """What is not in there, behind the last step that is; what is missing between them is told."""

@@ -27,9 +27,12 @@ from bamboo_core.planning.steps.layer_bytes import LayerBytes
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 MOST_NUMBER = 1e100
 MOST_METRICS = 64  # of a step, or of an evaluation
+MOST_EVALUATIONS = 64  # in one message
 LOSS_SCALE = "loss_scale"  # the metric of a step in fp16
 Number = Annotated[float, msgspec.Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]  # of fp32, and sums of them
 Metrics = Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
+# by state, the optimizer steps that it has seen; a metric of None is not finite
+Evaluations = Annotated[dict[Count, Metrics], msgspec.Meta(min_length=1, max_length=MOST_EVALUATIONS)]
 LOGGERS_AWAITED = "LoggersAwaited"  # the reason of a worker's warning: it ends once its loggers are done
 INITIAL_WEIGHTS = "InitialWeights"  # the reason of what is no warning either: which first values were taken
 MOST_TEXT = 4000  # characters of what a worker says in words
@@ -213,13 +216,12 @@ class StepCommitted(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """The root's owner says what the state after so many steps measured in an evaluation; a metric of None was not
-    finite.
+    """The root's owner tells the newest evaluations. Each message repeats those before, of which the coordinator may
+    have missed some.
     """
 
-    step: Count
-    metrics: Metrics
-    early_stop: EarlyStop | None = None  # it is the last one
+    states: Evaluations
+    early_stop: EarlyStop | None = None  # the newest state is the job's last one
 
 
 class TakenOver(Message, frozen=True):

@@ -138,17 +138,18 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
 
 
 def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:
-    """A new root repeats what the old one may not have been able to tell."""
-    state, step, spec = turn.state, message.step, turn.state.spec.training.evaluation
-    if step > state.spec.training.steps:
+    last, spec = max(message.states), turn.state.spec.training.evaluation
+    if last > turn.state.spec.training.steps:
         return
-    if message.early_stop is not None and state.plan is not None:
-        _stop_early(turn, step, message.early_stop)
-    if spec is None or not message.metrics or step in state.progress.evaluations:
+    if message.early_stop is not None and turn.state.plan is not None:
+        _stop_early(turn, last, message.early_stop)
+    new = {n: found for n, found in message.states.items() if found and n not in turn.state.progress.evaluations}
+    if spec is None or not new:
         return
-    turn.put(state.progress.evaluated(step, message.metrics, turn.now))
-    best = evaluations.best(spec, turn.state.progress.evaluations)
-    turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}{' (the best so far)' * (best == step)}"))
+    for step, found in sorted(new.items()):
+        turn.put(turn.state.progress.evaluated(step, found, turn.now))
+        is_best = evaluations.best(spec, turn.state.progress.evaluations) == step
+        turn.do(Emit("Evaluated", f"after step {step}: {metrics(found)}{' (the best so far)' * is_best}"))
     checkpoints.evaluated(turn)
 
 

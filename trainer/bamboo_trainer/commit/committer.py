@@ -5,15 +5,17 @@ See docs/design/commit.md.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from bamboo_core.control.evaluations import EarlyStop
 from bamboo_core.control.protocol import (
+    MOST_EVALUATIONS,
     MOST_NUMBER,
     CheckpointBegun,
     Evaluated,
+    Evaluations,
     StepCommitted,
     TakeCheckpoint,
 )
@@ -31,8 +33,6 @@ from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.tasks.deciding import committed_step
 
 logger = logging.getLogger(__name__)
-
-KEPT = 64  # evaluations, for a coordinator that may have missed them
 
 
 class Committer:
@@ -61,7 +61,7 @@ class Committer:
         self._root_since = 0  # epoch
         self._marked: tuple[int, CheckpointId] | None = None  # the newest wish that a commit has fulfilled
         self._committed_at: float | None = None
-        self._evaluated: dict[int, Evaluated] = {}  # the newest, by state: the root before may not have told them
+        self._evaluations: Evaluations = {}  # the newest: the coordinator may lack them
         self._wanted: TakeCheckpoint | None = None
         self.pauses = False  # as the root: the job is to end with the state that was committed last
 
@@ -170,11 +170,26 @@ class Committer:
                 self.ends_before = step + 1
         if commit.evaluation or commit.early_stop:
             found = {name: _told(value) for name, value in commit.evaluation.items()}
-            told = Evaluated(step=step, metrics=found, early_stop=commit.early_stop)
-            self._evaluated = dict([*self._evaluated.items(), (step, told)][-KEPT:])
+            self._keep_evaluations({step: found})
         self.log.record(step, commit)
         self.log.forget(self._states.oldest(otherwise=step))
         return True
+
+    def _keep_evaluations(self, found: Evaluations) -> None:
+        self._evaluations = dict(sorted((self._evaluations | found).items())[-MOST_EVALUATIONS:])
+
+    def evaluations_received(self, found: Evaluations) -> None:
+        """Keep the evaluations that another worker knows. The root tells the coordinator if some are new to it: it may
+        have joined after them, and the root that made them may be lost before the coordinator heard of them.
+        """
+        is_new = not self._evaluations.keys() >= found.keys()
+        self._keep_evaluations(found)
+        if is_new and self.is_root:
+            self._tell_evaluations()
+
+    def _tell_evaluations(self) -> None:
+        ended = self.log.commits.get(max(self._evaluations))
+        self._coordinator.tell(Evaluated(states=self._evaluations, early_stop=ended.early_stop if ended else None))
 
     def publish(self, step: int, commit: Commit) -> None:
         """As the root, to everybody: a commit of the root before may have reached only some."""
@@ -183,7 +198,7 @@ class Committer:
         if before is not None and commit.microbatches:
             self.step_seconds.observe(now - before)
         workers = self._plan.current.worker_ids() | self._plan.newest.worker_ids()
-        self._send(step, commit, sorted(workers - {self._plan.worker}))
+        self._send(FrameKind.COMMIT, step, commit, sorted(workers - {self._plan.worker}))
         self._tell_coordinator(step, commit, now - before if before is not None else 0.0)
 
     def meet_root(self, old: Plan | None) -> None:
@@ -225,40 +240,40 @@ class Committer:
         """To the coordinator, which may have missed it, or not know that it has asked for a pause."""
         self.pauses = False
         if self.is_root:
-            for evaluated in self._evaluated.values():
-                self._coordinator.tell(evaluated)
+            if self._evaluations:
+                self._tell_evaluations()
             for step, commit in self.log.latest():
                 self._tell_coordinator(step, commit)
 
     def _introduce(self) -> None:
         """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
         root = self._plan.owner(ROOT)
-        self._tell_unwritten([root])
-        self._outbox.send(root, self._outbox.frame(Address(FrameKind.HEARD, *ROOT, 0), payload=self.log.latest()))
+        self._tell_of_the_past([root])
+        self._send(FrameKind.HEARD, 0, self.log.latest(), [root])
 
     def _tell_newest(self, workers: Sequence[WorkerId]) -> None:
         """As the root, to who may have missed it: the newest commits, and the steps before them that the history may
         lack, so that more than those who were there know them if this worker is lost.
         """
         if workers:
-            self._tell_unwritten(workers)
+            self._tell_of_the_past(workers)
         for step, commit in self.log.latest():
-            self._send(step, commit, workers)
+            self._send(FrameKind.COMMIT, step, commit, workers)
 
-    def _tell_unwritten(self, workers: Sequence[WorkerId]) -> None:
+    def _tell_of_the_past(self, workers: Sequence[WorkerId]) -> None:
         for some in self._history.unwritten():
-            frame = self._outbox.frame(Address(FrameKind.HISTORY, *ROOT, 0), payload=some)
-            for worker in workers:
-                self._outbox.send(worker, frame)
+            self._send(FrameKind.HISTORY, 0, some, workers)
+        if self._evaluations:
+            self._send(FrameKind.EVALUATIONS, 0, self._evaluations, workers)
 
-    def _send(self, step: int, commit: Commit, workers: Iterable[WorkerId]) -> None:
-        frame = self._outbox.frame(Address(FrameKind.COMMIT, *ROOT, step), payload=commit)
+    def _send(self, kind: FrameKind, step: int, payload: object, workers: Sequence[WorkerId]) -> None:
+        frame = self._outbox.frame(Address(kind, *ROOT, step), payload=payload)
         for worker in workers:
             self._outbox.send(worker, frame)
 
     def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
         if commit.evaluation or commit.early_stop:
-            self._coordinator.tell(self._evaluated[step])
+            self._tell_evaluations()
         if commit.microbatches:
             self._tell_step(step, commit, seconds)
 

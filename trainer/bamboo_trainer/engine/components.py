@@ -207,6 +207,8 @@ class Components:
                 self.committer.report_received(sender, frame.epoch)
             case FrameKind.HISTORY:
                 self._history.heard(frame.payload)
+            case FrameKind.EVALUATIONS:
+                self.committer.evaluations_received(frame.payload)
             case FrameKind.ASK if known:
                 self.repeated.answer(sender, cell, address.step, self.executor.since())
             case FrameKind.LOGGED | FrameKind.LOGGED_BULK | FrameKind.LOGGED_STATE if cell in self.executor.cells:

@@ -11,8 +11,8 @@ from bamboo_core.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY and
-    KEPT_ALL carry no tensors.
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY,
+    KEPT_ALL and EVALUATIONS carry no tensors.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
@@ -38,6 +38,7 @@ class FrameKind(IntEnum):
     SPOT_CHECK = 21  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
     KEPT_SUM = 22  # of finished groups of a cell, to its keeper, and from it to a new owner; otherwise as PARTIAL_SUM
     KEPT_ALL = 23  # from the keeper to a new owner, behind these: there are no more
+    EVALUATIONS = 24  # to the root, or by it: the evaluations that this worker knows; payload: metrics, by state
 
 
 EVALUATED = 1  # the part of an activation

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from bamboo_core.control.evaluations import EarlyStop
-from bamboo_core.control.protocol import MOST_METRICS
+from bamboo_core.control.protocol import MOST_METRICS, Evaluations
 from bamboo_core.history.records import EvaluationRecord, StepRecord
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
@@ -224,6 +224,7 @@ FORMS: Final = {
     FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
     FrameKind.KEPT_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
     FrameKind.KEPT_ALL: PayloadForm(None),
+    FrameKind.EVALUATIONS: PayloadForm(Evaluations),
 }
 
 
