@@ -84,7 +84,7 @@ class Taker:
             asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
 
     def _settled(self) -> bool:
-        """Is every stage on a worker of its own, with all its replicas in step, those on standby, too?"""
+        """Is every stage on a worker of its own, with all its replicas in step?"""
         state = self.job.state
         if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.plans.applied:
             return False
@@ -92,9 +92,7 @@ class Taker:
         owners = {state.plan.at(c).owner for c in cells}
         covered = is_copied(state.plan, state.plans.synced)
         level = all((c, w) in state.plans.synced for c in cells for w in state.plan.at(c).replicas)
-        held = {c.stage for c in cells for w in state.plan.at(c).replicas if w not in owners}
-        wanted = min(state.spec.standby.stages, len(state.plan.stages))
-        return covered and level and len(owners) == len(cells) and len(held) >= wanted
+        return covered and level and len(owners) == len(cells)
 
     def _step_seconds(self) -> float:
         times = self.job.committed

@@ -45,7 +45,6 @@ class PauseOptions:
     mode: str
     schedule: str
     standby: int
-    standby_stages: int
     kills: int
     notices: int
     restarts: int
@@ -60,8 +59,6 @@ async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
         manifest(o.task, o.stages, o.microbatches, MANY, mode=o.mode, standby=o.standby), o.task, o.slower
     )
     document["spec"]["topology"]["schedule"] = o.schedule
-    if o.standby_stages:
-        document["spec"]["standby"]["stages"] = o.standby_stages
     found: dict[str, Any] = {}
     if o.kills:
         found["kills"] = await disturb(place, document, o.kills, notice=False, exits=not o.network, seed=o.seed)
@@ -74,8 +71,7 @@ async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
 
 def report(o: PauseOptions, found: dict[str, Any]) -> None:
     names: tuple[str, ...]
-    standby = f"{o.standby} on standby with replicas of {o.standby_stages} stages"
-    what = f"{o.task}, {o.stages} stages, {o.microbatches} microbatches, {o.mode}, {o.schedule}, {standby}"
+    what = f"{o.task}, {o.stages} stages, {o.microbatches} microbatches, {o.mode}, {o.schedule}, {o.standby} on standby"
     if "kills" in found:
         rows, others = found["kills"]["takeovers"], found["kills"]["others"]
         told = "by the network only" if o.network else "by the process's end"
@@ -116,7 +112,6 @@ def command(
     mode: Annotated[str, typer.Option(help="Redundancy mode.")] = "LazyForward",
     schedule: Annotated[str, typer.Option(help="1F1B or ZBH1.")] = "1F1B",
     standby: Annotated[int, typer.Option(help="Workers on standby.")] = 1,
-    standby_stages: Annotated[int, typer.Option(help="Stages of which one of them keeps replicas.")] = 0,
     kills: Annotated[int, typer.Option(help="Workers to kill.")] = 12,
     notices: Annotated[int, typer.Option(help="Workers to give notice.")] = 8,
     restarts: Annotated[int, typer.Option(help="Restarts of the whole job.")] = 6,
@@ -136,7 +131,6 @@ def command(
         mode=mode,
         schedule=schedule,
         standby=standby,
-        standby_stages=standby_stages,
         kills=kills,
         notices=notices,
         restarts=restarts,

@@ -56,10 +56,10 @@ def test_newcomers_are_filled_before_the_cut_and_the_pause_is_shorter() -> None:
 
 
 def of_two_stages() -> Slowed:
-    """Three workers have come to a job that had four stages, and has two; a standby keeps one of them."""
+    """Three workers have come to a job that had four stages, and has two."""
     size = LayerBytes(parameters=100, optimizer=200, gradients=100, activations=0, boundary=0)
     told = protocol.Profile(costs=(1e12,) * 8, layers=(size,) * 8, memory=4000)
-    world = Slowed(4, 1, 1, chooses=("stages",), standby_stages=1, profile=told)
+    world = Slowed(4, 1, 1, chooses=("stages",), profile=told)
     world.train(10)
     world.away = 1000
     idle = world.state.workers.keys() - world.state.current_plan.owners()

@@ -124,15 +124,11 @@ def test_microbatches_are_shared_out_exactly_once(microbatches: int, pipelines: 
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_worker_on_standby_has_the_roles_of_the_stages_that_it_keeps() -> None:
+def test_a_worker_keeps_the_next_stage_and_runs_a_lost_one() -> None:
     document = minimal()
-    document["spec"] |= {"topology": {"stages": 3}, "standby": {"workers": 1, "stages": 2}}
+    document["spec"]["topology"] = {"stages": 3}
     spec = parse_manifest(document)
     calm, taken = (worker_roles(spec, 3, taken_over=over) for over in (False, True))
     assert calm[0] == Roles(stage=0, owned=(0,), kept=(1,))
-    assert calm[3:] == [Roles(stage=None, owned=(), kept=(0, 1))]
     assert taken[2] == Roles(stage=2, owned=(2, 0), kept=(1,), taken_over=(0,))
-    assert taken[3:] == [Roles(stage=None, owned=(s,), kept=(1 - s,), taken_over=(s,)) for s in range(2)]
-    assert (calm[0].shadowed, calm[3].shadowed) == (1, None)
-    document["spec"]["standby"] = {"workers": 0, "stages": 2}
-    assert len(worker_roles(parse_manifest(document), 3, taken_over=False)) == 3
+    assert (len(calm), calm[0].shadowed) == (3, 1)

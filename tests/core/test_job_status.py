@@ -22,11 +22,11 @@ def test_a_job_that_stands_still_says_who_waits_for_what() -> None:
 
 
 def test_a_spare_worker_whose_replicas_are_in_step_is_on_standby() -> None:
-    world = World(3, 1, 1, standby_stages=3)
+    world = World(1, 1, 1)
     world.settle()
     plan = world.plan
     (spare,) = world.state.workers.keys() - {plan.at(c).owner for c in plan.cells()}
-    assert len(plan.replicated_by(spare)) == 3
+    assert len(plan.replicated_by(spare)) == 1
     assert dict(status(world.state, world.now).workers)[spare] is WorkerState.STANDBY
     world.state = replace(world.state, plans=replace(world.state.plans, synced=frozenset()))
     assert dict(status(world.state, world.now).workers)[spare] is WorkerState.SYNCING

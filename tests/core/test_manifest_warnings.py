@@ -92,32 +92,6 @@ def test_devices_without_gpus_in_a_pool_are_warned_of(gpus: tuple[int | None, ..
     assert [warning[: len(told or "")] for warning in found] == ([told] if told else [])
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"standby": {"workers": 1, "stages": 2}}, ""),
-        ({"standby": {"stages": 2}}, "spec.standby.stages 2 has no effect with spec.standby.workers 0"),
-        (
-            {"standby": {"workers": 1, "stages": 2}, "redundancy": {"mode": "None"}},
-            "spec.standby.stages 2 has no effect with spec.redundancy.mode None",
-        ),
-        (
-            {"standby": {"workers": 1, "stages": 2}, "topology": {"stages": 1}},
-            "spec.standby.stages 2 has no effect with one stage",
-        ),
-        (
-            {"standby": {"workers": 1, "stages": 2}, "topology": {"stages": 2, "pipelines": 4}},
-            "spec.standby.stages 2 has no effect with 4 pipelines and spec.redundancy.mode Auto",
-        ),
-    ],
-)
-def test_stages_of_which_no_spare_worker_keeps_a_replica_are_warned_of(changes: dict[str, Any], told: str) -> None:
-    document = manifest()
-    document["spec"] |= changes
-    found = [warning for warning in warnings(parse_manifest(document)) if "standby.stages" in warning]
-    assert found == ([told] if told else [])
-
-
 @pytest.mark.parametrize("keeps", [True, False])
 def test_money_without_checkpoints_is_warned_of(keeps: bool) -> None:
     document = manifest()

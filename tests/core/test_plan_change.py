@@ -36,7 +36,7 @@ def history(**shape: Any) -> list[Plan]:
     return world.plans
 
 
-PLANS = {"plain": history(), "nodes": history(per_node=2), "standby": history(standby_stages=1)}
+PLANS = {"plain": history(), "nodes": history(per_node=2)}
 
 
 def carried(change: PlanChange) -> PlanChange:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.planning.desired import PlanningView, Urgency
-from bamboo_core.planning.heirs import heirs_may_differ
 from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
 from bamboo_core.planning.transitions import StageLost, drain, improve, switch_mode, takeover
 from replica_kit import copies, planned
@@ -121,51 +120,8 @@ def test_with_time_it_waits_for_a_spare_worker_to_be_filled() -> None:
     assert after.at(Cell(0, 2)).owner == "n0"
 
 
-def ready_spare(stages: int, pipelines: int, count: int, more: int = 1) -> PlanningView:
-    """At rest, with spare workers of which one keeps replicas of so many stages."""
-    return settled(view(planned(stages, pipelines, 1, "ab"), more=more, on_standby=count))
-
-
-@pytest.mark.parametrize(("stages", "pipelines"), [(2, 1), (4, 1), (3, 2)])
-def test_a_spare_worker_that_keeps_replicas_takes_any_stage_over(stages: int, pipelines: int) -> None:
-    rest = ready_spare(stages, pipelines, stages, more=2)
-    assert [c for c in rest.plan.cells() if "n0" in rest.plan.at(c).replicas] == [Cell(0, s) for s in range(stages)]
-    assert not any("n1" in rest.plan.at(c).holders for c in rest.plan.cells()), "one is enough"
-    assert heirs_may_differ(rest.plan) == heirs_may_differ(planned(stages, pipelines, 1, "ab"))
-    for cell in rest.plan.cells():
-        dead = rest.plan.at(cell).owner
-        after = takeover(replace(rest, live={w: p for w, p in rest.live.items() if w != dead}))
-        assert isinstance(after, Plan)
-        assert plan_problems(after) == []
-        assert {c: w for c, w in owners(after).items() if c != cell} == {
-            c: w for c, w in owners(rest.plan).items() if c != cell
-        }
-        assert after.at(cell).owner == "n0"
-        final = settled(replace(rest, plan=after, live={w: p for w, p in rest.live.items() if w != dead}))
-        assert owners(final.plan) == owners(after), "it stays there"
-        assert [c for c in final.plan.cells() if "n1" in final.plan.at(c).replicas] == [
-            Cell(0, s) for s in range(stages)
-        ], "the next spare one is made ready"
-
-
-def test_a_spare_worker_with_replicas_of_some_stages_takes_the_others_later() -> None:
-    rest = ready_spare(4, 1, 2)
-    dead = rest.plan.at(Cell(0, 3)).owner
-    lost = replace(rest, live={w: p for w, p in rest.live.items() if w != dead})
-    after = takeover(lost)
-    assert isinstance(after, Plan)
-    assert after.at(Cell(0, 3)).owner == rest.plan.at(Cell(0, 3)).shadow
-    assert owners(settled(replace(lost, plan=after)).plan)[Cell(0, 3)] == "n0"
-
-
-@pytest.mark.parametrize("given", [{"redundancy": RedundancySpec(mode=RedundancyMode.NONE)}, {"on_standby": 0}])
-def test_no_spare_worker_keeps_replicas_if_none_are_wanted(given: dict[str, object]) -> None:
-    rest = settled(view(planned(3, 1, 1, "ab"), more=1, **{"on_standby": 3, **given}))
-    assert "n0" not in rest.plan.holders()
-
-
-def test_where_a_pipeline_is_one_stage_spare_workers_are_no_further_replicas() -> None:
-    assert "n0" not in settled(view(planned(1, 3, 1, "ab"), more=1, on_standby=1)).plan.holders()
+def test_no_spare_worker_keeps_replicas_that_others_keep() -> None:
+    assert "n0" not in settled(view(planned(3, 1, 1, "ab"), more=1)).plan.holders()
 
 
 def test_another_mode_begins_with_the_next_step() -> None:

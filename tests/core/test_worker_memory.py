@@ -20,14 +20,6 @@ def test_a_machine_that_is_too_small_is_told(files: tuple[str, str]) -> None:
     assert memory_warning(small, one.spec).startswith(told)
 
 
-def test_a_worker_on_standby_that_keeps_replicas_may_need_most() -> None:
-    """The states of all four stages, each with gradients, whether it runs one of them or none."""
-    ready, idle = (job(4, 1, standby={"workers": 1, "stages": stages}) for stages in (4, 0))
-    for taken_over in (False, True):
-        assert device_bytes(ready.profile.figures, ready.spec, taken_over=taken_over) == 4 * (300 + 100)
-        assert device_bytes(idle.profile.figures, idle.spec, taken_over=taken_over) < 4 * (300 + 100)
-
-
 def test_memory_is_counted_for_a_device() -> None:
     """One layer each, with its replica, and the gradient of what is computed in advance."""
     two = job(2, 1, devices=2)

@@ -106,7 +106,6 @@ class Scenario:
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     schedule: str = "1F1B"
     per_node: int = 1  # workers
-    standby_stages: int = 0  # of which a worker on standby keeps replicas
     per_worker: int = 1  # devices; each runs a part of its stage
     tells: bool = False  # a callback, from a history
     copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: workers have none
@@ -118,7 +117,7 @@ class Scenario:
             "training": a.training(),
             "topology": {**self._fixed, "schedule": self.schedule},
             "redundancy": {"mode": self.mode, "replicas": self.replicas},
-            "standby": {"workers": self.standby, "stages": self.standby_stages},
+            "standby": {"workers": self.standby},
         }
         if self.checkpoints:
             spec["checkpoint"] = {"storage": "memory://sim", "everySteps": self.checkpoints}
@@ -154,7 +153,7 @@ class Scenario:
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
             f"groups {a.bounds}, {a.steps} steps, skipped {sorted(a.skipped)}, evaluated {a.evaluated}, "
-            f" {self.schedule}, standby {self.standby} with {self.standby_stages}, "
+            f" {self.schedule}, standby {self.standby}, "
             f"ties {a.ties}, {self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, trouble {self.trouble}, "
@@ -208,7 +207,6 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     made = _with_schedules(made, random.Random(f"{seed} schedules")) if Kind.SCHEDULES in has else made
     made = _with_replicas(made, several) if Kind.REPLICAS in has else made
     made = _with_nodes(made, random.Random(f"{seed} nodes")) if Kind.NODES in has else made
-    made = _with_ready_spares(made, random.Random(f"{seed} spares")) if Kind.SPARES in has else made
     made = _with_devices(made, random.Random(f"{seed} divided")) if Kind.DIVIDED in has else made
     made = replace(made, chooses="Throughput" if Kind.GRIDS in has else "")
     made = _with_value(made) if Kind.VALUE in has else made
@@ -394,21 +392,6 @@ def _at_parts(rng: random.Random, fault: Fault) -> Fault:
     when, _, name = fault.name.partition(" ")
     parts = ("Backward", "BackwardRest", "BackwardInput", "BackwardInput", "BackwardWeight", "BackwardWeight")
     return replace(fault, name=f"{when} {rng.choice(parts)}") if name in ("Forward", "Backward") else fault
-
-
-def _with_ready_spares(job: Scenario, rng: random.Random) -> Scenario:
-    """There is a spare worker with replicas, if there are several stages. Many losses befall a stage, or its heir."""
-    faults = [_at_parts(rng, fault) if fault.chained else fault for fault in job.faults]
-    faults = [replace(f, role=rng.choice(("owner", "heir"))) if f.what in KILLS else f for f in faults]
-    standby, stages = max(1, job.standby), job.arithmetic.stages
-    return replace(
-        job,
-        faults=tuple(faults),
-        standby=standby,
-        standby_stages=rng.choice((1, stages, stages)),
-        mode="EagerForward" if job.mode == "None" else job.mode,
-        capacity=job.capacity + standby - job.standby,
-    )
 
 
 def _with_devices(job: Scenario, rng: random.Random) -> Scenario:

@@ -28,7 +28,6 @@ class Kind(StrEnum):
     STOPS = "stops", "an evaluation or a decision ends the job early"
     DEVICES = "devices", "what is sent has to be copied from a device, which takes a while"
     NODES = "nodes", "nodes have several workers, and are lost with all of them"
-    SPARES = "spares", "a worker on standby keeps replicas of stages"
     CALLBACKS = "callbacks", "a callback is told of every step, and workers die while they write what it keeps"
     DIVIDED = "divided", "workers have several devices, and run their stage in as many parts"
 

@@ -330,9 +330,7 @@ class StandIn:
         return Recorded(forms, torch.tensor(made).view(torch.uint8))
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """The outputs of a rehearsal. The inputs of a worker on standby are those of another version, perhaps: it
-        counts for nothing.
-        """
+        """The outputs of a rehearsal, which count for nothing."""
         return () if self.values.last else (torch.tensor([0]),)
 
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:

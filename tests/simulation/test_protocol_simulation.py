@@ -152,16 +152,6 @@ def test_random_faults_while_tensors_are_copied_from_a_device(kinds: tuple[Kind,
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, Kind.DEVICES, *kinds)}" for v in failed)
 
 
-@pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.RESTARTS,), 100), ((Kind.REPLICAS,), 200)])
-def test_random_faults_of_jobs_whose_standby_workers_keep_replicas(kinds: tuple[Kind, ...], first: int) -> None:
-    """They take stages over in the middle of a step, and are lost in turn."""
-    kinds = (*kinds, Kind.SPARES)
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 4)]
-    failed = [v for v in (job.run() for job in jobs) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-    assert sum(e.reason == "Takeover" for job in jobs for e in job.emitted) > 1
-
-
 @pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.CHECKPOINTS,), 100)])
 def test_random_faults_of_jobs_that_an_evaluation_or_a_decision_ends(kinds: tuple[Kind, ...], first: int) -> None:
     """Half of what befalls a certain step befalls the one that is given up, or the one before."""

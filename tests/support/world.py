@@ -59,7 +59,6 @@ class World:
         redundancy: dict[str, Any] | None = None,
         compiled: bool = False,
         per_node: int = 1,
-        standby_stages: int = 0,
         elastic: dict[str, Any] | None = None,
         schedule: str | None = None,
         profile: protocol.Profile | None = None,
@@ -73,7 +72,7 @@ class World:
                 **{name: number for name, number in grid.items() if name not in chooses},
                 "split": split,
             },
-            standby={"workers": standby, "stages": standby_stages},
+            standby={"workers": standby},
             spread={"workersPerNode": per_node},
         )
         if chooses:

@@ -46,18 +46,6 @@ def test_nothing_is_tried_out_in_a_step_in_which_roles_have_changed() -> None:
     assert changed.work() == []
 
 
-def test_a_worker_on_standby_tries_out_all_stages_of_which_it_keeps_replicas() -> None:
-    """Each with what the one before gives."""
-    rows = tuple(msgspec.structs.replace(row, replicas=(*row.replicas, "w3")) for row in THREE.pipelines[0])
-    spare = msgspec.structs.replace(THREE.workers[0], worker="w3")
-    one = OneEngine("w3", msgspec.structs.replace(THREE, pipelines=(rows,), workers=(*THREE.workers, spare)))
-    before = [one.inside.states[stage].digest() for stage in range(3)]
-    one.work()
-    assert one.did == [("Rehearsal", Cell(0, stage), 0) for stage in range(3)]
-    assert [one.inside.states[stage].digest() for stage in range(3)] == before
-    assert one.work() == []
-
-
 def test_backwards_in_advance_are_done_in_the_cells_own_order_as_gradients_come() -> None:
     """Its inputs are in the log of the shadow, who has sent them."""
     one = at_work(RedundancyMode.EAGER_BACKWARD)

@@ -38,10 +38,10 @@ def test_in_a_1f1b_job_too_what_is_taken_over_postpones_weight_gradients() -> No
     parts = ("BackwardInput", "BackwardWeight")
     assert {(fault.cell, fault.step) for fault in once.executed if fault.name in parts} == {(Cell(0, 1), 2)}
     assert once.digests == expected.digests
-    document["spec"]["standby"] = {"workers": 1, "stages": 3}
+    document["spec"]["redundancy"]["replicas"] = 2
     for part in parts:
         twice = Job(document, (lost, Fault(part, Cell(0, 1), 2, 4))).run()
-        assert not twice.faults, "the worker that had been on standby was lost, too"
+        assert not twice.faults, "the worker that had taken over was lost, too"
         assert twice.digests == expected.digests
 
 

@@ -117,7 +117,6 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         generation=state.progress.generation,
         spread=state.spec.spread.policy,
         elapsed=(now - state.progress.last_at) / state.usual_step % 1.0 if state.usual_step else 0.0,
-        on_standby=state.spec.standby.stages,
         beforehand=filling.replicas(state),
     )
 

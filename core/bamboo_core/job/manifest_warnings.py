@@ -15,7 +15,7 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
-    of_protection = (_one_pipeline(spec), _replicas(spec), _standby(spec))
+    of_protection = (_one_pipeline(spec), _replicas(spec))
     found = (
         *of_protection,
         _loggers(spec),
@@ -124,20 +124,6 @@ def _replicas(spec: JobSpec) -> str:
         return f"spec.redundancy.replicas {asked} has no effect with spec.redundancy.mode None"
     if asked > max(1, others):
         return f"spec.redundancy.replicas {asked}: a worker has only {count(others, 'other')} to hold its stage's state"
-    return ""
-
-
-def _standby(spec: JobSpec) -> str:
-    """Stages of which no spare worker keeps a replica."""
-    stages, none = spec.standby.stages, f"spec.standby.stages {spec.standby.stages} has no effect"
-    if stages and not spec.standby.workers:
-        return f"{none} with spec.standby.workers 0"
-    if stages and spec.redundancy.mode is RedundancyMode.NONE:
-        return f"{none} with spec.redundancy.mode None"
-    if stages and not spec.redundancy.on(spec.topology.pipelines).kept:
-        return f"{none} with {count(spec.topology.pipelines, 'pipeline')} and spec.redundancy.mode Auto"
-    if stages and spec.topology.stages == 1 and not spec.topology.chooses_stages:
-        return f"{none} with one stage"
     return ""
 
 

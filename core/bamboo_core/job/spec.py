@@ -203,11 +203,6 @@ class StandbySpec:
 
     workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
     """How many."""
-    stages: Annotated[int, Integer(0, MOST_STAGES)] = 0
-    """A spare worker keeps replicas of the first so many stages, beside those of redundancy.replicas, to take such a
-    stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode None in
-    force, there are none.
-    """
 
 
 CLAIM: Final = "pvc://"  # before the name of a PersistentVolumeClaim

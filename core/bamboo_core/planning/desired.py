@@ -9,7 +9,6 @@ from typing import Any
 
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import PipelineSchedule, RedundancySpec
-from bamboo_core.planning.grid import kept_on_standby
 from bamboo_core.planning.heirs import Synced, home
 from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
 from bamboo_core.planning.ring import packed, replicas_in
@@ -42,7 +41,6 @@ class PlanningView:
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
     # the share of the step in progress that is over, from 0 to 1, as far as that is known
     elapsed: float = field(default=0.0, compare=False)
-    on_standby: int = 0  # of how many stages a spare worker keeps replicas, so that it can take one of them over
     # spare workers that keep replicas until the layers are split anew, since they will need them then
     beforehand: Mapping[Cell, tuple[WorkerId, ...]] = field(default_factory=dict)
     # what was found out for this view, by name
@@ -94,7 +92,6 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     target, load = {}, Counter[WorkerId]()
     running = [{owners[Cell(d, s)] for d in range(plan.target.pipelines)} for s in range(len(plan.stages))]
     places = [{view.domain(w) for w in stage} for stage in running]
-    on_standby = _on_standby(view)
     for cell in plan.cells():
         if cell.pipeline >= plan.target.pipelines:
             target[cell] = plan.at(cell).holders  # this row is on its way out
@@ -114,25 +111,18 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
             load.update(chosen)
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
         filled += [w for w in view.beforehand.get(cell, ()) if w in spare]
-        ready = spare[:1] if cell in on_standby else []
-        target[cell] = tuple(dict.fromkeys((owners[cell], *replicas, *chosen, *filled, *ready)))
+        target[cell] = tuple(dict.fromkeys((owners[cell], *replicas, *chosen, *filled)))
     return target
-
-
-def _on_standby(view: PlanningView) -> tuple[Cell, ...]:
-    """The cells of which a spare worker keeps replicas, if there is one."""
-    return tuple(Cell(0, s) for s in range(kept_on_standby(view.on_standby, view.redundancy, len(view.plan.stages))))
 
 
 def replacement_owners(view: PlanningView) -> Workers:
     """Who should own the cells that need another owner: spare workers, else somebody who stays."""
     plan, spare = view.plan, view.spare()
     replacements: Workers = {}
-    kept_ready = set(_on_standby(view))
     for cell in _to_move(view):
         able = _fittest(view, spare, cell, replacements)
         replacement = next((w for w in able if w in plan.at(cell).replicas), None) or next(
-            (w for w in able if all(c == cell or c in kept_ready for c in plan.replicated_by(w))), None
+            (w for w in able if all(c == cell for c in plan.replicated_by(w))), None
         )
         if replacement:
             spare.remove(replacement)

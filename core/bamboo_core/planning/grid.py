@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from bamboo_core.job.placement_spec import SpreadPolicy
-from bamboo_core.job.spec import JobSpec, PipelineSchedule, RedundancyMode, RedundancySpec, TopologySpec
+from bamboo_core.job.spec import JobSpec, PipelineSchedule, RedundancySpec, TopologySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo_core.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
@@ -251,13 +251,4 @@ def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]
         ring = tuple((stage + ahead) % stages for ahead in range(stages))
         kept = ring[1 + lost : 1 + lost + replicas]
         found.append(Roles(stage=stage, owned=ring[: 1 + lost], kept=kept, taken_over=ring[1 : 1 + lost]))
-    ready = tuple(range(kept_on_standby(spec.standby.stages if spec.standby.workers else 0, spec.redundancy, stages)))
-    for stage in ready if lost else ():
-        owned, kept = ready[stage : stage + lost], (*ready[:stage], *ready[stage + lost :])
-        found.append(Roles(stage=None, owned=owned, kept=kept, taken_over=owned))
-    return [*found, *([] if lost or not ready else [Roles(stage=None, owned=(), kept=ready)])]
-
-
-def kept_on_standby(asked: int, redundancy: RedundancySpec, stages: int) -> int:
-    """How many stages' replicas a worker on standby keeps. With one stage none, as others share what is lost."""
-    return 0 if redundancy.mode is RedundancyMode.NONE or stages == 1 else min(asked, stages)
+    return found

@@ -307,8 +307,6 @@ class Components:
         self.redundant.begin_wait()
         if self.spots.turn([cell for cell in self.spots.asked_of() if self.executor.waits_at_end(cell)]):
             return True
-        if not self.executor.cells:
-            return self.redundant.rehearse_on_standby()
         return self.redundant.turn(self.executor.active())
 
     def _do_first(self) -> bool:

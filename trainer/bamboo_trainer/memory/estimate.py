@@ -227,7 +227,7 @@ def worker_memory(
     """The stage whose worker needs most, and how much: in calm, or while it runs all stages that it replicates, too.
 
     parts: the layers of each device stage, if workers have several devices; then it is how much the device that needs
-    most does. None: a worker on standby.
+    most does.
     """
     spec, devices = in_force(spec), spec.worker.devices
     accounts = [

@@ -88,7 +88,7 @@ def _memory(answer: dict[str, Any]) -> str:
     stages = some.get(neighbours, f"the stages of {neighbours} lost neighbours")
     more = taken["memory"] != calm["memory"]
     later = f", up to {size(sum(taken['memory'].values()))} while it runs {stages} too" if more else ""
-    worker = "a worker on standby" if calm["stage"] is None else f"the worker of stage {calm['stage']}"
+    worker = f"the worker of stage {calm['stage']}"
     worker = f"a device of {worker}" if answer["devices"] > 1 else worker
     about = size(sum(calm["memory"].values()))
     return f"memory: about {about} for {worker} ({most}){later}; torch itself comes on top"

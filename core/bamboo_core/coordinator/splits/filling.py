@@ -12,7 +12,6 @@ from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.splits.record import Filling
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.planning.grid import kept_on_standby
 from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_core.planning.splits.moving import filled_before
 from bamboo_core.planning.splits.resplit import Beginning, resplit_plan
@@ -77,13 +76,6 @@ def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, 
 
 
 def _kept_anyway(state: CoordinatorState, spare: Sequence[WorkerId]) -> dict[WorkerId, set[int]]:
-    """The stages of which each spare worker keeps replicas, or is about to as the one that stands by, without those of
-    which it does for a while only.
-    """
-    plan, filled, spec = state.current_plan, replicas(state), state.spec
-    kept = {w: {c.stage for c in plan.replicated_by(w) if w not in filled.get(c, ())} for w in spare}
-    ready = sorted(spare, key=lambda w: w not in plan.holders())[:1]
-    redundancy = choosing.redundancy(state, plan)
-    for worker in ready:
-        kept[worker].update(range(kept_on_standby(spec.standby.stages, redundancy, len(plan.stages))))
-    return kept
+    """The stages of which each spare worker keeps replicas, without those of which it does for a while only."""
+    plan, filled = state.current_plan, replicas(state)
+    return {w: {c.stage for c in plan.replicated_by(w) if w not in filled.get(c, ())} for w in spare}

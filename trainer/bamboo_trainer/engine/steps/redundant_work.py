@@ -59,7 +59,6 @@ class RedundantWork:
         self.budget = BubbleBudget()
         self._idle_since: float | None = None
         self._disturbed: int | None = None  # the step in which roles have changed
-        self._next_rehearsal: tuple[int, Parts | None] = (0, None)  # of a worker on standby: a stage and its inputs
         self._rehearsed: dict[tuple[Cell, int], Parts] = {}  # by part and step, what the one before gave in a rehearsal
         self._waits: dict[Slot, float] = {}  # of parts, that another part's instruction has ended
 
@@ -169,18 +168,6 @@ class RedundantWork:
         outputs = self._run_rehearsal(stage, (cell, active.step, microbatch), given)
         if self._gives_part(cell):
             self._rehearsed = {(_after(cell), active.step): tuple(part.cpu() for part in outputs)}
-        return True
-
-    def rehearse_on_standby(self) -> bool:
-        """Rehearse the next of the stages that a worker that runs no cell keeps, from the first one on, with what the
-        stage before gave. It runs one stage; False if the next one is not here.
-        """
-        index, inputs = self._next_rehearsal
-        stage = self._states.stage(index) if index < self._plan.stages else None
-        if stage is None or self._plan.stages == 1:
-            return False
-        outputs = self._run_rehearsal(stage, (Cell(0, index), stage.values.version, 0), inputs)
-        self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs))
         return True
 
     def _run_rehearsal(self, stage: Stage, place: tuple[Cell, int, int], inputs: Parts | None) -> Parts:
