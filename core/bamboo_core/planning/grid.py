@@ -10,7 +10,7 @@ from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import JobSpec, PipelineSchedule, RedundancySpec, TopologySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.gradient_groups import group_bounds, pipeline_bounds
-from bamboo_core.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
+from bamboo_core.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId, owner_spread
 from bamboo_core.planning.ring import are_apart, replicas_in, rows, share_nodes
 from bamboo_core.text import count
 
@@ -184,11 +184,12 @@ def _arranged(
     """
     known, alone = {p.worker: p for p in peers}, redundancy.on(pipelines)
     found = rows(peers, depth, pipelines, alone.kept, spread)
-    if alone.kept or pipelines == 1 or are_apart(found, known, alone.replicas):
+    if alone.kept or pipelines == 1 or are_apart(owner_spread(found, known), alone.replicas):
         return found, alone
     if not spread.packs:
         columns = rows(peers, pipelines, depth, alone.replicas)
-        if are_apart(turned := [list(row) for row in zip(*columns, strict=True)], known, alone.replicas):
+        turned = [list(row) for row in zip(*columns, strict=True)]
+        if are_apart(owner_spread(turned, known), alone.replicas):
             return turned, alone
     kept = redundancy.on(pipelines, apart=False)
     return (rows(peers, depth, pipelines, kept.kept, spread) if kept.kept else found), kept

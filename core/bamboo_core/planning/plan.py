@@ -5,8 +5,10 @@ and may change in the middle of a step. The *layout* (how many pipelines, which 
 generation of its own and is switched only by the commit of a step, so that no step ever changes its split midway.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -119,6 +121,23 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.node or f"/{self.worker}"
 
 
+class OwnerSpread(NamedTuple):
+    """How the owners of each stage in all pipelines are spread over places of one kind."""
+
+    least: int  # the places of the stage that has the fewest
+    there: int  # the places of all workers
+
+
+def owner_spread(rows: Sequence[Sequence[WorkerId]], peers: Mapping[WorkerId, Peer]) -> tuple[OwnerSpread, ...]:
+    """Return the spread over workers, failure domains and zones. rows: each pipeline's workers, by stage."""
+    found = []
+    for place_of in (attrgetter("worker"), attrgetter("failure_domain"), attrgetter("zone")):
+        places = {worker: place_of(peer) for worker, peer in peers.items()}
+        least = min(len({places[worker] for worker in owners}) for owners in zip(*rows, strict=True))
+        found.append(OwnerSpread(least, len(set(places.values()))))
+    return tuple(found)
+
+
 class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
     """A checkpoint in the job's store."""
 
@@ -225,6 +244,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for cell in self.cells():
             found[cell.stage].update(self.at(cell).holders)
         return tuple(map(frozenset, found))
+
+    @cached_property
+    def owner_spread(self) -> tuple[OwnerSpread, ...]:
+        """How the owners of the target layout's stages are spread over workers, failure domains and zones."""
+        rows = [[assignment.owner for assignment in row] for row in self.pipelines[: self.target.pipelines]]
+        return owner_spread(rows, self._peers)
 
     @cached_property
     def _worker_ids(self) -> frozenset[WorkerId]:

@@ -7,14 +7,13 @@ where that is possible.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from operator import attrgetter
 
 import msgspec
 
 from bamboo_core.job.placement_spec import SpreadPolicy
-from bamboo_core.planning.plan import Peer, WorkerId
+from bamboo_core.planning.plan import OwnerSpread, Peer, WorkerId
 
 MOST_LOOKED_AT = 4096  # stages of all changes to a row that are tried: 64 changes of 64 stages
 REACH = 12  # predecessors that may keep a stage's replicas for the sake of nodes and zones
@@ -77,15 +76,11 @@ def rows(
     return min(found)[2]
 
 
-def are_apart(rows: Sequence[Sequence[WorkerId]], peers: Mapping[WorkerId, Peer], copies: int) -> bool:
-    """Do the owners of each stage in all pipelines hold so many copies beside one that any so many workers, nodes and
-    zones may be lost, as far as the workers have so many?
+def are_apart(spread: Iterable[OwnerSpread], copies: int) -> bool:
+    """Do the owners of each stage in all pipelines hold that many copies beside one, so that any that many workers,
+    nodes and zones may be lost, as far as the workers have that many?
     """
-    for place_of in (attrgetter("worker"), attrgetter("failure_domain"), attrgetter("zone")):
-        least = min(copies + 1, len(set(map(place_of, peers.values()))))
-        if any(len({place_of(peers[w]) for w in owners}) < least for owners in zip(*rows, strict=True)):
-            return False
-    return True
+    return all(one.least >= min(copies + 1, one.there) for one in spread)
 
 
 def share_nodes(peers: Sequence[Peer]) -> bool:

@@ -74,8 +74,7 @@ def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
     asked = state.spec.redundancy
     if asked.on(plan.target.pipelines) == asked.on(plan.target.pipelines, apart=False):
         return True
-    rows = [[cell.owner for cell in row] for row in plan.pipelines[: plan.target.pipelines]]
-    return are_apart(rows, {peer.worker: peer for peer in plan.workers}, asked.replicas)
+    return are_apart(plan.owner_spread, asked.replicas)
 
 
 def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:
