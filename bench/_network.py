@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import _recorder
 from _common import HERE
-from _recorder import StepTimes
 from _switch import CONTROL, MTU, Shape
 from bamboo_trainer.stage.gradients import buckets
 from bamboo_trainer.transport import stripes, wire
 from bamboo_trainer.worker.agent import WorkerSettings
-from bamboo_trainer.worker.launch import process
 
 PATH = "BAMBOO_BENCH_NETWORK"  # of the switch's socket
 CUT = "cut"  # a file beside a worker's trace; once it is there, a worker loses a connection and removes it
@@ -102,31 +102,26 @@ def address_of(worker: str) -> str:
     return f"10.77.0.{1 + int(worker.removeprefix('w'))}"
 
 
-def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None) -> int:
-    """A worker on a machine of its own."""
+def time_steps(*, worker: str, trace: str, **started: Any) -> int:
+    """A worker on a machine of its own. started: the launcher's other arguments of a worker."""
     stripes.send_body = _cutting(Path(trace).with_name(CUT))
     with enter(address_of(worker)):
         settings = WorkerSettings(host=address_of(worker))
-        observer = StepTimes(trace)
-        return process.main(worker, url, token, zone, profile=profile, observer=observer, settings=settings)
+        return _recorder.time_steps(worker=worker, trace=trace, settings=settings, **started)
 
 
-def time_steps_of_one_bucket(
-    worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None
-) -> int:
+def time_steps_of_one_bucket(**started: Any) -> int:
     """Times steps with no part of the reduction before the last backward is done; see `time_steps`."""
     buckets.MOST_BUCKETS = 1  # type: ignore[misc]
-    return time_steps(worker, url, token, zone, trace, profile)
+    return time_steps(**started)
 
 
-def time_steps_in_buckets(
-    worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None
-) -> int:
+def time_steps_in_buckets(**started: Any) -> int:
     """Times steps with each layer's gradients in a bucket: small ones on a slow network show what large ones do on a
     fast one, without this machine's share in it. See `time_steps`.
     """
     buckets.BUCKET_BYTES = 1 << 16  # type: ignore[misc]
-    return time_steps(worker, url, token, zone, trace, profile)
+    return time_steps(**started)
 
 
 def _cutting(mark: Path) -> Callable[..., None]:

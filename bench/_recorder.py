@@ -7,9 +7,10 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.worker.agent import LOCAL_SETTINGS, WorkerSettings
 from bamboo_trainer.worker.launch import process
 
 
@@ -80,12 +81,11 @@ class StepTimes:
         self._path.write_text(json.dumps(self._ends))
 
 
-def record(worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None) -> int:
-    return run(worker, url, token, zone, profile=profile, observer=Recorder(trace))
+def record(*, trace: str, **started: Any) -> int:
+    """Run a worker that records every instruction. started: the launcher's other arguments of a worker."""
+    return process.main(**started, observer=Recorder(trace))
 
 
-def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "", profile: str | None = None) -> int:
-    return run(worker, url, token, zone, profile=profile, observer=StepTimes(trace))
-
-
-run = process.main
+def time_steps(*, trace: str, settings: WorkerSettings = LOCAL_SETTINGS, **started: Any) -> int:
+    """Run a worker that keeps when its steps ended. started: the launcher's other arguments of a worker."""
+    return process.main(**started, observer=StepTimes(trace), settings=settings)
