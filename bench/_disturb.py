@@ -231,7 +231,7 @@ def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, 
 
 def _told(d: Disturbance) -> dict[str, Any]:
     assert d.reported is not None
-    keys = ("reform_ms", "recompute_ms", "forwards", "backwards", "reused")
+    keys = ("reform_ms", "recompute_ms", "forwards", "backwards")
     told = {key: round(getattr(d.reported, key), 2) for key in keys}
     return {"reported": told, "disturbance": {**asdict(d), "reported": None}}
 

@@ -237,5 +237,4 @@ class Standin:
             recompute_ms=1.0,
             forwards=0,
             backwards=0,
-            reused=0,
         )

@@ -47,7 +47,7 @@ from _pipelining import TorchSchedule
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.schedule import StageOrder
 
-PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, LazyForward", "torch 1F1B"
+PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, Replicas", "torch 1F1B"
 ZERO, TORCH_ZERO = "Bamboo, ZBH1", "torch ZB1P"
 TORCH_INTERLEAVED, TORCH_ZBV = "torch interleaved ZB", "torch ZBV"
 COMPILED, ON_DISK, ZERO_ON_DISK = "Bamboo, compiled", "Bamboo, compiled before", "Bamboo, ZBH1, compiled before"
@@ -165,7 +165,7 @@ def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, A
     steps = WARMUP + options.steps
     plain, lazy, split, compiled = (
         slower(manifest(task, stages, options.microbatches, steps, mode=mode), task, options.slower)
-        for mode in ("None", "LazyForward", "None", "None")
+        for mode in ("None", "Replicas", "None", "None")
     )
     if options.clip:
         for document in (plain, lazy, split, compiled):

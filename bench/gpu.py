@@ -48,7 +48,7 @@ from bamboo_trainer.training import TrainingConfig
 
 PARTS: Final = ("throughput", "modes", "determinism", "kills")
 SHARES: Final = {"throughput": 0.4, "modes": 0.2, "determinism": 0.15, "kills": 0.25}  # of the time
-MODES: Final = ("None", "LazyForward", "EagerForward", "EagerBackward")
+MODES: Final = ("None", "Replicas")
 ROUNDS: Final = 2  # in which the sides of a comparison take turns
 LEAST_SECONDS: Final = 5.0  # a measurement with less time than that is left out
 MANY_STEPS: Final = 1_000_000
@@ -270,7 +270,7 @@ def determinism(clock: Clock, sizes: Sizes) -> Figures:
 def same_bits(sizes: Sizes, seconds: float) -> Figures:
     """Whether a job that loses two workers ends with the bits of an undisturbed one on another grid."""
     end = time.monotonic() + seconds
-    disturbed = job_of(sizes, sizes.workers, BITS_STEPS, mode="LazyForward")
+    disturbed = job_of(sizes, sizes.workers, BITS_STEPS, mode="Replicas")
     with (
         disturbed.run(page=False, preempt=("at:3:1", "at:6:0")) as one,
         job_of(sizes, 1, BITS_STEPS).run(page=False) as other,
@@ -291,7 +291,7 @@ def kills(clock: Clock, sizes: Sizes, losses: int) -> Figures:
 def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
     """Kills workers one after the other, each at a random moment of a step after the last loss has healed."""
     end, moments, memory, rng = time.monotonic() + seconds, list[float](), list[int](), random.Random(0)
-    with job_of(sizes, sizes.workers, mode="LazyForward").run(page=False) as handle:
+    with job_of(sizes, sizes.workers, mode="Replicas").run(page=False) as handle:
         with suppress(TimeoutError):
             for number in range(losses + 1):
                 calm = handle.progress.step + CALM

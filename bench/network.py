@@ -10,7 +10,7 @@ if each worker had an accelerator of its own.
     steps       how much longer a step takes than one by arithmetic: the schedule in virtual time, with the job's own
                 forwards and backwards as measured without a network, and the time that each boundary tensor takes
     loss        the step in which a connection is lost, beside the others
-    sync        what replicas cost (mode LazyForward), from which rate on they cost nothing
+    sync        what replicas cost (mode Replicas), from which rate on they cost nothing
     reduction   what it costs to sum gradients over two pipelines, as a whole and in buckets
 
 Needs Linux, iproute2, and root or the right to make namespaces. Nothing outside the namespaces is changed.
@@ -168,10 +168,10 @@ async def sync(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
         shape = Shape(rate * GIGABIT, 0.0, 1e-3)
         net.shape(shape)
         found = {}
-        for mode in ("None", "LazyForward"):
+        for mode in ("None", "Replicas"):
             say(f"sync: {rate:g} Gb/s, {mode}")
             found[mode], others = await steps_of(place, Load(boundary=1 << 16, weights=WEIGHTS, mode=mode))
-        plain, lazy = median(found["None"]), median(found["LazyForward"])
+        plain, lazy = median(found["None"]), median(found["Replicas"])
         rows.append(
             {
                 **asdict(shape),
@@ -265,7 +265,7 @@ TABLES: dict[str, Table] = {
     ),
     "sync": (
         "sync: 16 MB of gradients of each stage go to its replica",
-        ["Gb/s", "transfer ms", "None, ms a step", "LazyForward", "cost", "cores others took"],
+        ["Gb/s", "transfer ms", "None, ms a step", "Replicas", "cost", "cores others took"],
         lambda r: [
             gigabits(r["rate"]),
             ms(r["transfer"]),

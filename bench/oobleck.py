@@ -190,7 +190,7 @@ def manifest(shape: Shape) -> dict[str, Any]:
             "training": {"steps": STEPS, "globalBatchSize": shape.batch, "microBatchSize": shape.samples},
             "topology": {"schedule": "1F1B"},
             "elastic": {"maxWorkers": NODES},
-            "redundancy": {"mode": "LazyForward"},
+            "redundancy": {"mode": "Replicas"},
             "checkpoint": {"storage": "s3://oobleck/checkpoints"},
         },
     }

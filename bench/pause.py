@@ -109,7 +109,7 @@ def command(
     task: Annotated[TaskName, typer.Option(help="What to train.")] = TaskName.GPT,
     stages: Annotated[int, typer.Option(help="Stages of the one pipeline.")] = 4,
     microbatches: Annotated[int, typer.Option(help="Microbatches a step, of 4 samples.")] = 8,
-    mode: Annotated[str, typer.Option(help="Redundancy mode.")] = "LazyForward",
+    mode: Annotated[str, typer.Option(help="Redundancy mode.")] = "Replicas",
     schedule: Annotated[str, typer.Option(help="1F1B or ZBH1.")] = "1F1B",
     standby: Annotated[int, typer.Option(help="Workers on standby.")] = 1,
     kills: Annotated[int, typer.Option(help="Workers to kill.")] = 12,

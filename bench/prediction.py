@@ -4,7 +4,7 @@
     python bench/prediction.py --only grids    # jobs whose grid the coordinator chooses while workers come and go
     python bench/prediction.py --only 4x1 --plot prediction.png --json prediction.json
 
-Each point is a grid, a mode and a rate: a job whose layers sleep (`_emulated`, so that a machine with few cores shows
+Each point is a grid and a rate: a job whose layers sleep (`_emulated`, so that a machine with few cores shows
 the schedule) runs with real processes, and owners are killed on a schedule; the same job is simulated with a profile
 that was measured on this machine (`bamboo profile`), under a trace with the same losses. What the engine adds to each
 forward and backward, how long a worker takes to start and how soon its end is known come from one undisturbed run of
@@ -54,24 +54,21 @@ class MeasuredCase:
 
     stages: int
     pipelines: int
-    mode: str
     losses: int  # of so many owners, evenly over the steps
     steps: int = 24
 
     @property
     def name(self) -> str:
-        return f"{self.stages}x{self.pipelines} {self.mode} {self.losses}"
+        return f"{self.stages}x{self.pipelines} {self.losses}"
 
 
-CALIBRATION = MeasuredCase(2, 1, "EagerForward", 1, 16)
+CALIBRATION = MeasuredCase(2, 1, 1, 16)
 POINTS = (
-    MeasuredCase(2, 1, "EagerForward", 1),
-    MeasuredCase(3, 1, "EagerForward", 2),
-    MeasuredCase(4, 1, "EagerForward", 3),
-    MeasuredCase(4, 1, "LazyForward", 3),
-    MeasuredCase(4, 1, "EagerBackward", 2),
-    MeasuredCase(2, 2, "EagerForward", 2),
-    MeasuredCase(3, 2, "LazyForward", 3),
+    MeasuredCase(2, 1, 1),
+    MeasuredCase(3, 1, 2),
+    MeasuredCase(4, 1, 3),
+    MeasuredCase(2, 2, 2),
+    MeasuredCase(3, 2, 3),
 )
 
 
@@ -143,7 +140,7 @@ class Strikes:
 
 def document_of(point: MeasuredCase) -> dict[str, Any]:
     document: dict[str, Any] = manifest(
-        TaskName.EMULATED, point.stages, 8 * point.pipelines, point.steps, mode=point.mode
+        TaskName.EMULATED, point.stages, 8 * point.pipelines, point.steps, mode="Replicas"
     )
     config = document["spec"]["task"]["config"]
     config["forwardMs"], config["backwardMs"] = SLOWER * config["forwardMs"], SLOWER * config["backwardMs"]
@@ -354,7 +351,7 @@ def report(found: Sequence[dict[str, Any]]) -> None:
             ]
         )
     columns = [
-        "stages x pipelines, mode, losses",
+        "stages x pipelines, losses",
         "step, s",
         "foretold",
         "samples/s",

@@ -1,40 +1,27 @@
-"""What each redundancy mode costs while nothing fails, and what it saves when a worker is killed.
+"""What replicas cost while nothing fails, and what a takeover costs when a worker is killed.
 
     python bench/redundancy.py                # cost
-    python bench/redundancy.py --takeover     # cost, and kills in each mode
-    python bench/redundancy.py --mode LazyForward --replicas 1 --replicas 2 --replicas 3 --mebibytes 32
+    python bench/redundancy.py --takeover     # cost, and kills
+    python bench/redundancy.py --replicas 1 --replicas 2 --replicas 3 --mebibytes 32
 
-Layers sleep, as if each worker had an accelerator of its own; processes and sockets are real. In each round every mode
-runs the same job once, in an order that is turned from one round to the next; a ratio is made of two runs of the same
-round. All modes must give the same losses, to the last bit.
-
-    cost        how much longer the median step takes than with the mode None
-    share       redundant forwards of layers, of layers times microbatches, in a step
-    FRC, BRC    redundant forwards and backwards
-    held up     own forwards and backwards in a step, of all workers, that begin within a millisecond after a redundant
-                piece: their input may have been there before that was over
-
-Calibration steps, in which nobody runs redundant work, are left out of both.
+Layers sleep, as if each worker had an accelerator of its own; processes and sockets are real. In each round every
+variant runs the same job once, in an order that is turned from one round to the next; a ratio is made of two runs of
+the same round. All must give the same losses, to the last bit. The cost is how much longer the median step takes than
+with mode None.
 """
 
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, quantile, say, show, write_json
-from _disturb import WORK, disturb
-from _recorder import Done, read
+from _disturb import disturb
 from bamboo_core.job.spec import RedundancyMode
 
-MODES: list[RedundancyMode] = [mode for mode in RedundancyMode if mode is not RedundancyMode.AUTO]
-WARMUP = 5  # steps that do not count: calibration and rehearsal are among them
-TO_CALIBRATION = 16  # the number of the next calibration step
+WARMUP = 5  # steps that do not count: rehearsals are among them
 MANY = 1_000_000
-HELD_SECONDS = 0.001
-TARGET_COST, TARGET_SHARE, TARGET_RATIO = 1.0, 50.0, 1.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,30 +84,14 @@ async def once(
 ) -> tuple[dict[str, Any], dict[int, float]]:
     async with place.watched() as others:
         job = await Job(place, document(o, case, variant, WARMUP + o.steps), main="_recorder:record").run()
-    steps = range(WARMUP, WARMUP + o.steps)
-    gaps = [job.committed[k] - job.committed[k - 1] for k in steps]
-    done = [x for x in read(job.folder) if x.step in steps]
-    layers, backwards = ([x for x in done if x.name == name] for name in ("RedundantForward", "RedundantBackward"))
-    whole = o.steps * case.microbatches
-    by_stage = [100 * sum(x.cell.stage == s for x in layers) / (whole * o.layers) for s in range(case.stages)]
+    gaps = [job.committed[k] - job.committed[k - 1] for k in range(WARMUP, WARMUP + o.steps)]
     facts = {
         "median": 1e3 * median(gaps),
         "mean": 1e3 * sum(gaps) / len(gaps),
         "steps": [1e3 * g for g in gaps],
-        "share": sum(by_stage) / case.stages,
-        "share_by_stage": by_stage,
-        "backwards": 100 * len(backwards) / (whole * case.stages),
-        "held": held_up(done) / o.steps,
         "others": others[0],
     }
     return facts, job.losses
-
-
-def held_up(done: list[Done]) -> int:
-    return sum(
-        a.worker == b.worker and a.name.startswith("Redundant") and b.name in WORK and b.start - a.end < HELD_SECONDS
-        for a, b in pairwise(sorted(done, key=lambda x: (x.worker, x.start)))
-    )
 
 
 async def cost(place: Lab, o: RedundancyOptions, case: Case) -> dict[str, Any]:
@@ -134,9 +105,7 @@ async def cost(place: Lab, o: RedundancyOptions, case: Case) -> dict[str, Any]:
         if any(losses[mode] != losses[OFF] for mode in o.modes):
             raise RuntimeError(f"{case}: the modes did not give the same losses")
         rounds.append(facts)
-        told = ", ".join(
-            f"{mode} {facts[str(mode)]['median']:.1f} ms ({facts[str(mode)]['share']:.0f} %)" for mode in o.modes
-        )
+        told = ", ".join(f"{mode} {facts[str(mode)]['median']:.1f} ms" for mode in o.modes)
         say(f"{case}, {number + 1}/{o.repeat}: {told}; others {max(f['others'] for f in facts.values()):.2f}")
     return {"case": asdict(case), "rounds": rounds}
 
@@ -151,9 +120,6 @@ def report_cost(o: RedundancyOptions, found: dict[str, Any]) -> None:
     rows = []
     for mode in map(str, o.modes):
         times, by_mean = costs(rounds, mode, "median"), costs(rounds, mode, "mean")
-        share, backwards, held, taken = (
-            median([facts[mode][figure] for facts in rounds]) for figure in ("share", "backwards", "held", "others")
-        )
         rows.append(
             [
                 mode,
@@ -161,17 +127,11 @@ def report_cost(o: RedundancyOptions, found: dict[str, Any]) -> None:
                 f"{median(times):+.2f}",
                 f"{min(times):+.2f} to {max(times):+.2f}",
                 f"{median(by_mean):+.2f}",
-                f"{share:.0f}",
-                f"{backwards:.0f}",
-                f"{held:.1f}",
-                f"{taken:.2f}",
+                f"{median([facts[mode]['others'] for facts in rounds]):.2f}",
             ]
         )
-    columns = ["", "step, ms", "cost, %", "min to max", "by mean step", "FRC, %", "BRC, %", "held up", "others' cores"]
+    columns = ["", "step, ms", "cost, %", "min to max", "by mean step", "others' cores"]
     show(f"{case}; {len(rounds)} rounds of {o.steps} steps", columns, rows)
-    for mode in map(str, o.modes):
-        stages = zip(*(facts[mode]["share_by_stage"] for facts in rounds), strict=True)
-        print(f"{mode}, FRC of stages 0 and up, %:", ", ".join(f"{median(values):.0f}" for values in stages))
 
 
 async def takeover(place: Lab, o: RedundancyOptions, case: Case) -> dict[str, Any]:
@@ -194,7 +154,7 @@ def report_takeover(o: RedundancyOptions, found: dict[str, Any]) -> None:
                 *cells,
                 f"{median([row['calm'] for row in taken]):.0f}",
                 _spread([row["ratio"] for row in taken], 2),
-                *(_spread([t[name] for t in told], 0) for name in ("forwards", "backwards", "reused")),
+                *(_spread([t[name] for t in told], 0) for name in ("forwards", "backwards")),
                 f"{result['others']:.2f}",
             ]
         )
@@ -206,7 +166,6 @@ def report_takeover(o: RedundancyOptions, found: dict[str, Any]) -> None:
         "affected / that",
         "forwards",
         "backwards",
-        "reused",
         "cores others took",
     ]
     show(f"{Case(**found['case'])}; {o.kills} kills in each mode: median (max)", columns, rows)
@@ -222,18 +181,17 @@ def command(
     slow: Annotated[list[float], typer.Option(help="Slowness of stage 1, each a case.")] = [1.0],  # noqa: B006
     forward_ms: Annotated[float, typer.Option(help="A stage's forward; its backward takes twice that.")] = 10.0,
     layers: Annotated[int, typer.Option(help="Layers of each stage.")] = 4,
-    mode: Annotated[list[RedundancyMode], typer.Option(help="Modes, None being always among them.")] = MODES,
-    replicas: Annotated[list[int], typer.Option(help="Replicas of each stage, each of them in each mode.")] = [1],  # noqa: B006
+    replicas: Annotated[list[int], typer.Option(help="Replicas of each stage, beside none.")] = [1],  # noqa: B006
     mebibytes: Annotated[int, typer.Option(help="More parameters of each stage, which nothing uses.")] = 0,
-    steps: Annotated[int, typer.Option(help="Measured steps of each run.", min=2, max=TO_CALIBRATION - WARMUP)] = 11,
-    repeat: Annotated[int, typer.Option(help="Rounds; in each of them every mode runs once. 0: no cost.")] = 3,
-    takeovers: Annotated[bool, typer.Option("--takeover", help="Also kill workers, in each mode.")] = False,
-    kills: Annotated[int, typer.Option(help="Workers to kill in each mode.")] = 4,
+    steps: Annotated[int, typer.Option(help="Measured steps of each run.", min=2)] = 11,
+    repeat: Annotated[int, typer.Option(help="Rounds; in each of them every variant runs once. 0: no cost.")] = 3,
+    takeovers: Annotated[bool, typer.Option("--takeover", help="Also kill workers.")] = False,
+    kills: Annotated[int, typer.Option(help="Workers to kill.")] = 4,
     seed: Annotated[int, typer.Option(help="Of stages and moments of the kills.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
-    """What each redundancy mode costs while nothing fails, and what it saves when a worker is killed."""
-    modes = [OFF, *(Variant(m, n) for m in dict.fromkeys(mode) if m is not OFF.mode for n in replicas)]
+    """What replicas cost while nothing fails, and what a takeover costs when a worker is killed."""
+    modes = [OFF, *(Variant(RedundancyMode.REPLICAS, n) for n in replicas)]
     o = RedundancyOptions(
         forward_ms=forward_ms,
         layers=layers,
@@ -251,8 +209,6 @@ def command(
             found = [await cost(place, o, case) for case in cases] if repeat else []
             taken = [await takeover(place, o, case) for case in cases] if takeovers else []
         if str(output) != "-":
-            print(f"Targets: EagerForward costs less than {TARGET_COST:g} %, with more than {TARGET_SHARE:g} % of FRC")
-            print(f"where there is room; the affected step takes at most {TARGET_RATIO:g} times an undisturbed one.\n")
             for result in found:
                 report_cost(o, result)
             for result in taken:

@@ -56,7 +56,7 @@ def document(workers: int, *, chosen: bool) -> Json:
             },
             "topology": {} if chosen else {"stages": STAGES},
             "elastic": {"minStages": 2 if chosen else 1, "maxWorkers": workers, "stabilizationSeconds": 60},
-            "redundancy": {"mode": "LazyForward", "placement": "Host"},
+            "redundancy": {"mode": "Replicas", "placement": "Host"},
             "checkpoint": {"storage": "s3://bench/checkpoints", "everySteps": 50},
         },
     }

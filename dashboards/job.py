@@ -4,8 +4,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import ONE_JOB as J
 from parts import Query, build, goodput, graph, increase, number, per_second, quantile, words
 
-REDUNDANT = "redundant_forward|redundant_backward|rehearsal"
-BUBBLE = f"idle|{REDUNDANT}"
+BUBBLE = "idle|rehearsal"
 
 
 def make() -> Dashboard:
@@ -239,19 +238,17 @@ def _time() -> list[object]:
             most=1,
         ),
         graph(
-            "Bubble, and how much of it is filled",
-            "bubble: share of the workers' time in which they would be idle without redundant work. "
-            "filled: the share of the bubble that redundant work takes.",
+            "Bubble",
+            "Share of the workers' time in which they wait for each other.",
             "percentunit",
             Query(f"{every} / {workers}", "bubble"),
-            Query(f'sum({rate}, kind=~"{REDUNDANT}"}}[$__rate_interval])) / {every}', "filled"),
             most=1,
         ),
         graph(
             "Redundant work",
             "Seconds per second, all workers together.",
             "s",
-            Query(f'sum by (kind) ({rate}, kind=~"{REDUNDANT}|replica_update"}}[$__rate_interval]))', "{{kind}}"),
+            Query(f'sum by (kind) ({rate}, kind=~"rehearsal|replica_update"}}[$__rate_interval]))', "{{kind}}"),
             stacked=True,
         ),
         graph(

@@ -102,7 +102,7 @@ def _takeovers() -> list[object]:
         ),
         graph(
             "Work of takeovers",
-            "Passes of microbatches, in an hour: repeated, or already computed in advance (reused).",
+            "Passes of microbatches that were repeated, in an hour.",
             "none",
             Query(increase(f"bamboo_job_takeover_passes_total{{{J}}}", by="kind"), "{{kind}}"),
             stacked=True,

@@ -95,7 +95,6 @@ def job(folder: Path, size: Size) -> dict[str, Any]:
             },
             "topology": {"stages": 4},
             "standby": {"workers": 1},
-            "redundancy": {"mode": "LazyForward"},
         },
     }
 

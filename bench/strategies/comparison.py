@@ -96,7 +96,7 @@ def _document(profile: ModelProfile, samples: int, nodes: int) -> dict[str, Any]
             "training": {"steps": ENDLESS, "globalBatchSize": profile.published.batch, "microBatchSize": samples},
             "elastic": {"maxWorkers": nodes},
             "spread": {"policy": SpreadPolicy.ZONE_PER_PIPELINE.value},
-            "redundancy": {"mode": RedundancyMode.LAZY_FORWARD.value, "placement": ReplicaPlacement.HOST.value},
+            "redundancy": {"mode": RedundancyMode.REPLICAS.value, "placement": ReplicaPlacement.HOST.value},
             "checkpoint": {"storage": "s3://published/checkpoints"},
         },
     }

@@ -33,13 +33,13 @@ def test_of_a_single_worker_nothing_is_said_that_it_cannot_have() -> None:
     """So what the other plans agree on is said once, below the table."""
     front = assessed(2, (2.0, 4.0)), assessed(3, (2.5, 3.5)), assessed(1, (8.0, 3.0))
     said = text(front, Counts(grids=3))
-    assert "In all of them: machine m, microbatch 4, mode EagerForward, replicas 1" in said
+    assert "In all of them: machine m, microbatch 4, mode Replicas, replicas 1" in said
     assert "MODE" not in said
-    lazy = replace(front[1].candidate, mode=RedundancyMode.LAZY_FORWARD)
-    differing = text((front[0], Assessment(candidate=lazy, outcomes=front[1].outcomes), front[2]), Counts(grids=3))
+    bare = replace(front[1].candidate, mode=RedundancyMode.NONE)
+    differing = text((front[0], Assessment(candidate=bare, outcomes=front[1].outcomes), front[2]), Counts(grids=3))
     (alone,) = (line for line in differing.splitlines() if "  1 x 1" in line)
     assert "MODE" in differing
-    assert "Forward" not in alone
+    assert "Replicas" not in alone
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -41,16 +41,15 @@ def test_short_runs_that_are_wrong_by_less_than_half_the_slack_drop_nothing_of_t
 
 
 def test_a_grid_that_fits_only_in_another_mode_is_no_grid_that_does_not_fit() -> None:
-    """Seventeen nodes could have trained a model with LazyForward, and were told that no grid fits."""
-    document = manifest(2, 1, 6, redundancy={"mode": "EagerForward"})
+    document = manifest(2, 1, 6, redundancy={"mode": "Replicas"})
     limits, roomy = Limits(nodes=4, stages=(4,), pipelines=(1,), micro_batches=(4,)), world(document, layered(4))
-    eager = next(grids(roomy, limits, as_the_job_is("m", roomy.spec)))
-    lazy = replace(eager, mode=RedundancyMode.LAZY_FORWARD)
-    between = (memory_needed(roomy, eager) + memory_needed(roomy, lazy)) // 2
-    assert memory_needed(roomy, lazy) < between < memory_needed(roomy, eager)
+    double = next(grids(roomy, limits, as_the_job_is("m", roomy.spec)))
+    bare = replace(double, mode=RedundancyMode.NONE)
+    between = (memory_needed(roomy, double) + memory_needed(roomy, bare)) // 2
+    assert memory_needed(roomy, bare) < between < memory_needed(roomy, double)
     tight = world(document, layered(4, memory=between))
     kept = fitting_grids(tight, limits, as_the_job_is("m", tight.spec), Counts())
-    assert {one.mode for one, _ in kept} == {RedundancyMode.LAZY_FORWARD}
+    assert {one.mode for one, _ in kept} == {RedundancyMode.NONE}
 
 
 def exhaustive(at: World, limits: Limits, like: Candidate) -> dict[Candidate, Assessment]:

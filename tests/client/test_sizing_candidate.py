@@ -28,7 +28,7 @@ def test_the_job_as_it_is_needs_no_edit() -> None:
     ("fields", "expected"),
     [
         ({"stages": 3}, {("topology", "stages"): 3}),
-        ({"mode": RedundancyMode.LAZY_FORWARD}, {("redundancy", "mode"): "LazyForward"}),
+        ({"mode": RedundancyMode.NONE}, {("redundancy", "mode"): "None"}),
         ({"standby": 2}, {("standby", "workers"): 2}),
         ({"micro_batch": 8}, {("training", "microBatchSize"): 8}),
         ({"spread": SpreadPolicy.SINGLE_ZONE}, {("spread", "policy"): "SingleZone"}),

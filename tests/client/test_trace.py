@@ -32,7 +32,7 @@ def write(folder: Path, *, closed: bool = True) -> list[dict[str, Any]]:
     """A worker that waits, works in advance, waits on, and does what it waited for."""
     trace = TraceFile(folder / "w0.json", "w0", 5)
     trace.event("Epoch", epoch=1, reason="Started", message="", boundary=False, seconds=0.0)
-    for name in ("Forward", "Idle", "RedundantForward", "ReplicaUpdate", "Backward", "Idle"):
+    for name in ("Forward", "Idle", "Rehearsal", "ReplicaUpdate", "Backward", "Idle"):
         if name == "Idle":
             trace.event("Idle")
         else:
@@ -49,7 +49,7 @@ def test_a_worker_writes_its_waits_and_what_they_were_for(tmp_path: Path) -> Non
     spans = [event for event in write(tmp_path) if event["ph"] == "X"]
     assert [(event["name"], event["args"].get("for")) for event in spans] == [
         ("Forward", None),
-        ("RedundantForward", None),
+        ("Rehearsal", None),
         ("Wait", "ReplicaUpdate"),
         ("Wait", "ReplicaUpdate"),
         ("ReplicaUpdate", None),

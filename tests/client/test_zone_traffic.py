@@ -13,10 +13,11 @@ from job_simulation_kit import manifest, plan_of, profile, spec
 BOUNDARY, GRADIENTS = 64, 100  # bytes of a layer
 
 
-def traffic(zones: Sequence[str], mode: str = "EagerForward", *, stages: int = 4, pipelines: int = 1) -> ZoneTraffic:
+def traffic(zones: Sequence[str], *, stages: int = 4, pipelines: int = 1) -> ZoneTraffic:
     """One layer a stage, 8 microbatches; w0, w1, ... in these zones."""
-    plan = plan_of(spec(stages, pipelines, 8, mode), stages)
-    where = {f"w{i}": zone for i, zone in enumerate(zones)}
+    plan, where = plan_of(spec(stages, pipelines, 8), stages), {f"w{i}": zone for i, zone in enumerate(zones)}
+    workers = tuple(msgspec.structs.replace(peer, zone=where[peer.worker]) for peer in plan.workers)
+    plan = msgspec.structs.replace(plan, workers=workers)
     return step_traffic(plan, plan.target, profile(stages, boundary=BOUNDARY), where)
 
 
@@ -31,23 +32,21 @@ def test_nothing_is_billed_in_one_zone() -> None:
 
 
 def test_neighbours_in_different_zones_send_everything_across() -> None:
-    found = traffic("abcd", "EagerBackward")
+    found = traffic("abcd")
     assert found.within == {}
     assert found.between == {
         TrafficKind.BOUNDARIES: 2 * 3 * 8 * BOUNDARY,
-        TrafficKind.REDUNDANT: 3 * 8 * BOUNDARY,
         TrafficKind.REPLICAS: 4 * GRADIENTS,
     }
 
 
 def test_no_gradient_goes_back_to_layers_before_the_first_trained_one() -> None:
-    plan = plan_of(spec(4, 1, 8, "EagerBackward"), 4)
+    plan = plan_of(spec(4, 1, 8), 4)
     whole = profile(4, boundary=BOUNDARY)
     frozen = msgspec.structs.replace(whole.layers[0], gradients=0)
     partly = msgspec.structs.replace(whole, layers=(frozen, frozen, *whole.layers[2:]))
     found = step_traffic(plan, plan.target, partly, {f"w{i}": zone for i, zone in enumerate("abcd")})
     assert found.between[TrafficKind.BOUNDARIES] == (2 * 3 - 2) * 8 * BOUNDARY
-    assert found.between[TrafficKind.REDUNDANT] == 8 * BOUNDARY
 
 
 def test_pipelines_in_a_zone_each_reduce_across_and_nothing_else() -> None:

@@ -50,12 +50,12 @@ def longest(model: ModelFigures, split: Ranges) -> float:
 
 
 def test_the_usual_split_is_taken_where_it_fits() -> None:
-    model, spec = figures([(1.0, 100, 10)] * 8), job(4, "LazyForward")
+    model, spec = figures([(1.0, 100, 10)] * 8), job(4, "Replicas")
     usual = layer_ranges(model.costs, spec.topology)
     assert fitting_split(model, spec, most_bytes(model, spec, usual)) == usual
 
 
-@pytest.mark.parametrize("mode", ["None", "LazyForward"])
+@pytest.mark.parametrize("mode", ["None", "Replicas"])
 def test_a_wide_layer_gets_a_stage_with_fewer_others(mode: str) -> None:
     """An embedding takes no time and much memory: by time alone it would be with three more layers."""
     model, spec = figures([(0.0, 1000, 0), *[(1.0, 100, 10)] * 6]), job(3, mode)
@@ -73,7 +73,7 @@ def test_a_wide_layer_gets_a_stage_with_fewer_others(mode: str) -> None:
 @given(
     layers=st.lists(st.tuples(st.floats(0.01, 1.0), st.integers(1, 50), st.integers(0, 20)), min_size=4, max_size=8),
     stages=st.integers(2, 4),
-    mode=st.sampled_from(["None", "LazyForward", "EagerForward"]),
+    mode=st.sampled_from(["None", "Replicas"]),
     schedule=st.sampled_from(["1F1B", "ZBH1"]),
     share=st.floats(0.0, 1.0),
 )
@@ -96,7 +96,7 @@ def test_it_fits_and_is_about_as_fast_as_the_fastest_that_does(
 
 def test_thousands_of_layers_are_split_at_once() -> None:
     model = figures([(0.1 + number % 7, 50 + 1000 * (number < 40), 10) for number in range(3000)])
-    spec = job(64, "LazyForward")
+    spec = job(64, "Replicas")
     memory = int(0.8 * most_bytes(model, spec, layer_ranges(model.costs, spec.topology)))
     began = process_time()
     found = fitting_split(model, spec, memory)

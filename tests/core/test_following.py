@@ -270,7 +270,7 @@ def test_in_mode_auto_replicas_come_with_a_third_pipeline_and_go_with_a_fourth()
     assert (found.restores, found.fatal) == (0, 0)
     assert [grid[:11] for grid in grids(told)][1:] == ["4 pipelines", "3 pipelines", "4 pipelines"]
     modes = [match[1] for line in told if (match := re.search(r"ModeChanged: redundancy (\w+)", line))]
-    assert modes == ["EagerForward", "None"]
+    assert modes == ["Replicas", "None"]
 
 
 # no grid
@@ -395,10 +395,10 @@ def needed(world: Slowed, plan: Plan) -> int:
 @pytest.mark.parametrize(
     ("wide", "flying", "memory", "before", "edit"),
     [
-        (300, 50, 2500, {}, {"topology": {"schedule": "ZBH1"}}),
-        (100, 100, 2450, {"elastic": {"maxWorkers": 6}}, {"elastic": {"maxWorkers": 3}}),
-        (100, 100, 2570, {}, {"redundancy": {"replicas": 2}}),
-        (100, 100, 2370, {"redundancy": {"mode": "None"}}, {"redundancy": {"mode": "EagerForward"}}),
+        (300, 50, 1940, {}, {"topology": {"schedule": "ZBH1"}}),
+        (100, 100, 2190, {"elastic": {"maxWorkers": 6}}, {"elastic": {"maxWorkers": 3}}),
+        (100, 100, 2640, {}, {"redundancy": {"replicas": 2}}),
+        (100, 100, 2020, {"redundancy": {"mode": "None"}}, {"redundancy": {"mode": "Replicas"}}),
     ],
 )
 def test_what_has_no_room_as_the_layers_are_split_gets_another_split(

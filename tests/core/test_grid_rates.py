@@ -105,7 +105,7 @@ def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None
     assert rates.best(7) == GridRate(Grid(1, 4), rates.seconds(Grid(1, 4)))
 
 
-@pytest.mark.parametrize("mode", ["Auto", "EagerForward", "None"])
+@pytest.mark.parametrize("mode", ["Auto", "Replicas", "None"])
 def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
     """A worker may have to run its neighbour's stage, too; pipelines do without replicas where these have no room."""
     job = elastic_job(8, 8)
@@ -132,7 +132,7 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
 
 
 @settings(max_examples=40)
-@pytest.mark.parametrize("mode", ["EagerForward", "EagerBackward", "LazyForward", "None"])
+@pytest.mark.parametrize("mode", ["Replicas", "None"])
 @given(
     seconds=st.lists(st.floats(0.001, 1.0), min_size=4, max_size=6),
     workers=st.integers(1, 20),

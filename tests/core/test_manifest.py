@@ -279,8 +279,7 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
         (
             "spec.redundancy.mode",
             "Lazy",
-            "spec.redundancy.mode: expected one of Auto, None, LazyForward, EagerForward, EagerBackward, got "
-            + '"Lazy"',
+            "spec.redundancy.mode: expected one of Auto, None, Replicas, got " + '"Lazy"',
         ),
         ("spec.standby.workers", -1, "spec.standby.workers: expected an integer >= 0, got -1"),
         (P, {}, f"{P}: expected a list of at most 16 objects, got an object"),

@@ -70,8 +70,6 @@ def test_the_work_of_a_lost_worker_is_done_again() -> None:
     disturbed = execute(group(4, 8), lost)
     assert disturbed.work[1] == 48.0
     assert calm < disturbed.end <= 11 + 48 + 3
-    helped = execute(group(4, 8), replace(lost, reused=(((0, 2), (1, 3)),)))
-    assert disturbed.end - 3 <= helped.end < disturbed.end
 
 
 def test_what_two_lost_neighbours_sent_each_other_is_made_again() -> None:
@@ -164,21 +162,6 @@ def test_whoever_runs_which_microbatches_the_step_ends(data: st.DataObject) -> N
     assert sum(calm.work) == pytest.approx(3 * 16 * microbatches)
     taken = StepLoss(lost=(), planned=draw(st.floats(0, calm.end)), runs=tuple(runs[3:]))
     assert execute(begun, taken).end > 0
-
-
-def test_what_a_mirror_has_done_is_not_repeated_where_backwards_are_split() -> None:
-    lost = StepLoss(lost=((2, 30.0),), planned=30.5, runs=(((0, 2), ((0, 8, 1),)),))
-    one = group(4, 8, order=StageOrder(ZBH1), mirrors=((3, 0, 1, 2),), layers=(1, 1, 1, 1))
-    helped, alone = execute(one, lost), execute(replace(one, mirrors=(), layers=()), lost)
-    assert helped.end < alone.end
-
-
-def test_a_part_of_a_cell_does_not_go_on_with_what_a_mirror_has_done_of_all_of_it() -> None:
-    """Its worker has the other part's sums in the same place; the mirror's work is done again."""
-    one = replace(four_pipelines(8), mirrors=((3, 0, 1, 2), *((-1,) * 4,) * 3), layers=(1, 1, 1, 1))
-    lost = StepLoss(lost=((2, 20.0),), planned=20.0, runs=(((0, 2), ((0, 6, 6), (6, 8, 1))),))
-    alone = execute(replace(one, mirrors=(), layers=()), lost)
-    assert execute(one, lost).end >= alone.end
 
 
 seconds = st.sampled_from([0.0, 1.0, 1.0, 2.0]) | st.floats(0.0, 2.0)

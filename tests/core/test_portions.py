@@ -16,7 +16,7 @@ from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, Portion, pla
 from bamboo_core.planning.portions import is_settled, ranges
 from bamboo_core.planning.transitions import improve, takeover
 
-EAGER = RedundancySpec(mode=RedundancyMode.EAGER_FORWARD)
+KEPT = RedundancySpec(mode=RedundancyMode.REPLICAS)
 
 
 def planned(
@@ -26,7 +26,7 @@ def planned(
     stages: int = 1,
     groups: int | None = None,
     spare: int = 0,
-    redundancy: RedundancySpec = EAGER,
+    redundancy: RedundancySpec = KEPT,
 ) -> Plan:
     training = TrainingSpec(
         steps=1, global_batch_size=microbatches, micro_batch_size=1, gradient_groups=groups, reproducible=groups != 0
@@ -146,13 +146,13 @@ def test_the_owners_of_the_same_stage_and_the_new_owner_share_a_lost_cell() -> N
 @pytest.mark.parametrize(("replicas", "stage", "shared"), [(1, 0, True), (1, 2, True), (2, 0, False), (2, 2, True)])
 def test_an_only_runner_goes_on_behind_what_it_keeps(replicas: int, stage: int, shared: bool) -> None:
     """Not if another replica of the stage behind might need again what these groups came to."""
-    plan = planned(1, stages=3, redundancy=replace(EAGER, replicas=replicas))
+    plan = planned(1, stages=3, redundancy=replace(KEPT, replicas=replicas))
     lost, heir = plan.at(Cell(0, stage)).owner, plan.at(Cell(0, stage)).shadow
     assert heir is not None
     taken = after(plan, lost).at(Cell(0, stage))
     assert taken.owner == heir
     assert [p.worker for p in taken.portions] == [heir] * shared
-    alone = planned(1, stages=3, groups=0, redundancy=replace(EAGER, replicas=replicas))
+    alone = planned(1, stages=3, groups=0, redundancy=replace(KEPT, replicas=replicas))
     assert not after(alone, lost).at(Cell(0, stage)).portions
 
 

@@ -131,7 +131,7 @@ def test_spare_workers_hold_what_too_short_a_ring_cannot() -> None:
 
 
 def test_the_shadow_stays_the_worker_before_whatever_happened() -> None:
-    """Only that one has the inputs for redundant work."""
+    """Only that one has made its inputs."""
     world = world_of(6, 1, 2, 2)
     for _ in range(6):
         plan = world.plan

@@ -45,13 +45,13 @@ def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
 @pytest.mark.parametrize(
     ("pipelines", "places", "replicas", "mode"),
     [
-        (3, "a b a b a b", 1, "EagerForward"),
+        (3, "a b a b a b", 1, "Replicas"),
         (4, "a b a b a b a b", 1, "None"),  # each stage in both zones
-        (4, "a a a a a a a b", 1, "EagerForward"),  # one stage is in zone a only
+        (4, "a a a a a a a b", 1, "Replicas"),  # one stage is in zone a only
         (4, "a a a b b b c c", 2, "None"),
-        (4, "a a a a a b b c", 2, "EagerForward"),
+        (4, "a a a a a b b c", 2, "Replicas"),
         (4, "an an am am ao ao ap ap", 1, "None"),  # also on nodes n, m, o, p
-        (4, "an an an an an an an am", 1, "EagerForward"),
+        (4, "an an an an an an an am", 1, "Replicas"),
     ],
 )
 def test_in_mode_auto_four_pipelines_do_without_replicas(pipelines: int, places: str, replicas: int, mode: str) -> None:

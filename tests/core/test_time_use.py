@@ -10,8 +10,4 @@ from bamboo_trainer.telemetry.trace import IN_ADVANCE, NEVER_AWAITED
 def test_every_instruction_has_its_kind() -> None:
     instructions = {kind.__name__ for one in get_args(Instruction) for kind in (one, *one.__subclasses__())}
     assert set(TIME_USE_OF_SPAN) == instructions | NEVER_AWAITED | {"OptimizerStep", "Wait"}
-    assert {TIME_USE_OF_SPAN[name] for name in IN_ADVANCE} == {
-        TimeUse.REDUNDANT_FORWARD,
-        TimeUse.REDUNDANT_BACKWARD,
-        TimeUse.REHEARSAL,
-    }
+    assert {TIME_USE_OF_SPAN[name] for name in IN_ADVANCE} == {TimeUse.REHEARSAL}

@@ -55,7 +55,7 @@ def test_a_stage_counts_once_its_owner_has_measured_it_as_it_is(wrong: dict[str,
     assert owned_times(told({1: times((layers[0], layers[1] + 1))})) == {}
 
 
-def test_a_forward_in_advance_is_compared_layer_by_layer_with_the_owners() -> None:
+def test_a_replicas_forward_is_compared_layer_by_layer_with_the_owners() -> None:
     layers = layers_of(1)
     size = layers[1] - layers[0]
     state = told({1: times(layers)})

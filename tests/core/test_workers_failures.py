@@ -182,7 +182,7 @@ def test_a_stage_is_given_up_only_once_it_can_be_known_how_its_workers_ended() -
     assert world.finish.reason == "BackoffLimitExceeded"
 
 
-@pytest.mark.parametrize("mode", ["EagerForward", "None"])
+@pytest.mark.parametrize("mode", ["Replicas", "None"])
 def test_a_lost_stage_is_told_with_those_who_held_it_and_how_they_ended(mode: str) -> None:
     world = limited(6, shape=(3, 1, 0), mode=mode)
     give_up(world, seconds=3.0)

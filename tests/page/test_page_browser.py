@@ -94,7 +94,7 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
         at_end=14.25,
         pools=pools,
     )
-    about = d.PageJob(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="EagerForward", began=now - 60, since=now)
+    about = d.PageJob(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="Replicas", began=now - 60, since=now)
     state = ended(Outcome.COMPLETE, "all steps are done") if over else None
     spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}))
     return drawn(about, spec, status, record, now=now, cost=cost, ended=state)

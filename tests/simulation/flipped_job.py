@@ -44,7 +44,7 @@ class Flip:
 
     place: Place
     stage: int
-    # on the worker that runs the stage, or on the one that holds its replica and shadows it; or on that worker
+    # on the worker that runs the stage, or on the one that holds its replica; or on that worker
     owner: bool = True
     worker: str = ""
     step: int  # that begins with the state in question
@@ -137,8 +137,8 @@ class FlippingStage(Stage):
         self.at = (step, microbatch)
         return super()._run(step, microbatch, self._struck_first(Place.INPUT, inputs, self.at), bucketwise)
 
-    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
-        return super().start(step, microbatch, self._struck_first(Place.INPUT, inputs, (step, microbatch)), on_host)
+    def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+        return super().start(step, microbatch, self._struck_first(Place.INPUT, inputs, (step, microbatch)))
 
     def advance(self, forwarding: Forwarding) -> None:
         self.at = (forwarding.step, forwarding.microbatch)

@@ -182,7 +182,7 @@ def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> Clust
         ),
         most=rng.randint(pipelines, 2),
         standby=rng.choice((0, 0, 1)),
-        mode=rng.choice(("LazyForward", "EagerForward")),
+        mode=rng.choice(("Replicas", "Auto")),
         pools=rng.choice(((), POOLS, ({"name": "spot", "maxWorkers": 2 * stages + 2},))),
         careful=rng.random() < 0.7,
         slowdown=10 ** rng.uniform(1.5, 2.5),

@@ -164,7 +164,7 @@ class Scenario:
         )
 
 
-MODES = {"None": 1, "LazyForward": 4, "EagerForward": 4, "EagerBackward": 3}
+MODES = {"None": 1, "Replicas": 11}
 
 
 def scenario(seed: int, *kinds: Kind) -> Scenario:
@@ -417,8 +417,7 @@ def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:
         if rng.random() < 0.1:
             fault = replace(fault, what=FaultKind.KILL_ZONES, neighbours=0)
         faults.append(fault)
-    mode = "EagerForward" if job.mode == "None" else job.mode
-    return replace(job, replicas=replicas, mode=mode, faults=tuple(faults), care=2 if careful else job.care)
+    return replace(job, replicas=replicas, mode="Replicas", faults=tuple(faults), care=2 if careful else job.care)
 
 
 def _with_nodes(job: Scenario, rng: random.Random) -> Scenario:
@@ -431,9 +430,8 @@ def _with_nodes(job: Scenario, rng: random.Random) -> Scenario:
         if fault.what in (*SINGLE_KILLS, FaultKind.NOTICE) and rng.random() < 0.7:
             fault = replace(fault, with_node=True, neighbours=0)
         faults.append(fault)
-    mode = "EagerForward" if job.mode == "None" else job.mode
     per_node = rng.choice((2, 2, 3, 4))
-    return replace(job, mode=mode, per_node=per_node, faults=tuple(faults), care=2 if careful else job.care)
+    return replace(job, mode="Replicas", per_node=per_node, faults=tuple(faults), care=2 if careful else job.care)
 
 
 def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Arithmetic:
@@ -505,8 +503,7 @@ NAMES = (
     "ReportReady",
     "OptimizerStep",
     "ReplicaUpdate",
-    "RedundantForward",
-    "RedundantBackward",
+    "Rehearsal",
 )
 
 

@@ -75,7 +75,7 @@ class StandInValues:
 
     def __init__(self, oracle: Oracle, stages: Sequence[tuple[int, int]], stage: int) -> None:
         self.oracle, self.arithmetic, self._stages = oracle, oracle.arithmetic, tuple(stages)
-        self.first, self.end = stages[stage]
+        self.index, (self.first, self.end) = stage, stages[stage]
         self.mine = range(self.first, self.end)
         self.last = self.end == self.arithmetic.layers
         self.states = {layer: self.arithmetic.initial(layer) for layer in self.mine}
@@ -282,10 +282,7 @@ class StandIn:
     def wait(self) -> None:
         """Computes at once."""
 
-    def settle(self) -> None:
-        """Nothing is moved to host memory."""
-
-    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> "Advancing":
+    def start(self, step: int, microbatch: int, inputs: Parts | None) -> "Advancing":
         given = int(inputs[0].item()) if inputs is not None else 0
         if step < self._a.wanted_steps:
             self.values.require(

@@ -44,8 +44,6 @@ SECONDS = {
     "BackwardRest": 1e-3,
     "OptimizerStep": 1e-3,
     "ReplicaUpdate": 1e-3,
-    "RedundantForward": 3e-4,
-    "RedundantBackward": 2e-3,
 }
 OTHER_SECONDS = 2e-4
 LOAD_SECONDS = 0.3

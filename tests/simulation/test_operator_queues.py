@@ -32,7 +32,7 @@ def of_two_stages(seed: int, *, steps: int, **changes: Any) -> ClusterScenario:
     sizes = {"stages": 2, "pipelines": 1, "microbatches": 4, "steps": steps, "sizes": (1,) * 6, "groups": 2}
     arithmetic = replace(made.arithmetic, **sizes)
     still = {"pools": (), "most": 1, "standby": 0, "disturbances": (), "slowdown": 60.0}
-    return replace(made, arithmetic=arithmetic, mode="EagerForward", **{**still, **changes})
+    return replace(made, arithmetic=arithmetic, mode="Replicas", **{**still, **changes})
 
 
 class Queued(OperatorSimulation):

@@ -244,7 +244,7 @@ def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: in
         scenario(seed),
         arithmetic=a,
         faults=(kill,),
-        mode="LazyForward",
+        mode="Replicas",
         standby=0,
         elastic=None,
         capacity=20,
@@ -279,7 +279,7 @@ def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> Non
     )
     calm = scenario(seed)
     job = Simulation(
-        replace(calm, arithmetic=a, faults=(hang,), mode="EagerForward", standby=1, elastic=None, capacity=20, care=0)
+        replace(calm, arithmetic=a, faults=(hang,), mode="Replicas", standby=1, elastic=None, capacity=20, care=0)
     )
     verdict = job.run()
     assert (verdict.problem, verdict.kind) == (None, "Complete")
@@ -320,13 +320,12 @@ def long_run(short: Scenario) -> Scenario:
     early = [
         replace(f, step=min(f.step, 8), pipeline=0, stage=f.stage % stages, seconds=min(f.seconds, 0.2)) for f in faults
     ]
-    mode = ("EagerForward", "LazyForward")[short.seed % 2]
     return replace(
         short,
         arithmetic=a,
         slowness=2.0,
         standby=1,
-        mode=mode,
+        mode="Replicas",
         elastic=None,
         care=2,
         capacity=20,

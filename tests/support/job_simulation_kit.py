@@ -20,12 +20,12 @@ NETWORK = Network(flow=1e6, machine=2e6, latency=0.001)
 FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 
 
-def spec(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward", devices: int = 1) -> JobSpec:
+def spec(stages: int, pipelines: int, microbatches: int, mode: str = "Replicas", devices: int = 1) -> JobSpec:
     return parse_manifest(manifest(stages, pipelines, microbatches, mode, worker={"devices": devices}))
 
 
 def manifest(
-    stages: int | None, pipelines: int | None, microbatches: int, mode: str = "EagerForward", **more: Any
+    stages: int | None, pipelines: int | None, microbatches: int, mode: str = "Replicas", **more: Any
 ) -> dict[str, Any]:
     """stages, pipelines: None where the coordinator chooses."""
     return {

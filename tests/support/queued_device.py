@@ -119,7 +119,7 @@ class QueuedDevice(AtOnce):
         self._computes = begin + seconds
         self.ran.append(Ran(stage, self.clock(), begin, self._computes))
 
-    def mark(self, *, tells: bool = False) -> QueuedMark:
+    def mark(self) -> QueuedMark:
         self.host.latest = self._number
         return QueuedMark(self.clock, max(self.clock(), self._computes))
 

@@ -16,7 +16,7 @@ class Slowed(World):
     """Workers take the time that `slowness` says by name, and layers that which `work` says, and `backward` on top of
     it for their backwards; all are 1 otherwise.
 
-    shadows: each worker computes forwards of the next stage in advance. Unless `chooses` says otherwise the job has one
+    shadows: each worker times forwards of the next stage, too. Unless `chooses` says otherwise the job has one
     grid, and nothing is waited for.
     """
 

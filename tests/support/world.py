@@ -33,7 +33,7 @@ from manifest_kit import bamboojob, training
 def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
     """What the new owner of a cell says when it has caught up."""
     return protocol.TakenOver(
-        epoch=plan.epoch, cell=cell, step=0, reform_ms=1.0, recompute_ms=1.0, forwards=1, backwards=1, reused=0
+        epoch=plan.epoch, cell=cell, step=0, reform_ms=1.0, recompute_ms=1.0, forwards=1, backwards=1
     )
 
 

@@ -168,7 +168,7 @@ def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
         assert torch.equal(total, other)
 
 
-def manifest(stages: int, pipelines: int, *, tied: bool = True, mode: str = "LazyForward", **changes: Any) -> Any:
+def manifest(stages: int, pipelines: int, *, tied: bool = True, mode: str = "Replicas", **changes: Any) -> Any:
     return bamboojob(
         task=gpt_task(dModel=16, context=8, tieEmbeddings=tied),
         training=training(3, 12, 2, maxGradientNorm=1.0, **changes.pop("training", {})),
@@ -214,10 +214,8 @@ def test_a_job_has_the_same_bits_with_and_without_buckets(changes: Any, monkeypa
     assert len({digest(job) for job in (alone, *several, whole)}) == 1
 
 
-@pytest.mark.parametrize(
-    ("stages", "mode"), [(2, "EagerForward"), pytest.param(1, "LazyForward", marks=pytest.mark.slow)]
-)
-def test_a_kill_at_every_part_of_the_backward_and_the_reduction_leaves_the_bits(stages: int, mode: str) -> None:
+@pytest.mark.parametrize("stages", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_at_every_part_of_the_backward_and_the_reduction_leaves_the_bits(stages: int) -> None:
     expected = digest(Job(manifest(1, 1)).run())
     names = {"Backward", "BackwardRest", "ScatterGradients", "ReduceGradients", "GatherGradients"}
 
@@ -228,7 +226,7 @@ def test_a_kill_at_every_part_of_the_backward_and_the_reduction_leaves_the_bits(
         last = fault.name != "Backward" or fault.microbatch == 5
         return fault.step == 1 and fault.cell == Cell(1, 0) and fault.name in names and last
 
-    killed = kill_at_each(manifest(stages, 2, mode=mode), chosen, judge)
+    killed = kill_at_each(manifest(stages, 2), chosen, judge)
     assert {fault.name for fault in killed} == names
 
 

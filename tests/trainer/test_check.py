@@ -124,6 +124,6 @@ def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypa
         "stage": 0,
         "memory": {**memory, "log": sent},
     }, "of the second device"
-    replicas = of(task, monkeypatch, **{**alone, "redundancy": {"mode": "LazyForward"}})
+    replicas = of(task, monkeypatch, **{**alone, "redundancy": {"mode": "Replicas"}})
     assert replicas["calm"]["memory"]["replica"] > 0
     assert sum(replicas["taken_over"]["memory"].values()) > sum(replicas["calm"]["memory"].values())

@@ -13,8 +13,6 @@ from torch._dynamo.utils import counters
 import plain_models
 from bamboo_trainer.compilation import compiled_layers
 from bamboo_trainer.compilation.compiled_layers import CompiledLayers
-from bamboo_trainer.memory.host_copies import AtOnce
-from bamboo_trainer.memory.saved_contexts import ContextCopies, SavedContext
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task, add_loss, contribute, track_buffers
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -143,41 +141,6 @@ def test_all_code_is_there_before_the_first_forward_and_a_repetition_has_the_sam
     one_step(one, 0)
     one[1].rehearse(1, 0, microbatch(one, [begin(s) for s in one], 1, 0)[0])
     assert made() == ready
-
-
-class Contexts(ContextCopies):
-    """On a CPU, where they stay: what could leave is noted."""
-
-    def __init__(self) -> None:
-        self._device, self._leaving = torch.device("cpu"), []
-        self.leaving = 0
-
-    def leave(self, context: SavedContext) -> None:
-        self.leaving += sum(storage.may_leave for storage in context.here.values())
-
-
-@pytest.mark.slow
-def test_what_compiled_layers_save_may_wait_in_host_memory(tmp_path: Path) -> None:
-    """With the same code, and in a backward in two parts."""
-    task, copies, contexts = small_gpt(tmp_path, dModel=64, dropout=0.1), AtOnce(), Contexts()
-    copies.contexts = contexts
-    first = build_stage(task, 0, SPLITS[2], COMPILED)
-    stage = build_stage(task, 1, SPLITS[2], COMPILED, copies=copies)
-    given, found, ready = first.rehearse(5, 1, None), list[Tensor](), made()
-    stage.rehearse(5, 1, given)
-    for on_host in (False, True):
-        work = begin(stage, 1)
-        forwarding = stage.start(5, 1, given, on_host)
-        while not forwarding.done:
-            stage.advance(forwarding)
-        stage.complete(work, forwarding)
-        assert (contexts.leaving > 0) == on_host
-        found += stage.backward(work, 5, 1, None, postpone=on_host)
-        stage.weight_gradients(work, 5, 1)
-        found.append(work.gradients.nodes(0)[0][1])
-    assert made() == ready
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[3])
 
 
 class Marked(nn.Module):

@@ -77,7 +77,7 @@ def manifest(stages: int, pipelines: int, every: int = 2, **more: Any) -> dict[s
         task={"entrypoint": "test_evaluation:build"},
         training=training(STEPS, 8, 2, evaluation={"everySteps": every, **more.pop("evaluation", {})}, **training_more),
         topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": more.pop("mode", "LazyForward")},
+        redundancy={"mode": more.pop("mode", "Replicas")},
         **more,
     )
 

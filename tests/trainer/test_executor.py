@@ -12,7 +12,7 @@ from bamboo_trainer.frames.payloads import Announce, Commit
 from engine_kit import THREE, OneEngine
 from replica_kit import after_loss, in_two_parts
 
-PLAN = msgspec.structs.replace(THREE, mode=RedundancyMode.LAZY_FORWARD)
+PLAN = msgspec.structs.replace(THREE, mode=RedundancyMode.REPLICAS)
 MIDDLE, LAST = Cell(0, 1), Cell(0, 2)
 
 

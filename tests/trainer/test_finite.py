@@ -57,7 +57,7 @@ def manifest(grid: tuple[int, int], config: Mapping[str, Any], **more: Any) -> d
         task={"entrypoint": "test_finite:build", "config": dict(config)},
         training=training(STEPS, 4, 2, **more),
         topology={"stages": grid[0], "pipelines": grid[1]},
-        redundancy={"mode": "LazyForward"},
+        redundancy={"mode": "Replicas"},
     )
 
 

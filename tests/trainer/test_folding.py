@@ -24,7 +24,6 @@ def taken(stage: int, epoch: int = 5, step: int = 7, milliseconds: float = 1.0, 
         recompute_ms=milliseconds,
         forwards=forwards,
         backwards=2,
-        reused=0,
     )
 
 

@@ -46,7 +46,7 @@ def document(
     stages: int = 0,
 ) -> dict[str, Any]:
     """stages: if they are not four of all pipelines together."""
-    made = manifest(stages or 4 // pipelines, pipelines, mode="EagerForward", standby=1, tied=tied, steps=STEPS)
+    made = manifest(stages or 4 // pipelines, pipelines, standby=1, tied=tied, steps=STEPS)
     made["spec"]["training"]["precision"] = precision.partition(" ")[0]
     if precision == "bf16 parameters":
         made["spec"]["training"]["parameterPrecision"] = "bf16"

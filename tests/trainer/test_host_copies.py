@@ -128,7 +128,7 @@ def test_what_is_about_earlier_frames_waits_for_them(what: str) -> None:
 
 @pytest.mark.parametrize("pipelines", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_engine_goes_on_while_tensors_are_copied_and_the_bits_stay(pipelines: int) -> None:
-    document = manifest(4 // pipelines, pipelines, mode="EagerForward", standby=1, steps=5)
+    document = manifest(4 // pipelines, pipelines, standby=1, steps=5)
     here, devices = Job(document).run(), list[LateCopies]()
 
     def device() -> LateCopies:
@@ -168,11 +168,11 @@ def test_copies_are_made_while_the_device_computes() -> None:
 
 
 def test_a_step_is_committed_before_its_gradients_are_copied_for_replicas() -> None:
-    fast, slow = queued("LazyForward").run(), queued("LazyForward", bulk=0.1).run()
+    fast, slow = queued("Replicas").run(), queued("Replicas", bulk=0.1).run()
     assert slow.digests == fast.digests
     assert slow.step_seconds(ORDINARY) - fast.step_seconds(ORDINARY) <= 0.003
 
 
 def test_the_engine_does_not_wait_for_the_device_where_it_measures_either() -> None:
-    job = queued("LazyForward", copy=0.004, bulk=0.02).run()
+    job = queued("Replicas", copy=0.004, bulk=0.02).run()
     assert [job.waits[step] - job.waits[step - 1] for step in (MEASURED, ORDINARY)] == [0, 0]

@@ -197,7 +197,7 @@ def manifest(
         task=task_with(initial),
         training=training(steps, 12, 2, maxGradientNorm=1.0),
         topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": "LazyForward"},
+        redundancy={"mode": "Replicas"},
         **more,
     )
 

@@ -79,7 +79,7 @@ def manifest(
         task={"entrypoint": "test_loss_scale:build", "config": dict(task or {})},
         training=training(steps, 4, 2, precision="fp16", **more),
         topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": "EagerBackward"},
+        redundancy={"mode": "Replicas"},
     )
 
 

@@ -58,7 +58,7 @@ def job(monkeypatch: pytest.MonkeyPatch, optimizer: Any, grid: tuple[int, int], 
         return small_task(layers=layers, costs=[1] * 4, optimizer=optimizer)
 
     monkeypatch.setattr(reference, "build_optimized", build, raising=False)
-    document = manifest(*grid, mode="LazyForward", steps=13)
+    document = manifest(*grid, mode="Replicas", steps=13)
     document["spec"]["task"] = {"entrypoint": "reference:build_optimized"}
     document["spec"]["topology"] |= changes.pop("topology", {})
     document["spec"]["training"] |= changes

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.frames.frame import Address, Again, FrameKind
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts
@@ -79,20 +78,6 @@ def test_what_is_no_boundary_tensor_is_copied_first(kind: FrameKind) -> None:
     assert not own
     box.finish()
     assert len(own) == 1
-
-
-def test_gradients_go_to_a_shadow_that_runs_backwards_in_advance() -> None:
-    eager = msgspec.structs.replace(PLAN, mode=RedundancyMode.EAGER_BACKWARD)
-    gradient, activation = (Address(kind, 0, 1, 4) for kind in (FrameKind.GRADIENT, FrameKind.ACTIVATION))
-    sender = next(w for w in sorted(PLAN.worker_ids()) if w not in (OWNER[1], SHADOW[1]))
-    for plan, address, receivers in (
-        (eager, gradient, [OWNER[1], SHADOW[1]]),
-        (eager, activation, [OWNER[1]]),
-        (PLAN, gradient, [OWNER[1]]),
-    ):
-        box, sent, _ = outbox(sender, plan)
-        box.emit(address)
-        assert [peer for peer, _ in sent.frames] == receivers
 
 
 def test_what_is_sent_again_says_so_and_has_the_epoch_of_now() -> None:

@@ -263,7 +263,7 @@ def job(until: int) -> Job:
         task={"entrypoint": "bamboo_trainer.models.mlp:build", "config": config},
         training=training(3, 4, 2),
         topology={"stages": 2},
-        redundancy={"mode": "EagerBackward"},
+        redundancy={"mode": "Replicas"},
     )
     return stopped(document, until)
 

@@ -37,7 +37,7 @@ class One:
         self.plan, self.known, self.log = PlanState(worker, plan), ALONE.target, CommitLog(0)
         self.states = states_of(worker, plan)
         committer: Any = self  # which knows layouts
-        self.portions = PortionSteps(self.plan, self.states, committer, dict)
+        self.portions = PortionSteps(self.plan, self.states, committer)
 
     def layout(self, step: int) -> Layout | None:
         return self.known

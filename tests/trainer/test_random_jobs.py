@@ -75,7 +75,7 @@ class RandomJob:
         rng, most = self.rng, (self.row.deep, self.row.wide[1])
         grids = [(p, d) for p in range(1, most[0] + 1) for d in range(1, most[1] + 1) if p * d <= 8]
         stages, pipelines = rng.choice(grids)
-        mode = rng.choice(["None", "LazyForward", "LazyForward", "EagerForward", "EagerBackward"])
+        mode = rng.choice(["None", "Auto", "Replicas", "Replicas", "Replicas"])
         replicas = rng.choice([1, 2]) if stages > 2 and mode != "None" else 1
         document = self.document(
             every,

@@ -44,7 +44,7 @@ pytestmark = [
 ]
 Grid = tuple[int, int]  # stages and pipelines
 RESUMED = ("wide", "resumed")  # of whose state a checkpoint holds more than usual; it is resumed on the deep grid
-COMPUTED = ("Forward", "Backward", "BackwardInput", "BackwardWeight", "RedundantForward", "RedundantBackward")
+COMPUTED = ("Forward", "Backward", "BackwardInput", "BackwardWeight")
 PHASES = ("Forward", "Backward", "ReportReady", "OptimizerStep")
 NUMBERS = training(4, 8, 2, maxGradientNorm=1.0)
 
@@ -62,7 +62,7 @@ class Row:
 
     task: dict[str, Any] | Callable[[Path], dict[str, Any]]
     numbers: dict[str, Any] | None = None
-    mode: str = "LazyForward"
+    mode: str = "Replicas"
     deep: int = 3
     wide: Grid = (2, 2)
     kills: tuple[str, ...] = ("Backward", "OptimizerStep")
@@ -98,7 +98,7 @@ def library(model: str, *fast: str) -> Row:
 
 def split(model: str, deep: int, *fast: str) -> Row:
     task = own("plain_models:build", model=model)
-    return Row(task=task, numbers=numbers(3), mode="EagerForward", deep=deep, steps=(1,), plain=True, fast=fast)
+    return Row(task=task, numbers=numbers(3), deep=deep, steps=(1,), plain=True, fast=fast)
 
 
 def shared(sharing: str, column: str, precision: str = "fp32") -> Row:
@@ -117,7 +117,7 @@ def postponed(**features: Any) -> Row:
 
 def compiled(**features: Any) -> Row:
     compiling = numbers(compile=True)
-    return Row(**{"task": gpt(blocks=2), "numbers": compiling, "mode": "EagerForward", "fast": (), **features})
+    return Row(**{"task": gpt(blocks=2), "numbers": compiling, "fast": (), **features})
 
 
 def fp16(**config: Any) -> Row:
@@ -126,7 +126,6 @@ def fp16(**config: Any) -> Row:
     return Row(
         task=own("test_loss_scale:build", **config),
         numbers=training(10, 4, 2, **given),
-        mode="EagerBackward",
         steps=(1,),
         kills=("Backward",) if config else PHASES,
         anywhere=not config,
@@ -140,12 +139,8 @@ MIXTURE = {"kind": "mixture", "sources": [{**SOURCE, "weight": 3}, {**SOURCE, "w
 STOPPED = {"everySteps": 2, **STOPPING}
 ROWS: dict[str, Row] = {
     # precision
-    "boundaries in bf16": Row(
-        task=gpt(), numbers=numbers(precision="bf16", boundaryPrecision="bf16"), mode="EagerForward", deep=4
-    ),
-    "parameters in bf16": Row(
-        task=own("precision_kit:build"), numbers=numbers(**ROUNDED), mode="EagerForward", deep=4, fast=RESUMED
-    ),
+    "boundaries in bf16": Row(task=gpt(), numbers=numbers(precision="bf16", boundaryPrecision="bf16"), deep=4),
+    "parameters in bf16": Row(task=own("precision_kit:build"), numbers=numbers(**ROUNDED), deep=4, fast=RESUMED),
     "parameters in bf16, fused": Row(
         task=own("precision_kit:build", fused=True), numbers=numbers(**ROUNDED), deep=4, fast=("deep",)
     ),
@@ -205,23 +200,21 @@ ROWS: dict[str, Row] = {
     "an early stop": Row(
         task=own("test_evaluation:build"),
         numbers=training(12, 8, 2, evaluation=STOPPED),
-        mode="EagerForward",
         kills=("Evaluate", "ReportReady"),
         steps=(6,),
         fast=RESUMED,
     ),
     # layers
-    "frozen layers": Row(task=own("test_frozen_layers:build"), mode="EagerBackward", deep=5),
+    "frozen layers": Row(task=own("test_frozen_layers:build"), deep=5),
     "adapters": Row(task=own("test_lora:build"), deep=4, fast=RESUMED),
     "unused parameters": Row(
         task=own("test_unused_parameters:build", optimizer="NAdam"),
         numbers=numbers(7, 4, 1),
-        mode="EagerBackward",
         deep=4,
         kills=PHASES,
         anywhere=True,
         steps=(3,),
-        spec={"redundancy": {"mode": "EagerBackward", "placement": "Host"}},
+        spec={"redundancy": {"mode": "Replicas", "placement": "Host"}},
         fast=RESUMED,
     ),
     "unused parameters, momentum": Row(
@@ -232,7 +225,6 @@ ROWS: dict[str, Row] = {
     "running buffers": Row(
         task=own("running_tasks:build", checkpointed=[1]),
         numbers=training(5, 12, 3),
-        mode="EagerForward",
         deep=4,
         wide=(2, 4),
         kills=PHASES,
@@ -243,7 +235,6 @@ ROWS: dict[str, Row] = {
     "weighted loss": Row(
         task=own("weighted_tasks:build", checkpointed=[2]),
         deep=4,
-        mode="EagerForward",
         kills=PHASES,
         anywhere=True,
         steps=(3,),
@@ -261,17 +252,15 @@ ROWS: dict[str, Row] = {
     "recomputation": Row(
         task=gpt(checkpoint=True),
         numbers=numbers(precision="bf16"),
-        mode="EagerForward",
         alone={"task": gpt()},
         fast=("deep",),
     ),
     # schedules, and compiled layers
     "postponed": postponed(task=gpt(tieEmbeddings=True), fast=("deep",)),
-    "postponed, recomputed": postponed(task=gpt(checkpoint=True), mode="EagerBackward", fast=("deep",)),
+    "postponed, recomputed": postponed(task=gpt(checkpoint=True), fast=("deep",)),
     "postponed in bf16": postponed(task=gpt(), numbers=numbers(4, 12, precision="bf16"), wide=(2, 2)),
     "compiled": compiled(),
     "compiled, postponed": compiled(
-        mode="EagerBackward",
         kills=("BackwardInput", "ReportReady"),
         spec={"topology": {"schedule": "ZBH1"}},
     ),

@@ -15,7 +15,7 @@ STEPS, FLIPPED = 8, 5
 OWNER, SHADOW = "w1", "w0"  # of stage 1
 
 
-def manifest(mode: str = "EagerBackward", standby: int = 1) -> dict[str, Any]:
+def manifest(mode: str = "Replicas", standby: int = 1) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "task": {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 2, "samples": 32}},
         "training": {"steps": STEPS, "globalBatchSize": 8, "microBatchSize": 2},
@@ -82,7 +82,7 @@ def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str)
 def test_a_worker_that_is_wrong_every_time_is_found_by_a_spot_check(place: Place) -> None:
     """In the first step that is checked; the second time ends the job."""
     flip = Flip(place=place, stage=1, worker=OWNER, step=FLIPPED, microbatch=0, every_time=True)
-    job = FlippedJob(manifest("LazyForward"), flip)
+    job = FlippedJob(manifest("Replicas"), flip)
     job.run()
     assert job.finish is not None
     assert job.finish.reason == "ResultsDiffer"

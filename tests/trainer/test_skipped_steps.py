@@ -58,7 +58,7 @@ def manifest(stages: int, pipelines: int, kind: str, steps: int = STEPS, **more:
         task={"entrypoint": "test_skipped_steps:build", "config": {"kind": kind}},
         training=training(steps, 4, 2, maxGradientNorm=1.0, **{"nonFinite": "Skip", **more}),
         topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": "LazyForward"},
+        redundancy={"mode": "Replicas"},
     )
 
 

@@ -18,7 +18,7 @@ from training_job import Job
 
 CALM = 20  # calls
 STEPS = 40
-MODES = ["None", "LazyForward", "EagerForward", "EagerBackward"]
+MODES = ["None", "Replicas"]
 
 
 class LateLayer(nn.Linear):
@@ -78,7 +78,7 @@ class Behind(LateLayer):
 
 
 def job(
-    monkeypatch: pytest.MonkeyPatch, grid: tuple[int, int], *layers: Any, mode: str = "EagerForward", **spec: Any
+    monkeypatch: pytest.MonkeyPatch, grid: tuple[int, int], *layers: Any, mode: str = "Replicas", **spec: Any
 ) -> Job:
     def build(config: object) -> Any:
         return small_task(layers=layers, costs=[1] * len(layers))

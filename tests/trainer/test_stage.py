@@ -80,7 +80,7 @@ def test_a_repeated_microbatch_has_the_same_bits_on_another_holder(tmp_path, pre
     works, again = [begin(s) for s in one], [begin(s) for s in two]
     first = microbatch(one, works, 5, 1)
     torch.rand(17)  # whatever else drew random numbers
-    two[0].forward(again[0], 5, 1, None)  # a redundant forward
+    two[0].forward(again[0], 5, 1, None)  # once more
     second = microbatch(two, again, 5, 1)
     for a, b in zip(first, second, strict=True):
         assert a is not None

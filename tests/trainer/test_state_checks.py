@@ -50,9 +50,7 @@ def noisy(config):
     )
 
 
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "mode"), [(2, 1, "LazyForward"), (1, 2, "None"), (2, 2, "LazyForward")]
-)
+@pytest.mark.parametrize(("stages", "pipelines", "mode"), [(2, 1, "Replicas"), (1, 2, "None"), (2, 2, "Replicas")])
 def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines, mode, monkeypatch) -> None:
     """Owner and replica, or the owners of two pipelines: at the next comparison, after 4 of 40 steps."""
     monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
@@ -62,7 +60,7 @@ def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines
     assert re.search(message, why_failed(Job(document).run()))
 
 
-@pytest.mark.parametrize(("stages", "pipelines", "mode"), [(2, 1, "LazyForward"), (1, 2, "None")])
+@pytest.mark.parametrize(("stages", "pipelines", "mode"), [(2, 1, "Replicas"), (1, 2, "None")])
 def test_a_job_that_says_it_is_not_deterministic_is_not_compared(stages, pipelines, mode, monkeypatch) -> None:
     """Neither are its states, nor is its optimizer tried."""
     monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)

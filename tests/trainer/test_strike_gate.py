@@ -16,7 +16,7 @@ def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only()
     gate, done = StrikeGate(Silent(), theirs, [5]), threading.Event()
 
     def work() -> None:
-        for name, step in (("Forward", 4), ("RedundantForward", 5), ("Forward", 5), ("Backward", 5), ("Forward", 6)):
+        for name, step in (("Forward", 4), ("Rehearsal", 5), ("Forward", 5), ("Backward", 5), ("Forward", 6)):
             gate.started(name, Cell(0, 0), step, 0)
             gate.finished(name, Cell(0, 0), step, 0)
         done.set()

@@ -35,7 +35,7 @@ def document(stages: int = 2, **length: Any) -> dict[str, Any]:
         task={"entrypoint": "test_training:build"},
         training={**training(1, 8, 2), "steps": None, **length},
         topology={"stages": stages},
-        redundancy={"mode": "LazyForward"},
+        redundancy={"mode": "Replicas"},
     )
 
 

@@ -90,7 +90,7 @@ def test_metrics_are_over_the_whole_batch() -> None:
     assert 0 < metrics["accuracy"] < 1
 
 
-def manifest(stages: int, pipelines: int, mode: str = "LazyForward", **config: Any) -> dict[str, Any]:
+def manifest(stages: int, pipelines: int, mode: str = "Replicas", **config: Any) -> dict[str, Any]:
     return bamboojob(
         task={"entrypoint": "weighted_tasks:build", "config": {"checkpointed": [2]} | config},
         training=training(STEPS, 2 * MICROBATCHES, 2, maxGradientNorm=0.5),

@@ -14,8 +14,6 @@ SHARES: Final = (0.25, 0.5)  # of workers, on demand
 INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
 MOST_PIPELINES: Final = 1024
 MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
-# From the one that protects most to the one that needs least memory; EagerBackward needs as much as EagerForward.
-SMALLER_MODES: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.LAZY_FORWARD, RedundancyMode.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +102,12 @@ def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candid
 
 
 def smaller(one: Candidate) -> Iterator[Candidate]:
-    """The candidate, then the same with less and less that takes memory: other modes, then fewer replicas."""
-    modes = dict.fromkeys((one.mode, *SMALLER_MODES))
-    kept = [replace(one, mode=mode) for mode in modes if mode is not RedundancyMode.NONE]
-    found = [*kept, *(replace(other, replicas=1) for other in kept), replace(one, mode=RedundancyMode.NONE, replicas=1)]
-    yield from dict.fromkeys(found if one.mode is not RedundancyMode.NONE else [one])
+    """The candidate, then the same with less and less that takes memory: one replica, then none."""
+    yield one
+    if one.mode is not RedundancyMode.NONE:
+        if one.replicas > 1:
+            yield replace(one, replicas=1)
+        yield replace(one, mode=RedundancyMode.NONE, replicas=1)
 
 
 def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:

@@ -235,7 +235,6 @@ class TakenOver(Message, frozen=True):
     # forwards, backwards: repeated
     forwards: Count
     backwards: Count
-    reused: Count  # those that had been computed in advance
 
 
 class CellFinished(Message, frozen=True):

@@ -167,7 +167,6 @@ class Takeover:
     recompute_ms: float
     forwards: int
     backwards: int
-    reused: int = 0
 
     @property
     def pause_ms(self) -> float:

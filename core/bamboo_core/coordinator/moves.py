@@ -96,7 +96,6 @@ class Moves:
             recompute_ms=_milliseconds(message.recompute_ms),
             forwards=message.forwards,
             backwards=message.backwards,
-            reused=message.reused,
         )
         return replace(left, takeovers=(*self.takeovers, taken))
 

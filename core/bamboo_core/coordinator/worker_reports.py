@@ -205,10 +205,9 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
 
 
 def _repeated(taken: Takeover) -> str:
-    """What had to be computed again, and what had been computed in advance, so that it had not."""
+    """What had to be computed again."""
     counts = ((taken.forwards, "forward"), (taken.backwards, "backward"))
-    said = ", ".join(count(number, thing) for number, thing in counts if number) or "nothing"
-    return said + (f" ({taken.reused} done in advance)" if taken.reused else "")
+    return ", ".join(count(number, thing) for number, thing in counts if number) or "nothing"
 
 
 def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:

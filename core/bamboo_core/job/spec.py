@@ -42,9 +42,7 @@ USUAL_STABILIZATION = 120  # seconds
 class RedundancyMode(StrEnum):
     AUTO = "Auto"  # as `RedundancySpec.on` decides; no plan has it
     NONE = "None"
-    LAZY_FORWARD = "LazyForward"
-    EAGER_FORWARD = "EagerForward"
-    EAGER_BACKWARD = "EagerBackward"
+    REPLICAS = "Replicas"
 
 
 class ReplicaPlacement(StrEnum):
@@ -166,9 +164,8 @@ class RedundancySpec:
     """How the job is protected against losses."""
 
     mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.AUTO
-    """What there is twice. None: nothing. LazyForward: each stage's state. EagerForward: also the forwards of the stage
-    that a worker holds a copy of, in its idle time. EagerBackward: also all forwards and backwards. Auto: None with
-    four pipelines or more whose nodes and zones differ, else EagerForward if it fits. A change takes effect with the
+    """Replicas: other workers keep each stage's state in step. None: nobody does, beside other pipelines. Auto: None
+    with four pipelines or more whose nodes and zones differ, else Replicas if they fit. A change takes effect with the
     next step.
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
@@ -177,8 +174,8 @@ class RedundancySpec:
     mode is None.
     """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
-    """Where replicas are kept. Host moves their optimizer state and the activations of redundant forwards to host
-    memory. Can change only while the job is suspended.
+    """Where replicas are kept. Host moves their optimizer state to host memory. Can change only while the job is
+    suspended.
     """
 
     @property
@@ -194,7 +191,7 @@ class RedundancySpec:
         if self.mode is not RedundancyMode.AUTO:
             return self
         alone = pipelines > MOST_REPLICAS and apart
-        return replace(self, mode=RedundancyMode.NONE if alone else RedundancyMode.EAGER_FORWARD)
+        return replace(self, mode=RedundancyMode.NONE if alone else RedundancyMode.REPLICAS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

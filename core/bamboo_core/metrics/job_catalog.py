@@ -179,7 +179,7 @@ JOB_TAKEOVER_PHASE = _job(
 JOB_TAKEOVER_PASSES = _job(
     "takeover_passes_total",
     MetricKind.COUNTER,
-    "Microbatches' passes that takeovers needed. forward, backward: repeated; reused: had been computed in advance.",
+    "Microbatches' passes that takeovers repeated: forward, backward.",
     "kind",
 )
 

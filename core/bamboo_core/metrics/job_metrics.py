@@ -80,7 +80,6 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
         page.add_histogram(table.JOB_TAKEOVER_PHASE, parts, *job, phase)
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.forwards for t in takeovers), *job, "forward")
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.backwards for t in takeovers), *job, "backward")
-    page.add(table.JOB_TAKEOVER_PASSES, sum(t.reused for t in takeovers), *job, "reused")
     for kind in Traffic.__struct_fields__ if status.traffic else ():
         mean = sum(sent.by_kind()[kind] for _, sent in status.traffic) / len(status.traffic)
         page.add(table.JOB_STEP_SENT, mean, *job, kind)

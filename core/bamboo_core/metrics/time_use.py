@@ -8,8 +8,6 @@ class TimeUse(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    REDUNDANT_FORWARD = "redundant_forward"
-    REDUNDANT_BACKWARD = "redundant_backward"
     REHEARSAL = "rehearsal"
     REDUCTION = "reduction"
     SYNC_COMMIT = "sync_commit"
@@ -25,8 +23,6 @@ TIME_USE_OF_SPAN = {
     "BackwardInput": TimeUse.BACKWARD,
     "BackwardWeight": TimeUse.BACKWARD,
     "BackwardRest": TimeUse.BACKWARD,
-    "RedundantForward": TimeUse.REDUNDANT_FORWARD,
-    "RedundantBackward": TimeUse.REDUNDANT_BACKWARD,
     "Rehearsal": TimeUse.REHEARSAL,
     "SpotCheck": TimeUse.REHEARSAL,
     "SendPartialSum": TimeUse.REDUCTION,
@@ -42,4 +38,3 @@ TIME_USE_OF_SPAN = {
     "ReplicaUpdate": TimeUse.REPLICA_UPDATE,
     "Wait": TimeUse.IDLE,
 }  # by what the engine calls it
-REDUNDANT = (TimeUse.REDUNDANT_FORWARD, TimeUse.REDUNDANT_BACKWARD, TimeUse.REHEARSAL)

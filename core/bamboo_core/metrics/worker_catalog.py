@@ -30,7 +30,7 @@ WORKER_STEP_DURATION = _worker(
 WORKER_TIME = _worker(
     "time_seconds_total",
     MetricKind.COUNTER,
-    "How the worker spent its time. The bubble is idle, redundant_forward, redundant_backward and rehearsal together.",
+    "How the worker spent its time. The bubble is idle and rehearsal together.",
     "kind",
     unit="seconds",
 )

@@ -331,7 +331,6 @@ def takeover(taken: TakenOver, names: Labels) -> d.TakeoverPhases:
         recompute=taken.recompute_ms,
         forwards=taken.forwards,
         backwards=taken.backwards,
-        reused=taken.reused,
     )
 
 

@@ -102,7 +102,6 @@ class TakeoverPhases(Struct, frozen=True, kw_only=True, rename="camel"):
     recompute: float | None = None
     forwards: int | None = None
     backwards: int | None = None
-    reused: int | None = None
 
 
 class PageMark(Struct, frozen=True, kw_only=True, rename="camel"):

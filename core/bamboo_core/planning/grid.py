@@ -223,12 +223,8 @@ class Roles:
     stage: int | None  # its own; None: it is on standby
     # the stages that it runs; of these taken_over from others, and one twice if it runs it for two pipelines
     owned: tuple[int, ...]
-    kept: tuple[int, ...]  # those whose replicas it keeps; of these it computes one in advance, `shadowed`
+    kept: tuple[int, ...]  # those whose replicas it keeps
     taken_over: tuple[int, ...] = ()
-
-    @property
-    def shadowed(self) -> int | None:
-        return self.kept[0] if self.kept and self.stage is not None else None
 
     @property
     def states(self) -> tuple[int, ...]:

@@ -153,7 +153,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     pipelines: tuple[tuple[Assignment, ...], ...]  # [pipeline][stage]
     layouts: tuple[Layout, ...]  # those that may be in force, oldest first; the last one is the target
     workers: tuple[Peer, ...]
-    mode: RedundancyMode = RedundancyMode.LAZY_FORWARD
+    mode: RedundancyMode = RedundancyMode.REPLICAS
     # the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier origin is
     # of no use any more
     origin: int = 1

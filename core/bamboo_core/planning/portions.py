@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 
 import msgspec
 
-from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, Portion, WorkerId
 
 Cells = dict[Cell, Assignment]
@@ -57,11 +56,11 @@ def share_out(
     """Return the assignments that follow the plan's, with the portions of cells that are run together.
 
     These are cells whose owner runs another one as well, and, for the rest of a step, those that have changed hands
-    within it, though their new owner may run all of them. There are none with several devices of a worker, nor where a
-    new owner has computed nearly all in advance. leaving: workers that are given nothing more. boundary: the
-    assignments begin with a step. elapsed: the share of the step in progress that is over, from 0 to 1.
+    within it, though their new owner may run all of them. There are none with several devices of a worker. leaving:
+    workers that are given nothing more. boundary: the assignments begin with a step. elapsed: the share of the step in
+    progress that is over, from 0 to 1.
     """
-    if plan.device_layers or (plan.mode is RedundancyMode.EAGER_BACKWARD and len(plan.stages) > 1):
+    if plan.device_layers:
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
     owned = Counter(assignment.owner for assignment in cells.values())
     owners = [dict.fromkeys(a.owner for c, a in cells.items() if c.stage == s) for s in range(len(plan.stages))]
@@ -121,11 +120,11 @@ def is_settled(plan: Plan) -> bool:
 
 def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
     """Return the worker that keeps the sums of a cell's finished groups: who runs the stage before it, which knows what
-    came of them; for the first stage the last one. None if that is the same worker, makes them itself, or is in another
-    zone, to which traffic costs money.
+    came of them; for the first stage the last one. None if that is the same worker, or is in another zone, to which
+    traffic costs money, and with several devices of a worker.
     """
     owner, before = plan.at(cell).owner, plan.at(_before(plan, cell)).owner
-    if owner == before or plan.device_layers or plan.mode is RedundancyMode.EAGER_BACKWARD:
+    if owner == before or plan.device_layers:
         return None
     return before if len({peer.zone for peer in map(plan.peer, (owner, before)) if peer}) < 2 else None
 

@@ -26,8 +26,6 @@ from bamboo_trainer.progress_line import ProgressLine
 
 def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
         return _tokenize(given)
     except (ValueError, StorageError) as error:
@@ -77,4 +75,6 @@ def _read(done: int, of: int) -> str:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     sys.exit(standard_streams.exit_of(lambda: main(sys.argv[1:])))

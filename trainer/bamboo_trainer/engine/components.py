@@ -21,7 +21,7 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.executor import Executor
-from bamboo_trainer.engine.steps.redundant_work import RedundantWork
+from bamboo_trainer.engine.steps.rehearsals import Rehearsals
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import BOUNDARY, Address, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.frames.payloads import Commit
@@ -74,17 +74,7 @@ class Components:
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.coordinator
         )
         self._devices = DeviceTimes(ports.clock, ports.devices)
-        self.redundant = RedundantWork(
-            self.plan,
-            self.outbox.log,
-            self.states,
-            ports.observer,
-            ports.clock,
-            timer,
-            self._devices,
-            ports.copies,
-            on_host=ports.on_host,
-        )
+        self.rehearsals = Rehearsals(self.plan, self.outbox.log, self.states, ports.observer, timer, self._devices)
         self.spots = SpotChecks(
             self.plan, self.outbox, self.states, log, ports.coordinator, ports.observer, ports.spots
         )
@@ -94,7 +84,7 @@ class Components:
             self.states,
             self.committer,
             self.replicator,
-            self.redundant,
+            self.rehearsals,
             self.spots,
             timer,
             self._devices,
@@ -139,7 +129,8 @@ class Components:
         self.executor.take_over(old, arrived)
         for cell in cells_run_anew(plan, old) if old else ():
             self.outbox.resend(cell)
-        self.redundant.take_roles(self.step, first=old is None)
+        self._devices.forget()
+        self.rehearsals.take_roles(self.step, first=old is None)
         self._timer.hold(set(self.states))
         self.committer.meet_root(old)
         for stage in self.states:
@@ -163,7 +154,6 @@ class Components:
             return
         self._look_again()
         self._history.committed(self.plan.current.origin, step, commit)
-        self.redundant.committed(step)
         self.spots.committed(step)
         for stage in self.states if commit.early_stop else ():
             self.checks.look(stage)
@@ -221,8 +211,6 @@ class Components:
                 self.spots.asked(sender, frame)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
-            case FrameKind.GRADIENT if self.redundant.wants(frame):
-                self.redundant.keep(frame)
             case _:
                 self._keep_early(sender, frame)
 
@@ -250,7 +238,6 @@ class Components:
         self._finish_copies(stage)
         if self.replicator.restore(frame.address, frame.tensors, frame.payload):
             self._reached(stage)
-            self.redundant.drop(stage)
             self.executor.begin(stage)
             self.replicator.skipped(stage)
             self.replicator.announce(stage)
@@ -304,10 +291,10 @@ class Components:
         self._look_last = self.committer.pauses  # whether it still does
         if self.committer.ends_before is not None:
             return False
-        self.redundant.begin_wait()
+        self.rehearsals.begin_wait()
         if self.spots.turn([cell for cell in self.spots.asked_of() if self.executor.waits_at_end(cell)]):
             return True
-        return self.redundant.turn(self.executor.active())
+        return self.rehearsals.turn(self.executor.active())
 
     def _do_first(self) -> bool:
         """What goes before all instructions; False if there is none."""
@@ -351,21 +338,19 @@ class Components:
         state, step = self.states.by_stage[index], self.states.version(index)
         cell_steps = self.executor.of_state(index)
         cell = cell_steps[0].cell if cell_steps else Cell(0, index)
-        if state.owned and cell_steps:
-            self.redundant.end_wait(cell_steps[0], self.executor.beside(cell_steps[0]), self._clock())
+        if state.owned:
+            self.rehearsals.end_wait()
         self._finish_copies(index)
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)
         tries = state.owned and any(map(self.spots.checks, cell_steps))
-        stage, waiting = state.stage, cell_steps[0] if state.owned and cell_steps else None
+        stage = state.stage
         given = self._devices.begin(stage) if stage is not None and stage.runs_ahead else None
         self.states.apply(index, self.committer.log.commits[step], tries=tries)
         if given:
-            took = self.executor.measured_wait(waiting) if waiting else None
-            self._devices.end(given, took, tells=self.redundant.works_ahead)
+            self._devices.end(given)
         self._observer.finished(name, cell, step, 0)
         self._reached(index)
-        self.redundant.drop(index)
         self.executor.begin(index)
         self.replicator.announce(index)
         self.checks.look(index)

@@ -81,7 +81,6 @@ class Folding:
             recompute_ms=max(part.recompute_ms for part in parts),
             forwards=max(part.forwards for part in parts),
             backwards=max(part.backwards for part in parts),
-            reused=max(part.reused for part in parts),
         )
 
     def _state_sums(self, message: StateSums) -> StateSums | None:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from bamboo_core.job.spec import JobSpec, RedundancyMode, in_force
+from bamboo_core.job.spec import JobSpec, in_force
 from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.splits.devices import EAGER, device_roles
+from bamboo_core.planning.splits.devices import device_roles
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
@@ -67,7 +67,6 @@ class MemoryByKind:
     gradients: int  # sums so far, and final ones not yet applied
     log: int  # what may have to be sent again, and finished sums of the next stage
     activations: int  # what the backwards of the microbatches in flight need
-    redundant: int  # what has been computed in advance for others
     copies: int  # of layers, in host memory, for checkpoints
 
     @property
@@ -245,8 +244,6 @@ def _account(
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = most_microbatches(spec.training, pipelines)
-    ahead = spec.redundancy.mode in EAGER
-    eager = [roles.shadowed] if ahead and roles.shadowed is not None else []
 
     def total(of: Callable[[LayerSize], int], *which: int) -> int:
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
@@ -267,8 +264,7 @@ def _account(
 
     def finished_sums() -> int:
         groups = -(-(spec.training.groups or 1) // pipelines)
-        makes_them = spec.redundancy.mode is RedundancyMode.EAGER_BACKWARD or spec.worker.devices > 1
-        if makes_them or roles.stage is None or depth == 1:
+        if spec.worker.devices > 1 or roles.stage is None or depth == 1:
             return 0
         return (groups - 1).bit_length() * total(lambda size: size.gradients, (roles.stage + 1) % depth)
 
@@ -279,7 +275,6 @@ def _account(
         gradients=gradient_bytes(spec, *(total(lambda size: size.gradients, *part) for part in (owned, kept))),
         log=sum(map(logged, owned)) + finished_sums(),
         activations=sum(map(contexts, owned)),
-        redundant=sum(contexts(s) + total(lambda size: size.gradients, s) for s in eager),
         copies=_copies(sizes, stages, spec, (roles.states, kept)),
     )
 

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from bamboo_trainer.memory.marks import EventMarks, EventWatch, PassedMark, QueueMark
+from bamboo_trainer.memory.marks import EventWatch, PassedMark, QueueMark, event_mark
 from bamboo_trainer.memory.placement import wait_for
-from bamboo_trainer.memory.saved_contexts import ContextCopies
 from bamboo_trainer.transport.base import ordinary
 
 PINNED_BYTES: Final = 4 << 30  # beyond it copies go to ordinary memory, and the engine waits for them
@@ -47,12 +46,7 @@ class Copy(Protocol):
 
 
 class HostCopies(Protocol):
-    """Used by the engine's thread only, but for `buffer`. contexts: moves what autograd has saved; None: it is in host
-    memory in any case.
-    """
-
-    @property
-    def contexts(self) -> ContextCopies | None: ...
+    """Used by the engine's thread only, but for `buffer`."""
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         """Starts to copy tensors to host memory. bulk: what is not urgent, and so large that what is may not be behind
@@ -70,8 +64,8 @@ class HostCopies(Protocol):
         """
         ...
 
-    def mark(self, *, tells: bool = False) -> QueueMark:
-        """A mark behind what the device has been given to compute. tells: when it is passed, as of a copy."""
+    def mark(self) -> QueueMark:
+        """A mark behind what the device has been given to compute."""
         ...
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -95,8 +89,6 @@ class _There:
 class AtOnce:
     """The copies for tensors in host memory, which need none; all others are waited for."""
 
-    contexts: ContextCopies | None = None
-
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
 
@@ -109,7 +101,7 @@ class AtOnce:
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
         return tuple(tensors)
 
-    def mark(self, *, tells: bool = False) -> QueueMark:
+    def mark(self) -> QueueMark:
         wait_for(self._device)
         return PassedMark()
 
@@ -182,9 +174,7 @@ class CudaCopies:
         self._handed_over = handed_over or HandedOver()
         self._inward, self._urgent, self._bulk = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]
         self._across: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}  # there and here, by device
-        self.contexts: ContextCopies | None = ContextCopies(device)
         self._watch = EventWatch("host-copies", told)
-        self._marks = EventMarks(device, told)
         self._lock = threading.Lock()  # over the room: tensors are freed by any thread
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
@@ -251,8 +241,8 @@ class CudaCopies:
         self._handed_over.add((tensor for tensor in tensors if tensor.device == self._device), self._device)
         return tensors
 
-    def mark(self, *, tells: bool = False) -> QueueMark:
-        return self._marks.add(tells=tells)
+    def mark(self) -> QueueMark:
+        return event_mark(self._device)
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A buffer in pinned memory, as long as there is room there."""
@@ -282,7 +272,6 @@ class CopiesOfDevices:
     def __init__(self, by_device: Mapping[torch.device, HostCopies]) -> None:
         self._by_device = dict(by_device)
         self._first = next(iter(self._by_device.values()))
-        self.contexts = self._first.contexts
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         tensors = tuple(tensors)
@@ -304,8 +293,8 @@ class CopiesOfDevices:
         tensors = tuple(tensors)
         return self._of(tensors).hand_over(tensors)
 
-    def mark(self, *, tells: bool = False) -> QueueMark:
-        return self._first.mark(tells=tells)
+    def mark(self) -> QueueMark:
+        return self._first.mark()
 
     def _of(self, tensors: Parts) -> HostCopies:
         """The copies of the device that some of these tensors are on."""

@@ -80,20 +80,8 @@ def _tell(
         ended.set()
 
 
-class EventMarks:
-    """The marks of the stream on which a GPU computes. told: called when one is passed of which that is wished, by a
-    thread of its own.
-    """
-
-    def __init__(self, device: torch.device, told: Callable[[], None]) -> None:
-        self._device, self._told = device, told
-        self._watch: EventWatch | None = None
-
-    def add(self, *, tells: bool) -> EventMark:
-        """A mark behind what was given to the device so far. tells: that it is passed."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        if tells:
-            self._watch = self._watch or EventWatch("device-marks", self._told)
-            self._watch.add(event)
-        return EventMark(event)
+def event_mark(device: torch.device) -> EventMark:
+    """Return a mark behind what was given to the device so far, on the stream on which it computes."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return EventMark(event)

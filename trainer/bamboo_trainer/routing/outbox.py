@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from torch import Tensor
 
-from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.frames.frame import BOUNDARY, Address, Again, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Contributed, PartialSum
@@ -72,10 +71,7 @@ class Outbox:
         return Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=tensors, payload=payload)
 
     def emit(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> None:
-        """Send a frame to who runs what it is for, and keep it in the log.
-
-        A gradient goes to the cell's shadow, too, if that runs backwards in advance.
-        """
+        """Send a frame to who runs what it is for, and keep it in the log."""
         if address.kind not in _DIRECT or self._receiver(address) != self._plan.worker:
             self._leave_after(address, tensors, payload, None)
             return
@@ -129,18 +125,9 @@ class Outbox:
             self.send(leaving.receiver, frame)
             return
         self.log.add(frame)
-        receiver, shadow = self._receiver(address), self._plan.current.at(address.cell).shadow
+        receiver = self._receiver(address)
         if not (leaving.is_here and receiver == self._plan.worker):
             self.send(receiver, frame)
-        if self._is_mirrored(address) and shadow is not None and shadow != self._plan.worker:
-            self.send(shadow, frame)
-
-    def _is_mirrored(self, address: Address) -> bool:
-        """Does the shadow of the cell get it, too? What parts of a stage give each other it computes itself."""
-        if self._plan.current.mode is not RedundancyMode.EAGER_BACKWARD or address.kind is not FrameKind.GRADIENT:
-            return False
-        d, s = address.cell
-        return not self._plan.are_parts((address.cell, Cell(d, s + 1)))
 
     def send(self, worker: WorkerId, frame: Frame) -> None:
         if worker == self._plan.worker:

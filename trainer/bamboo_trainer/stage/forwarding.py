@@ -13,7 +13,6 @@ from bamboo_trainer.compilation.compiled_layers import CompiledLayers
 from bamboo_trainer.compilation.forms import input_forms
 from bamboo_trainer.memory.host_copies import Bring
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
-from bamboo_trainer.memory.saved_contexts import ContextCopies, SavedContext
 from bamboo_trainer.stage.gradients.buckets import Cut
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
@@ -37,7 +36,6 @@ class Forwarding:
     layer: int  # the next one
     end: int
     targets: Parts | None = None  # if they were read with the inputs
-    context: SavedContext | None = None  # what the backward will need, if it waits in host memory
     capture: Capture = field(default_factory=Capture)  # what the layers have left beside their outputs
     weight: float | None = None  # of the loss, if it is a sum
     metrics: Metrics = field(default_factory=dict)
@@ -56,9 +54,8 @@ class Forwarding:
 
 class ForwardRunner:
     """It runs forwards of the layers of a stage, which are given to it by number.
-    load: the inputs and targets of a step's microbatch. bring: to the device. contexts: moves contexts to host memory;
-    None: they are there. The bits of a forward depend on nothing but the parameters, the seed, step, microbatch and
-    inputs.
+    load: the inputs and targets of a step's microbatch. bring: to the device. The bits of a forward depend on nothing
+    but the parameters, the seed, step, microbatch and inputs.
     """
 
     def __init__(
@@ -70,9 +67,8 @@ class ForwardRunner:
         device: torch.device,
         load: Callable[[int, int], tuple[Parts, Parts]],
         bring: Bring,
-        contexts: ContextCopies | None,
     ) -> None:
-        self._task, self._config, self._load, self._bring, self._contexts = task, config, load, bring, contexts
+        self._task, self._config, self._load, self._bring = task, config, load, bring
         self._layers, self._device = layers, device
         self._first, self._end = min(layers), max(layers) + 1
         self._last = self._end == len(task.layers)
@@ -105,8 +101,8 @@ class ForwardRunner:
     def _seeds_of(self, step: int, microbatch: int) -> tuple[int, ...]:
         return tuple([forward_seed(self._config.seed, step, microbatch, index) for index in self._layers])
 
-    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
-        """One that has yet to run all layers. on_host: what its backward will need waits in host memory."""
+    def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+        """One that has yet to run all layers."""
         assert (inputs is None) == (self._first == 0)
         targets = None
         if inputs is None:
@@ -116,11 +112,7 @@ class ForwardRunner:
             parts, needed = split_needs(inputs)
             pairs = zip(self._bring(parts), needed, strict=True)
             leaves = tuple([part.detach().requires_grad_(need) for part, need in pairs])
-        context = None
-        if on_host and self._contexts is not None:
-            context = SavedContext()
-            self._contexts.settle()
-        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, context)
+        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets)
 
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
@@ -129,12 +121,7 @@ class ForwardRunner:
     def run(self, forwarding: Forwarding, end: int) -> None:
         """Run the layers up to that one; after the last one of the model, the loss."""
         with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
-            if self._contexts is None or forwarding.context is None:
-                self._run(forwarding, end)
-                return
-            with self._contexts.saving(forwarding.context):
-                self._run(forwarding, end)
-                self._contexts.leave(forwarding.context)
+            self._run(forwarding, end)
 
     def _run(self, f: Forwarding, end: int) -> None:
         seeds = self._seeds.get((f.step, f.microbatch)) or self._seeds_of(f.step, f.microbatch)
@@ -151,8 +138,6 @@ class ForwardRunner:
                     call = recomputing(partial(self.call, index, seed, capture=f.capture))
                 f.parts = run_layer(self._layers[index], index, f.parts, call, ends_stage=index + 1 == f.end)
                 f.layer += 1
-                if self._contexts is not None and f.context is not None:
-                    self._contexts.leave(f.context)
         if f.done:
             f.capture.close()
             if self._last:

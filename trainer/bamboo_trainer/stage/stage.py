@@ -62,9 +62,7 @@ class Stage:
         self._entry: QueueMark | None = None
         self._weight_unit = loss_unit(task, config)
         load = partial(self._reader.batch, values.index)
-        self._forwards = ForwardRunner(
-            task, config, layers, parameters, device, load, self.bring, self._copies.contexts
-        )
+        self._forwards = ForwardRunner(task, config, layers, parameters, device, load, self.bring)
         self.compile_seconds = self._forwards.compile_seconds
         self._backwards = BackwardRunner(
             layers, parameters, self.bring, config.microbatches, splits=not self._forwards.repeats
@@ -79,8 +77,6 @@ class Stage:
         begins with one bucket, and `backward_rest` goes on with the others.
         """
         self._forwards.expect(self.values.version, microbatches)
-        if self._copies.contexts is not None:
-            self._copies.contexts.settle()
         final = self.values.final
         total = GradientSum(final.gradient_size, self.values.device, bounds, microbatches, final.buckets)
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
@@ -115,12 +111,9 @@ class Stage:
         self._forwards.run(forwarding, self.values.end)
         return forwarding
 
-    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
-        """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`.
-
-        on_host: what its backward will need waits in host memory, as far as nothing else keeps it on the device.
-        """
-        return self._forwards.start(step, microbatch, inputs, on_host)
+    def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+        """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
+        return self._forwards.start(step, microbatch, inputs)
 
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
@@ -159,9 +152,9 @@ class Stage:
             self._marks_inputs, self._entry = False, self.mark()
         return brought
 
-    def mark(self, *, tells: bool = False) -> QueueMark:
-        """A mark behind what the device has been given to do. tells: the engine is woken when it is passed."""
-        return self._copies.mark(tells=tells)
+    def mark(self) -> QueueMark:
+        """A mark behind what the device has been given to do."""
+        return self._copies.mark()
 
     def mark_inputs(self) -> None:
         """Put a mark behind the next inputs that are brought to the device: what follows is no wait for them."""
@@ -188,11 +181,6 @@ class Stage:
     def named_layer(self, layer: int) -> str:
         """In a sentence."""
         return named_layer(self.values.layers[layer], layer)
-
-    def settle(self) -> None:
-        """Let what is computed next wait for what is on its way to host memory, whose memory is free then."""
-        if self._copies.contexts is not None:
-            self._copies.contexts.settle()
 
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False

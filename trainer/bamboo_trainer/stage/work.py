@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,25 +85,6 @@ class Work:
         self.metrics[m] = forwarding.metrics
         if forwarding.weight is not None:
             self.weights[m] = forwarding.weight
-
-    def adopt(self, microbatch: int, other: "Work") -> None:
-        """Go on with a forward that is complete in another work on the same step."""
-        if other is self:
-            return
-        kept: list[tuple[dict[int, Any], dict[int, Any]]] = [
-            (self.contexts, other.contexts),
-            (self.cuts, other.cuts),
-            (self.unread, other.unread),
-            (self.losses, other.losses),
-            (self.weights, other.weights),
-            (self.metrics, other.metrics),
-            (self.added, other.added),
-            (self.added_values, other.added_values),
-            (self.contributions, other.contributions),
-        ]
-        for mine, theirs in kept:
-            if microbatch in theirs:
-                mine[microbatch] = theirs.pop(microbatch)
 
     def figures(self) -> Parts:
         """What is not read yet: scalars where the stage computes."""

@@ -9,7 +9,7 @@ from bamboo_core.planning.plan import Cell
 
 FLUSH_SECONDS = 0.5
 # These fill a wait; what is waited for comes after them.
-IN_ADVANCE = {"RedundantForward", "RedundantBackward", "Rehearsal", "SpotCheck"}
+IN_ADVANCE = {"Rehearsal", "SpotCheck"}
 NEVER_AWAITED = IN_ADVANCE | {"ReplicaUpdate"}  # after these the worker is as idle as before
 
 

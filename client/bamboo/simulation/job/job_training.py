@@ -208,7 +208,6 @@ class SimulatedTraining:
                     recompute_ms=1000 * seconds,
                     forwards=0,
                     backwards=0,
-                    reused=0,
                 )
                 self._tell(plan.at(cell).owner, taken)
 

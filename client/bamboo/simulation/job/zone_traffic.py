@@ -13,7 +13,6 @@ from itertools import repeat
 from operator import add
 from typing import Final, NamedTuple
 
-from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.gradient_groups import nodes_of, share_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import keeper, ranges
@@ -26,14 +25,12 @@ ZONE_TRAFFIC_PRICE: Final = 0.01
 
 
 class TrafficKind(StrEnum):
-    """What the bytes are for. boundaries: activations and their gradients. redundant: gradients of boundaries that a
-    shadow gets as well, in EagerBackward; forwards in advance need nothing from others. reduction: of gradients over
-    pipelines, and of the parts of a lost pipeline of one stage. replicas: final gradients (SYNC). states:
-    whole stages, to new holders. checkpoints: to and from the store.
+    """What the bytes are for. boundaries: activations and their gradients. reduction: of gradients over pipelines, and
+    of the parts of a lost pipeline of one stage. replicas: final gradients (SYNC). states: whole stages, to new
+    holders. checkpoints: to and from the store.
     """
 
     BOUNDARIES = "boundaries"
-    REDUNDANT = "redundant"
     REDUCTION = "reduction"
     REPLICAS = "replicas"
     STATES = "states"
@@ -150,8 +147,6 @@ def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterat
     if not trained:
         return
     yield Transfer(TrafficKind.BOUNDARIES, there, here.owner, size)
-    if plan.mode is RedundancyMode.EAGER_BACKWARD and here.shadow is not None:
-        yield Transfer(TrafficKind.REDUNDANT, there, here.shadow, size)
 
 
 def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:

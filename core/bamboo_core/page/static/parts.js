@@ -119,7 +119,7 @@ function happening(mark, most) {
   const facts = [`pause ${milliseconds(taken.pause)}`];
   if (taken.step !== null) facts.push(`step ${taken.step}`);
   if (taken.notice) facts.push("with notice");
-  if (taken.forwards !== null && !taken.notice) facts.push(`${plural(taken.forwards, "forward")} and ${plural(taken.backwards, "backward")} repeated, ${taken.reused} done in advance`);
+  if (taken.forwards !== null && !taken.notice) facts.push(`${plural(taken.forwards, "forward")} and ${plural(taken.backwards, "backward")} repeated`);
   text.append(el("p", { class: "facts-line" }, facts.join(" · ")));
   if (taken.decide === null) return text;
   const parts = PHASES.map((name) => ({ name, value: taken[name], word: milliseconds(taken[name]) }));

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from bamboo_core.job.spec import JobSpec, RedundancyMode
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import Roles, grouped, split_layers
 from bamboo_core.planning.plan import Cell, Plan
 
 Ranges = tuple[tuple[int, int], ...]
-EAGER = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
 
 
 def device_layers(spec: JobSpec, stages: Ranges, costs: Sequence[float] | None) -> Ranges:

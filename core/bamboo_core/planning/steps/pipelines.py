@@ -15,13 +15,11 @@ from typing import Final
 from bamboo_core.planning.portions import passed_on
 from bamboo_core.planning.profile import Network
 from bamboo_core.planning.schedule import (
-    Backward,
     BackwardInput,
     BackwardWeight,
     Computed,
     Forward,
     StageOrder,
-    one_f_one_b,
 )
 
 Place = tuple[int, int]  # pipeline and stage
@@ -45,19 +43,11 @@ class Group:
     order: StageOrder
     network: Network
     busy: tuple[float, ...]  # seconds until each worker can begin
-    # the worker that does a cell's work in advance as well (mode EagerBackward), [pipeline][stage], -1 for none
-    mirrors: tuple[tuple[int, ...], ...] = ()
-    layers: tuple[int, ...] = ()  # how many each stage has; the shortest piece of a mirror's work is the forward of one
     # of workers that have their connections together, as the devices of a node, the first one's number, by worker; ():
     # each has its own
     machines: tuple[int, ...] = ()
     # of cells that several workers run, who runs which of their microbatches; the owner runs all of any other cell
     runs: tuple[tuple[Place, tuple[Run, ...]], ...] = ()
-    devices: int = 1  # of a worker, each of which runs a part of its stage
-
-    def are_parts(self, stage: int, other: int) -> bool:
-        """Are these parts of one worker's stage?"""
-        return stage // self.devices == other // self.devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +57,6 @@ class StepLoss:
     lost: tuple[tuple[int, float], ...]
     planned: float
     runs: tuple[tuple[Place, tuple[Run, ...]], ...]
-    # of a cell, who has done how many of its first forwards in advance
-    reused: tuple[tuple[Place, tuple[int, int]], ...] = ()
     # of a cell, who goes on behind its finished groups, before which microbatches these end, and the seconds after
     # `planned` in which it gets their sums
     kept: tuple[tuple[Place, tuple[int, tuple[int, ...], float]], ...] = ()
@@ -81,8 +69,6 @@ class GroupTimes:
     # when each cell has done its forwards and backwards, seconds from the step's begin, [pipeline][stage]
     ends: tuple[tuple[float, ...], ...]
     work: tuple[float, ...]  # seconds that each worker computed
-    # when each worker had nothing to do, ascending, up to the last end
-    gaps: tuple[tuple[tuple[float, float], ...], ...]
 
     @property
     def end(self) -> float:
@@ -96,9 +82,9 @@ def execute(group: Group, loss: StepLoss | None = None) -> GroupTimes:
 
 def _is_alone(group: Group) -> bool:
     """Is it one pipeline whose stages have a worker and a machine each, of which none does another one's work?"""
-    workers, mirrored = range(len(group.forward)), any(mirror >= 0 for row in group.mirrors for mirror in row)
+    workers = range(len(group.forward))
     apart = len(set(group.machines or workers)) == len(workers)
-    return group.owners == (tuple(workers),) and apart and not mirrored and not group.runs
+    return group.owners == (tuple(workers),) and apart and not group.runs
 
 
 def _undisturbed(group: Group) -> GroupTimes:
@@ -112,8 +98,7 @@ def _undisturbed(group: Group) -> GroupTimes:
     links = {(s, s + way): 0.0 for s in range(stages) for way in (1, -1)}  # until when each is taken
     sends, receives = [0.0] * stages, [0.0] * stages
     done, running, arrived = [0] * stages, [False] * stages, [set[int]() for _ in range(stages)]
-    free, since, work, ends = list(group.busy), list(group.busy), [0.0] * stages, [0.0] * stages
-    gaps: list[list[tuple[float, float]]] = [[] for _ in range(stages)]
+    free, work, ends = list(group.busy), [0.0] * stages, [0.0] * stages
     events = [(busy, stage, stage, NO_FRAME) for stage, busy in enumerate(group.busy)]  # when, the how manyth, where
     heapq.heapify(events)
     count = stages
@@ -141,16 +126,12 @@ def _undisturbed(group: Group) -> GroupTimes:
         if at < len(program):
             seconds, needed, _, _ = program[at]
             if needed == NO_FRAME or needed in arrived[stage]:
-                if now > since[stage]:
-                    gaps[stage].append((since[stage], now))
                 running[stage] = True
-                free[stage] = since[stage] = now + seconds
+                free[stage] = now + seconds
                 work[stage] += seconds
                 count += 1
                 heapq.heappush(events, (now + seconds, count, stage, NO_FRAME))
-    last = max(ends)
-    idle = tuple((*g, (s, last)) if s < last else tuple(g) for g, s in zip(gaps, since, strict=True))
-    return GroupTimes(ends=(tuple(ends),), work=tuple(work), gaps=idle)
+    return GroupTimes(ends=(tuple(ends),), work=tuple(work))
 
 
 def _timed(group: Group, stage: int) -> list[tuple[float, int, int, int]]:
@@ -205,7 +186,7 @@ def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Fram
 
 @dataclass(slots=True)
 class _Cell:
-    """A cell, or its mirror on the shadow, as it is executed."""
+    """A cell as it is executed."""
 
     place: Place
     run: Run
@@ -213,33 +194,19 @@ class _Cell:
     goes_first: bool = False  # others run the rest of the cell
     done: int = 0
     arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of the frames that are here
-    advance: int = 0  # forwards that take no time, since they were done before
-    whole: int = 0  # backwards, with weight gradients
-    shadow: bool = False  # what a mirror does
     begins: float = 0.0  # the second before which it is not run
-    pieces: int = 0  # layers that are done of the forward that a shadow is in
 
     @property
     def next(self) -> Computed | None:
         return self.program[self.done] if self.done < len(self.program) else None
-
-    def adopt(self, mirror: "_Cell") -> None:
-        """Go on from what a mirror has done, whose backwards are whole."""
-        left = mirror.done
-        while left:
-            left -= not isinstance(self.program[self.done], BackwardWeight)
-            self.done += 1
-        self.whole = sum(isinstance(i, Backward) for i in mirror.program[: mirror.done])
 
 
 @dataclass(slots=True)
 class _Worker:
     cells: list[_Cell] = field(default_factory=list)
     running: _Cell | None = None
-    since: float = 0.0
     free: float = 0.0
     work: float = 0.0
-    gaps: list[tuple[float, float]] = field(default_factory=list)
     alive: bool = True
     sends: float = 0.0  # until when its machine's connections are taken
     receives: float = 0.0
@@ -249,10 +216,9 @@ class _Execution:
     def __init__(self, group: Group, loss: StepLoss | None) -> None:
         self._group, self._loss = group, loss
         self._stages = len(group.forward)
-        self._workers = [_Worker(free=busy, since=busy) for busy in group.busy]
+        self._workers = [_Worker(free=busy) for busy in group.busy]
         self._machines = group.machines or range(len(group.busy))
         self._cells: dict[Place, list[_Cell]] = {}
-        self._mirrors: dict[Place, tuple[int, _Cell]] = {}
         self._log: dict[Place, dict[Frame, int]] = {}  # what has been sent to each cell, and who has it in the log
         self._links: dict[tuple[int, int], float] = {}  # between machines, until when each is taken
         self._ends: dict[Place, float] = {}
@@ -265,11 +231,6 @@ class _Execution:
                 self._cells[d, s] = [
                     self._begun((d, s), run, taken_over=(d, s) in runs) for run in runs.get((d, s), (whole,))
                 ]
-                if group.mirrors and group.mirrors[d][s] >= 0 and group.mirrors[d][s] != worker:
-                    program = one_f_one_b(s, self._stages, range(group.microbatches[d]))
-                    mirror = _Cell((d, s), whole, [*program], shadow=True)
-                    self._mirrors[d, s] = group.mirrors[d][s], mirror
-                    self._workers[group.mirrors[d][s]].cells.append(mirror)
 
     def run(self) -> GroupTimes:
         for number, worker in enumerate(self._workers):
@@ -286,9 +247,7 @@ class _Execution:
     def _times(self) -> GroupTimes:
         rows = range(len(self._group.owners))
         ends = tuple(tuple(self._ends[d, s] for s in range(self._stages)) for d in rows)
-        last = max(max(row) for row in ends)
-        gaps = [(*w.gaps, (w.since, last)) if w.since < last else tuple(w.gaps) for w in self._workers]
-        return GroupTimes(ends=ends, work=tuple(w.work for w in self._workers), gaps=tuple(gaps))
+        return GroupTimes(ends=ends, work=tuple(w.work for w in self._workers))
 
     def _push(self, at: float, happens: Callable[[float], None]) -> None:
         self._count += 1
@@ -317,31 +276,16 @@ class _Execution:
         if worker.running is not None:
             self._finish(number, worker.running, now)
             worker.running = None
-        ready = [cell for cell in worker.cells if cell.begins <= now and self._is_ready(cell)]
+        ready = [cell for cell in worker.cells if cell.next and cell.begins <= now and self._has_input(cell, cell.next)]
         if not ready:
             return
-        cell = min(ready, key=lambda c: (c.shadow, *self._urgency(c), -c.place[1]))
-        seconds = self._seconds(cell)
-        if now > worker.since:
-            worker.gaps.append((worker.since, now))
-        worker.running, worker.free, worker.since = cell, now + seconds, now + seconds
+        cell = min(ready, key=lambda c: (*self._urgency(c), -c.place[1]))
+        assert cell.next is not None
+        stage = cell.place[1]
+        seconds = seconds_of(cell.next, self._group.forward[stage], self._group.backward[stage])
+        worker.running, worker.free = cell, now + seconds
         worker.work += seconds
         self._push(now + seconds, partial(self._turn, number))
-
-    def _seconds(self, cell: _Cell) -> float:
-        """The seconds of what a cell does next; of a mirror's forward those of one layer, as it does one at a time."""
-        instruction, stage = cell.next, cell.place[1]
-        assert instruction is not None
-        whole = seconds_of(instruction, self._group.forward[stage], self._group.backward[stage])
-        if isinstance(instruction, Forward):
-            pieces = self._group.layers[stage] if cell.shadow and self._group.layers else 1
-            return 0.0 if instruction.microbatch < cell.advance else whole / pieces
-        return 0.0 if isinstance(instruction, BackwardWeight) and instruction.microbatch < cell.whole else whole
-
-    def _is_ready(self, cell: _Cell) -> bool:
-        if cell.next is None or (cell.shadow and cell.place in self._ends):
-            return False  # of a cell that has finished the step nothing will be repeated
-        return self._has_input(cell, cell.next)
 
     def _has_input(self, cell: _Cell, instruction: Computed) -> bool:
         frame = awaited(instruction, cell.place[1], self._stages)
@@ -359,67 +303,42 @@ class _Execution:
     def _finish(self, number: int, cell: _Cell, now: float) -> None:
         instruction = cell.next
         assert instruction is not None
-        if not cell.shadow and not any(one is cell for one in self._cells[cell.place]):
+        if not any(one is cell for one in self._cells[cell.place]):
             return  # another worker runs it now
-        if cell.shadow and isinstance(instruction, Forward) and self._group.layers:
-            cell.pieces = (cell.pieces + 1) % self._group.layers[cell.place[1]]
-            if cell.pieces:
-                return
         cell.done += 1
         sent = given(instruction, cell.place, self._stages)
-        if cell.shadow:
-            if sent is not None and self._group.are_parts(cell.place[1], sent[0][1]):
-                self._give_mirror(now, *sent)  # which is on another device of the same worker
-            return
         self._note_end(now, cell.place)
         if sent is None:
             return
         target, frame = sent
         self._log.setdefault(target, {})[frame] = number
-        self._send(now, number, target, frame)
-        known = self._mirrors.get(target)
-        if frame[0] and known is not None and self._machines[known[0]] == self._machines[number]:
-            self._give_mirror(now, target, frame)  # its worker has made the input itself
+        self._travel(now, number, target, frame)
 
     def _note_end(self, now: float, place: Place) -> None:
         if all(one.next is None for one in self._cells[place]):
             self._ends[place] = now
 
-    def _give_mirror(self, now: float, target: Place, frame: Frame) -> None:
-        if target in self._mirrors:
-            shadow, mirror = self._mirrors[target]
-            mirror.arrived.add(frame)
-            self._push(now, partial(self._turn, shadow))
-
     # frames
 
-    def _send(self, now: float, sender: int, target: Place, frame: Frame) -> None:
-        self._travel(now, sender, self._cell(target, frame[1]).run[2], (target, frame, False))
-        inner = self._group.are_parts(target[1], target[1] + 1)  # then its mirror gets it from another mirror
-        if not frame[0] and not inner and target in self._mirrors:
-            self._travel(now, sender, self._mirrors[target][0], (target, frame, True))
-
-    def _travel(self, now: float, sender: int, receiver: int, what: tuple[Place, Frame, bool]) -> None:
-        (_, s), (first, _), _ = what
+    def _travel(self, now: float, sender: int, target: Place, frame: Frame) -> None:
+        receiver = self._cell(target, frame[1]).run[2]
         here, there = self._machines[sender], self._machines[receiver]
         if here == there:
-            self._push(now, partial(self._arrive, receiver, what))
+            self._push(now, partial(self._arrive, receiver, target, frame))
             return
-        network, size = self._group.network, self._group.boundary[s - 1 if first else s]
+        network, size = self._group.network, self._group.boundary[target[1] - frame[0]]
         source, sink = self._workers[here], self._workers[there]
         begin = max(now, self._links.get((here, there), 0.0), source.sends)
         self._links[here, there] = sent = begin + size / network.link(size)
         source.sends = begin + size / network.machine
         sink.receives = max(begin, sink.receives) + size / network.machine
         at = max(sent, sink.receives) + network.latency
-        self._push(at, partial(self._arrive, receiver, what))
+        self._push(at, partial(self._arrive, receiver, target, frame))
 
-    def _arrive(self, receiver: int, what: tuple[Place, Frame, bool], now: float) -> None:
+    def _arrive(self, receiver: int, place: Place, frame: Frame, now: float) -> None:
         """What comes to a worker that does not run the cell any more is lost; the log has it."""
-        place, frame, mirrored = what
-        if mirrored:
-            self._mirrors[place][1].arrived.add(frame)
-        elif (cell := self._cell(place, frame[1])).run[2] == receiver:
+        cell = self._cell(place, frame[1])
+        if cell.run[2] == receiver:
             cell.arrived.add(frame)
         self._turn(receiver, now)
 
@@ -431,9 +350,9 @@ class _Execution:
     def _take_over(self, now: float) -> None:
         """Every sender sends again what a new runner may lack."""
         assert self._loss is not None
-        reused, kept, begun = dict(self._loss.reused), dict(self._loss.kept), list[_Cell]()
+        kept, begun = dict(self._loss.kept), list[_Cell]()
         for place, runs in self._loss.runs:
-            known, before = self._mirrors.pop(place, None), {cell.run: cell for cell in self._cells[place]}
+            before = {cell.run: cell for cell in self._cells[place]}
             for run in before.keys() - set(runs):
                 self._workers[run[2]].cells.remove(before[run])
             keeper, ends, seconds = kept.get(place, (-1, (), 0.0))
@@ -450,15 +369,7 @@ class _Execution:
             if new:
                 self._ends.pop(place, None)
             for cell in new:
-                heir, count = reused.get(place, (cell.run[2], 0))
-                cell.advance = count if cell.run[2] == heir else 0
                 cell.begins = now + seconds if cell.run[2] == keeper else 0.0
-            if known is not None:
-                shadow, mirror = known
-                self._workers[shadow].cells.remove(mirror)
-                for cell in new:
-                    if shadow == cell.run[2] and not cell.goes_first and self._workers[shadow].running is not mirror:
-                        cell.adopt(mirror)
             begun += new
         for cell in begun:
             self._resend(now, cell)
@@ -472,20 +383,10 @@ class _Execution:
         return min([passed_on(microbatches, s, received), *left])
 
     def _resend(self, now: float, cell: _Cell) -> None:
-        """The frames of the neighbours' logs, and what a mirror has done already, of which the others know nothing."""
-        worker, place = cell.run[2], cell.place
+        """The frames of the neighbours' logs."""
         needed = {instruction.microbatch for instruction in cell.program}
-        logged = [(frame, sender) for frame, sender in self._log.get(place, {}).items() if frame[1] in needed]
+        logged = [(frame, sender) for frame, sender in self._log.get(cell.place, {}).items() if frame[1] in needed]
         for frame, sender in sorted(logged, key=lambda sent: (sent[0][1], not sent[0][0])):
             if self._workers[sender].alive:
-                self._travel(now, sender, worker, (place, frame, False))
-        for instruction in cell.program[: cell.done]:
-            sent = given(instruction, place, self._stages)
-            if sent is None:
-                continue
-            target, frame = sent
-            receiver = self._cell(target, frame[1])
-            if frame not in receiver.arrived:
-                self._log.setdefault(target, {})[frame] = worker
-                self._travel(now, worker, receiver.run[2], (target, frame, False))
-        self._note_end(now, place)
+                self._travel(now, sender, cell.place, frame)
+        self._note_end(now, cell.place)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, starmap
 from typing import Final
 
-from bamboo_core.job.spec import JobSpec, RedundancyMode
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.gradient_groups import nodes_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import keeper, kept_by, ranges
@@ -21,7 +21,6 @@ from bamboo_core.planning.steps.devices import devices_of_workers, machine, on_d
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, Run, StepLoss, execute
 
 # Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
-SAFETY, MARGIN = 0.95, 1.1
 ALMOST: Final = 1 - 1e-9  # of what takes at least so long, as sums of floats differ with their order
 
 
@@ -93,7 +92,7 @@ class StepModel:
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
         """The seconds from the begin of one step to that of the next, again and again, with nobody lost."""
-        key = (_shape(plan, layout), layout, plan.stages, plan.mode, plan.device_layers)
+        key = (_shape(plan, layout), layout, plan.stages, plan.device_layers)
         if key not in self._steps:
             self._steps[key] = self._calm(on_devices(plan), layout)
         return self._steps[key]
@@ -122,14 +121,6 @@ class StepModel:
         if not moved:
             return None
         heirs = {cell: plan.at(cell).owner for cell in moved}
-        reused: dict[Place, int] = {}
-        for cell, place in moved.items():
-            if before.mode is RedundancyMode.EAGER_FORWARD and before.at(cell).shadow == heirs[cell]:
-                gaps = self._times(part.group).gaps[part.numbers[heirs[cell]]]
-                at, (row, s) = lost.at.get(before.at(cell).owner, lost.planned), place
-                done = _done_in_advance(part.group, cell.stage, gaps, at)
-                inner = s > 0 and part.group.are_parts(s - 1, s)  # it needs what the part before it has done in advance
-                reused[place] = min(done, reused.get((row, s - 1), 0)) if inner else done
         return StepLoss(
             kept=tuple(
                 (place, (part.numbers[heirs[cell]], *self._kept(before, plan, layout, cell)))
@@ -139,9 +130,6 @@ class StepModel:
             lost=tuple((part.numbers[w], at) for w, at in lost.at.items() if w in part.numbers),
             planned=lost.planned,
             runs=tuple((place, _runs(plan, layout, cell, part.numbers)) for cell, place in moved.items()),
-            reused=tuple(
-                (place, (part.numbers[heirs[cell]], reused[place])) for cell, place in moved.items() if place in reused
-            ),
         )
 
     def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float]:
@@ -249,12 +237,6 @@ class StepModel:
             busy = [0.0] * len(names)
             for worker, number in names.items():
                 busy[number] = sum(stages.update[s] for s in {c.stage for c in plan.owned_by(worker)})
-            mirrors: tuple[tuple[int, ...], ...] = ()
-            if plan.mode is RedundancyMode.EAGER_BACKWARD:
-                mirrors = tuple(
-                    tuple(names.get(plan.at(Cell(d, s)).shadow or "", -1) for s in range(len(plan.stages)))
-                    for d in rows
-                )
             group = Group(
                 forward=stages.forward,
                 backward=stages.backward,
@@ -264,8 +246,6 @@ class StepModel:
                 order=StageOrder(layout.schedule),
                 network=self.figures.network,
                 busy=tuple(busy),
-                mirrors=mirrors,
-                layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
                 machines=_machines(names),
                 runs=tuple(
                     ((d, c.stage), _runs(plan, layout, c, names))
@@ -273,7 +253,6 @@ class StepModel:
                     for c in (Cell(row, s) for s in range(len(plan.stages)))
                     if plan.at(c).portions
                 ),
-                devices=self._spec.worker.devices,
             )
             found.append(PlannedGroup(group, rows, names))
         return found
@@ -392,13 +371,6 @@ def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int
         return ((0, len(own), numbers[assignment.owner]),)
     parts = ranges(layout, cell.pipeline, assignment.portions)
     return tuple((first - own[0], end - own[0], numbers[worker]) for worker, (first, end) in parts)
-
-
-def _done_in_advance(group: Group, stage: int, gaps: Sequence[tuple[float, float]], at: float) -> int:
-    """How many forwards of a stage its shadow has done in its bubbles (`gaps`) until that second."""
-    idle = sum(max(0.0, min(end, at) - begin) for begin, end in gaps if begin < at)
-    took = MARGIN * group.forward[stage]
-    return int(SAFETY * idle / took) if took else group.microbatches[0]
 
 
 def _sums(layout: Layout) -> int:

@@ -8,7 +8,7 @@ from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatch
 from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo_core.planning.profile import ModelFigures, ModelProfile
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.splits.devices import EAGER, device_layers, device_roles
+from bamboo_core.planning.splits.devices import device_layers, device_roles
 from bamboo_core.planning.splits.uneven_split import Ranges
 
 
@@ -60,11 +60,8 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
     replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
     gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
-    ahead = spec.redundancy.mode in EAGER
-    eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
-    redundant = sum(map(in_flight, eager)) + each(eager, "gradients")
     state = each(roles.states, "parameters", "optimizer") + replica
-    return state + gradients + sum(map(in_flight, owned)) + redundant
+    return state + gradients + sum(map(in_flight, owned))
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:

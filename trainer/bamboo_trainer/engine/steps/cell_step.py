@@ -28,46 +28,13 @@ from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.frames.frame import Address, Frame
 from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.memory.host_copies import Copy
-from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.stage.contributions import Recorded
-from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.gradients.partial_sums import resume
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class MadeParts:
-    """Tensors for another device of this worker. made: behind what makes them, if their device runs ahead."""
-
-    parts: Parts
-    made: QueueMark | None
-
-
-@dataclass(slots=True)
-class Shadow:
-    """Work on one step of a cell that another worker runs. forwardings: begun; outputs, gradients: done, or given to
-    the device to do.
-
-    given, returned: these once more, for the parts of the stage behind the cell and before it, if there are any.
-    """
-
-    cell: Cell
-    step: int
-    layout: Layout
-    work: Work
-    forwardings: dict[int, Forwarding] = field(default_factory=dict)
-    outputs: dict[int, Parts] = field(default_factory=dict)
-    gradients: dict[int, Parts] = field(default_factory=dict)
-    given: dict[int, MadeParts] = field(default_factory=dict)
-    returned: dict[int, MadeParts] = field(default_factory=dict)
-
-    @classmethod
-    def begin(cls, cell: Cell, step: int, layout: Layout, stage: Stage) -> Self:
-        return cls(cell, step, layout, stage.begin(layout.split[cell.pipeline], layout.bounds))
 
 
 @dataclass(slots=True)
@@ -79,14 +46,10 @@ class TakeoverProgress:
     until: float
     forwards: int = 0
     backwards: int = 0
-    reused: int = 0  # forwards and backwards that had been computed in advance
 
-    def count(self, instruction: Instruction, *, reused: bool) -> None:
-        if reused:
-            self.reused += 1
-        else:
-            self.forwards += isinstance(instruction, Forward)
-            self.backwards += isinstance(instruction, Backward)
+    def count(self, instruction: Instruction) -> None:
+        self.forwards += isinstance(instruction, Forward)
+        self.backwards += isinstance(instruction, Backward)
 
     def repeated_elsewhere(self, microbatches: int) -> None:
         """Others have repeated so many."""
@@ -107,7 +70,6 @@ class CellStep:
     """predecessor: the live worker that ran the cell before and still owes its last gradients.
 
     inputs: of each of the program's instructions, the frames that it takes in.
-    ahead: what was computed in advance, before this worker had to run the cell.
     since: the step with which this worker began to run the cell. in_midstep: it began in the middle of a step, so
     others wait for what it repeats. evaluations: instructions at the program's beginning that evaluate the state,
     before the step itself.
@@ -134,7 +96,6 @@ class CellStep:
     finished: bool = False
     since: int = 0
     in_midstep: bool = False
-    ahead: Shadow | None = None
     evaluations: int = 0
     portions: tuple[Portion, ...] = ()
     is_portion: bool = False
@@ -169,7 +130,7 @@ class CellStep:
         tied_to: the other stages that share parameters with this one.
         """
         self.step, self.layout, self.done, self.kept = stage.values.version, layout, 0, 0
-        self.final = self.figures = self.ahead = None
+        self.final = self.figures = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program, self.evaluations = [], 0
         resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
@@ -223,11 +184,6 @@ class CellStep:
         del self.program[self.done : self.done + left], self.inputs[self.done : self.done + left]
         self.evaluations -= left
 
-    @property
-    def place(self) -> int:
-        """The place of the next instruction in the step's program; below 0 in the evaluation before it."""
-        return self.done - self.evaluations
-
     def accept(self, frame: Frame, stage: Stage | None) -> None:
         """Keep what is new; the first copy wins. stage: if its state is here. Raises RefusedFrame.
 
@@ -239,49 +195,12 @@ class CellStep:
         if address.step >= self.step and address not in self.consumed:
             self.inbox.setdefault(address, frame)
 
-    def adopt(self, shadow: Shadow) -> None:
-        """Go on from what was computed in advance for this very step.
-
-        A portion takes forwards only: backwards are in the shadow's own sums, and have used its forwards up.
-        """
-        if self.is_portion and shadow.gradients:
-            return
-        if shadow.step == self.step and shadow.layout == self.layout and self.program:
-            self.ahead = shadow
-            if not self.is_portion:
-                self.work = shadow.work
-
-    def is_ahead(self, instruction: Instruction) -> bool:
-        """Has it been computed in advance?"""
-        if self.ahead is None:
-            return False
-        match instruction:
-            case Forward(m):
-                return m in self.ahead.outputs
-            case Backward(m):
-                return m in self.ahead.gradients
-            case _:
-                return False
-
-    def has_begun_ahead(self, instruction: Instruction) -> bool:
-        """Is a part of it computed in advance, so that it needs no input any more?"""
-        if self.ahead is None:
-            return False
-        begun = isinstance(instruction, Forward) and instruction.microbatch in self.ahead.forwardings
-        return begun or self.is_ahead(instruction)
-
     def lacking(self, end: int | None = None) -> list[Address]:
         """The addresses of frames that are not here and that the instructions from the next one on take in. end: before
         which instruction of the program to stop; None for all.
         """
-        left = slice(self.done, end)
-        return [
-            address
-            for instruction, addresses in zip(self.program[left], self.inputs[left], strict=True)
-            if not self.has_begun_ahead(instruction)
-            for address in addresses
-            if address not in self.inbox
-        ]
+        inputs = self.inputs[self.done : end]
+        return [address for addresses in inputs for address in addresses if address not in self.inbox]
 
     @property
     def has_inputs(self) -> bool:
@@ -290,15 +209,7 @@ class CellStep:
 
     def _has_inputs_of(self, place: int) -> bool:
         """Are all frames here that the program's instruction at that place takes in?"""
-        if self.ahead is not None and self.has_begun_ahead(self.program[place]):
-            return True
         return all(address in self.inbox for address in self.inputs[place])
-
-    def drop_inputs(self) -> None:
-        """The frames that the next instruction takes in are no longer needed, whether they have arrived or not."""
-        for address in self.inputs[self.done]:
-            self.consumed.add(address)
-            self.inbox.pop(address, None)
 
     def take_input(self) -> Parts | None:
         """The tensors of the one frame that the next instruction takes in; None if it takes none."""

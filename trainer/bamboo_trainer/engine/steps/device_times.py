@@ -1,53 +1,50 @@
 """When the devices of this worker are busy, and with what, where they run ahead of the host.
 
-The host only gives them work to do. Marks between the pieces of it say afterwards what each took, and how long a device
-had nothing to do before; nobody waits for them, as one thread serves all devices.
+The host only gives them work to do. Marks between the pieces of it say afterwards what each took; nobody waits for
+them, as one thread serves all devices.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
+from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.task import Parts
 
-Took = Callable[[float, float], None]  # the seconds of a piece of work, and those without any of the schedule's before
+Took = Callable[[float], None]  # the seconds of a piece of work
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A piece of work between two marks. before: behind what the schedule had the device do before it."""
+    """A piece of work between two marks."""
 
     begin: QueueMark
     end: QueueMark
-    before: QueueMark
     took: Took
 
 
 @dataclass(slots=True)
 class _Device:
     """anchor: a mark that was made while nothing was left to do, and when that was. last: behind all that the device
-    was given. scheduled: behind the last of that which the schedule demands; freed: when that was done, once it is
-    known.
+    was given.
     """
 
     anchor: tuple[QueueMark, float] | None = None
     last: QueueMark | None = None
-    scheduled: QueueMark | None = None
-    freed: float | None = None
     measured: deque[_Measured] = field(default_factory=deque)
 
     @property
-    def busy(self) -> bool:
-        return self.last is not None and not self.last.done()
-
-    def look(self) -> None:
-        """Find out when what the schedule demands was done."""
-        if self.freed is None and self.anchor and self.scheduled and self.scheduled.done():
-            mark, at = self.anchor
-            self.freed = at + self.scheduled.since(mark)
+    def freed(self) -> float | None:
+        """When it had done all that it was given; None if it has not, or nothing was."""
+        if self.anchor is None or self.last is None or not self.last.done():
+            return None
+        mark, at = self.anchor
+        return at + self.last.since(mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +63,36 @@ class DeviceTimes:
         self._clock = clock
         self._devices = tuple(_Device() for _ in range(devices))
 
-    def begin(self, stage: Stage, *, with_inputs: bool = False) -> BegunWork:
-        """The stage's device is about to be given work. with_inputs: a part of it is to wait for the first inputs."""
+    def begin(self, stage: Stage) -> BegunWork:
+        """The stage's device is about to be given work."""
         device = self._of(stage.values.index)
-        device.look()
         mark, now = stage.mark(), self._clock()
-        if not device.busy and (device.scheduled is None or device.freed is not None):
+        if device.last is None or device.last.done():
             device.anchor = (mark, now)
-        if not with_inputs:
-            stage.mark_inputs()
+        stage.mark_inputs()
         return BegunWork(device, stage, mark)
 
-    def end(
-        self, begun: BegunWork, took: Took | None = None, *, scheduled: bool = True, tells: bool = False
-    ) -> QueueMark:
-        """It was given that. took: is told of it, later. scheduled: the schedule demands it. tells: the engine is woken
-        when it is done.
-        """
+    def end(self, begun: BegunWork, took: Took | None = None) -> None:
+        """It was given that. took: is told of it, later."""
         device, entry = begun.device, begun.stage.take_entry() or begun.mark
-        end, before = begun.stage.mark(tells=tells), device.scheduled or begun.mark
-        device.last = end
-        if scheduled:
-            device.scheduled, device.freed = end, None
+        device.last = end = begun.stage.mark()
         if took is not None:
-            device.measured.append(_Measured(entry, end, before, took))
-        return end
+            device.measured.append(_Measured(entry, end, took))
+
+    def forward_by_layer(
+        self, stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None, timer: StageTimer
+    ) -> Parts:
+        """Do what `Stage.forward` does, with the same bits, and tell the timer what each layer took. place: step and
+        microbatch.
+        """
+        forwarding = stage.start(*place, inputs)
+        while not forwarding.done:
+            with self._measuring(stage, timer.now, partial(timer.ran_layer, stage.values.index, forwarding.layer)):
+                stage.advance(forwarding)
+        return stage.complete(work, forwarding)
 
     @contextmanager
-    def measuring(self, stage: Stage, now: Callable[[], float], took: Callable[[float], None]) -> Iterator[None]:
+    def _measuring(self, stage: Stage, now: Callable[[], float], took: Took) -> Iterator[None]:
         """Measure what is done inside: of a device that runs ahead by marks, told later; of this thread by `now`."""
         if not stage.runs_ahead:
             begun = now()
@@ -102,38 +101,23 @@ class DeviceTimes:
             return
         begin = stage.mark()
         yield
-        measured = _Measured(begin, stage.mark(), begin, lambda seconds, _: took(seconds))
-        self._of(stage.values.index).measured.append(measured)
+        self._of(stage.values.index).measured.append(_Measured(begin, stage.mark(), took))
 
     def collect(self) -> None:
         """Tell of the pieces of work that are done by now."""
         for device in self._devices:
             while device.measured and device.measured[0].end.done():
                 piece = device.measured.popleft()
-                piece.took(piece.end.since(piece.begin), piece.begin.since(piece.before))
+                piece.took(piece.end.since(piece.begin))
 
     def forget(self) -> None:
         """Roles have changed: what is being measured says nothing any more."""
         for device in self._devices:
             device.measured.clear()
 
-    def busy(self, stage: int) -> bool:
-        """Has the device that runs that device stage something left to do?"""
-        return self._of(stage).busy
-
     def freed(self, stage: int) -> float | None:
-        """When that device had done what the schedule demands; None if it has not, or nothing was."""
-        device = self._of(stage)
-        device.look()
-        return device.freed
-
-    def idle(self, stage: int) -> float:
-        """How long nothing that the schedule demands is left to do there; without end if nothing was."""
-        device = self._of(stage)
-        device.look()
-        if device.scheduled is None:
-            return math.inf
-        return 0.0 if device.freed is None else self._clock() - device.freed
+        """When the device that runs that device stage had done all that it was given; None if it has not."""
+        return self._of(stage).freed
 
     def _of(self, stage: int) -> _Device:
         return self._devices[stage % len(self._devices)]

@@ -12,7 +12,6 @@ from bamboo_core.planning.portions import changed_cells, passed_on
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Forward,
-    Instruction,
     ReportReady,
 )
 from bamboo_trainer.commit.committer import Committer
@@ -20,12 +19,11 @@ from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
-from bamboo_trainer.engine.steps.bubble_budget import Slot
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, TakeoverProgress
-from bamboo_trainer.engine.steps.device_times import DeviceTimes, Took
+from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
-from bamboo_trainer.engine.steps.redundant_work import RedundantWork
+from bamboo_trainer.engine.steps.rehearsals import Rehearsals
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import REDUCED, Address, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.routing.outbox import Outbox
@@ -44,14 +42,14 @@ class Executor:
         states: StageStates,
         committer: Committer,
         replicator: Replicator,
-        redundant: RedundantWork,
+        rehearsals: Rehearsals,
         spots: SpotChecks,
         timer: StageTimer,
         devices: DeviceTimes,
         ports: Ports,
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
-        self._committer, self._replicator, self._redundant = committer, replicator, redundant
+        self._committer, self._replicator, self._rehearsals = committer, replicator, rehearsals
         self._observer, self._clock, self._timer, self._devices = ports.observer, ports.clock, timer, devices
         self._coordinator = ports.coordinator
         self._wanted = ports.steps
@@ -61,7 +59,7 @@ class Executor:
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
-        self._portions = PortionSteps(plan, states, committer, lambda: redundant.shadows)
+        self._portions = PortionSteps(plan, states, committer)
         self._changed: dict[Cell, int] = {}  # in which step a plan in the middle of it has given a cell to others
         self.handed_over: dict[Cell, Frame] = {}
         self._runnable: list[CellStep] | None = None  # steps that may run; None: to be found out
@@ -141,8 +139,6 @@ class Executor:
         cell_step.since = (
             first if cell_step.step <= last else cell_step.step
         )  # the log keeps what was sent when the cell was run here
-        if cell in self._redundant.shadows and not cell_step.portions:
-            cell_step.adopt(self._redundant.shadows[cell])
         if old is not None:
             now = self._clock()
             cell_step.takeover = TakeoverProgress(arrived, now, now)
@@ -276,12 +272,6 @@ class Executor:
             return ()
         return tuple(cell_step for cell_step in cell_steps if cell_step.step < self.steps)
 
-    def beside(self, cell_step: CellStep) -> tuple[CellStep, ...]:
-        """The other parts of the stage that is run here, if the cell is one of them."""
-        active = self.active() if self._plan.devices > 1 else ()
-        others = tuple(one for one in active if one is not cell_step)
-        return others if len(others) < len(active) else ()
-
     def cell_steps(self) -> Iterator[CellStep]:
         """The steps of the cells that are run here, and of portions of cells."""
         yield from self.cells.values()
@@ -365,23 +355,21 @@ class Executor:
         assert instruction is not None
         name, microbatch = type(instruction).__name__, getattr(instruction, "microbatch", 0)
         if cell_step.takeover:
-            begun_ahead = cell_step.has_begun_ahead(instruction)
-            inputs = [] if begun_ahead else [cell_step.inbox[a] for a in cell_step.inputs[cell_step.done]]
+            inputs = [cell_step.inbox[a] for a in cell_step.inputs[cell_step.done]]
             first = not isinstance(instruction, AddPartialSums)
             if first and inputs and not any(f.again or self._is_repeated_here(f.address) for f in inputs):
                 self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
             elif first:
-                cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
+                cell_step.takeover.count(instruction)
             else:
                 cell_step.takeover.repeated_elsewhere(self._portions.elsewhere(cell_step))
         elif taken := self._shared_takeover(cell_step):
-            taken.count(instruction, reused=cell_step.is_ahead(instruction))
-        begun, stage = self._clock(), self._states.stage(cell_step.cell.stage)
-        work_begun, slot = self._timer.now(), (cell_step.cell, cell_step.place)
-        self._redundant.end_wait(cell_step, self.beside(cell_step), begun)
+            taken.count(instruction)
+        begun, stage = self._timer.now(), self._states.stage(cell_step.cell.stage)
+        self._rehearsals.end_wait()
         given = self._devices.begin(stage) if stage is not None and stage.runs_ahead else None
         self._observer.started(name, cell_step.cell, cell_step.step, microbatch)
-        ordinary = self._is_ordinary(cell_step, instruction)
+        ordinary = self._is_ordinary(cell_step)
         by_layer = ordinary and self._is_run_by_layer(cell_step, stage)
         if by_layer and isinstance(instruction, Forward):
             self._instructions.forward_by_layer(cell_step, instruction, self._timer)
@@ -389,20 +377,15 @@ class Executor:
             self._instructions.execute(cell_step, instruction)
         cell_step.done += 1
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
-        ended, whole = self._clock(), ordinary and not by_layer
-        layers = stage.values.end - stage.values.first if stage and isinstance(instruction, Forward) else 0
+        whole, took = ordinary and not by_layer, partial(self._timer.ran, cell_step.cell.stage, instruction)
         if given:
-            waited = self.measured_wait(cell_step, slot)
-            took = partial(self._device_took, instruction, slot[0].stage, layers, waited, whole=whole)
-            self._devices.end(given, took, tells=self._redundant.works_ahead)
+            self._devices.end(given, took if whole else None)
         elif whole:
-            self._timer.ran(cell_step.cell.stage, instruction, self._timer.now() - work_begun)
+            took(self._timer.now() - begun)
         if cell_step.takeover:
-            cell_step.takeover.until = ended
+            cell_step.takeover.until = self._clock()
             if cell_step.next is None:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
-        if layers and not given:
-            self._redundant.budget.ran_forward(ended - begun, layers)
 
     def _shared_takeover(self, portion: CellStep) -> TakeoverProgress | None:
         """Return the takeover that a portion belongs to, if this worker owns its cell."""
@@ -417,41 +400,9 @@ class Executor:
             return False
         return self.cells[source].takeover is not None
 
-    def measured_wait(self, cell_step: CellStep, slot: Slot | None = None) -> Took | None:
-        """Who is told of the wait of a device that runs ahead before the cell's next instruction, or that in the slot,
-        in a step that measures it.
-        """
-        if not self._redundant.budget.measures(cell_step.step):
-            return None
-        where = slot or (cell_step.cell, cell_step.place)
-        return lambda _, idle: self._redundant.budget.waited(where, idle)
-
-    def _device_took(
-        self,
-        instruction: Instruction,
-        stage: int,
-        layers: int,
-        waited: Took | None,
-        seconds: float,
-        idle: float,
-        *,
-        whole: bool,
-    ) -> None:
-        """What a device that runs ahead took for an instruction, and waited before it. layers: of a forward. whole:
-        the instruction says what that stage takes.
-        """
-        if waited is not None:
-            waited(seconds, idle)
-        if whole:
-            self._timer.ran(stage, instruction, seconds)
-        if layers:
-            self._redundant.budget.ran_forward(seconds, layers)
-
-    def _is_ordinary(self, cell_step: CellStep, instruction: Instruction) -> bool:
-        """Is it nothing that is repeated, or was computed in advance, or belongs to a takeover?"""
-        if cell_step.takeover or cell_step.has_begun_ahead(instruction):
-            return False
-        return cell_step.step > self._committer.log.newest
+    def _is_ordinary(self, cell_step: CellStep) -> bool:
+        """Is the next instruction none that is repeated, or belongs to a takeover?"""
+        return cell_step.takeover is None and cell_step.step > self._committer.log.newest
 
     def _is_run_by_layer(self, cell_step: CellStep, stage: Stage | None) -> bool:
         if not isinstance(cell_step.next, Forward) or stage is None or not stage.has_run:
@@ -464,7 +415,7 @@ class Executor:
         takeover, cell_step.takeover = cell_step.takeover, None
         assert takeover is not None
         stage, plan = self._states.stage(cell_step.cell.stage), self._plan.current
-        if stage is not None and stage.runs_ahead and (takeover.forwards or takeover.backwards or takeover.reused):
+        if stage is not None and stage.runs_ahead and (takeover.forwards or takeover.backwards):
             stage.wait()  # for what is repeated, once: until then the device kept the order
             takeover.until = max(takeover.until, self._devices.freed(cell_step.cell.stage) or 0.0)
         taken = TakenOver(
@@ -474,7 +425,6 @@ class Executor:
             reform_ms=(takeover.applied - takeover.arrived) * 1e3,
             recompute_ms=(takeover.until - takeover.applied) * 1e3,
             forwards=takeover.forwards,
-            reused=takeover.reused,
             backwards=takeover.backwards,
         )
         self._coordinator.tell(taken)

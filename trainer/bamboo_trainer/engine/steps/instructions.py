@@ -1,7 +1,6 @@
 """What each instruction does: one method per instruction, found by its type."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -91,13 +90,11 @@ class Instructions:
     def forward_by_layer(self, cell_step: CellStep, instruction: Forward, timer: StageTimer) -> None:
         """Do what `execute` does, with the same bits, but measure each layer by itself."""
         stage, work = self._parts(cell_step)
-        s, m = cell_step.cell.stage, instruction.microbatch
+        m = instruction.microbatch
         stage.expect(self._coming(cell_step))
-        forwarding = stage.start(cell_step.step, m, cell_step.take_input())
-        while not forwarding.done:
-            with self._devices.measuring(stage, timer.now, partial(timer.ran_layer, s, forwarding.layer)):
-                stage.advance(forwarding)
-        self._send_on(cell_step, m, stage.complete(work, forwarding))
+        place = (cell_step.step, m)
+        outputs = self._devices.forward_by_layer(stage, work, place, cell_step.take_input(), timer)
+        self._send_on(cell_step, m, outputs)
 
     def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:
         assert cell_step.work is not None
@@ -107,17 +104,7 @@ class Instructions:
         stage, work = self._parts(cell_step)
         m = instruction.microbatch
         stage.expect(self._coming(cell_step))
-        if cell_step.ahead and cell_step.is_ahead(instruction):
-            cell_step.drop_inputs()
-            outputs = cell_step.ahead.outputs.pop(m)
-            work.adopt(m, cell_step.ahead.work)
-        elif cell_step.ahead and m in cell_step.ahead.forwardings:
-            cell_step.drop_inputs()
-            forwarding = cell_step.ahead.forwardings.pop(m)
-            while not forwarding.done:
-                stage.advance(forwarding)
-            outputs = stage.complete(work, forwarding)
-        elif self._spots.wants(cell_step, m):
+        if self._spots.wants(cell_step, m):
             outputs = self._spots.forward(cell_step, stage, m, cell_step.take_input())
         else:
             outputs = stage.forward(work, cell_step.step, m, cell_step.take_input())
@@ -150,18 +137,13 @@ class Instructions:
     def _backward(self, cell_step: CellStep, instruction: Backward) -> None:
         stage, work = self._parts(cell_step)
         (d, s), m = cell_step.cell, instruction.microbatch
-        if cell_step.ahead and cell_step.is_ahead(instruction):
-            cell_step.drop_inputs()
-            inputs = cell_step.ahead.gradients.pop(m)
-        else:
-            spot, given = self._spots.is_made(cell_step, m), cell_step.take_input()
-            postpone = isinstance(instruction, BackwardInput) and not spot
-            inputs = stage.backward(work, cell_step.step, m, given, postpone=postpone)
-            if spot:
-                self._spots.backward(cell_step, m, given, inputs)
+        spot, given = self._spots.is_made(cell_step, m), cell_step.take_input()
+        postpone = isinstance(instruction, BackwardInput) and not spot
+        inputs = stage.backward(work, cell_step.step, m, given, postpone=postpone)
+        if spot:
+            self._spots.backward(cell_step, m, given, inputs)
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
-
         self._give_to_keeper(cell_step, work)
 
     def _weight_gradients(self, cell_step: CellStep, instruction: BackwardWeight) -> None:

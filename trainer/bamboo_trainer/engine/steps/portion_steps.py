@@ -1,11 +1,11 @@
 """The portions of cells that this worker runs beside its own: see `bamboo_core.planning.portions`."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 
 from bamboo_core.planning.plan import Cell, Layout, Plan
 from bamboo_core.planning.portions import Range, keeper, kept_by, ranges
 from bamboo_trainer.commit.committer import Committer
-from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
+from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.frame_fit import check_sum
 from bamboo_trainer.engine.steps.kept_sums import KeptSums
 from bamboo_trainer.frames.frame import Address, Frame
@@ -22,16 +22,13 @@ class PortionSteps:
     portion is run.
     """
 
-    def __init__(
-        self, plan: PlanState, states: StageStates, committer: Committer, shadows: Callable[[], Mapping[Cell, Shadow]]
-    ) -> None:
-        """committer: knows the layout of a step. shadows: what has been computed of cells in advance."""
-        self._plan, self._states, self._committer, self._shadows = plan, states, committer, shadows
+    def __init__(self, plan: PlanState, states: StageStates, committer: Committer) -> None:
+        """committer: knows the layout of a step."""
+        self._plan, self._states, self._committer = plan, states, committer
         self.kept = KeptSums()
         self.steps: dict[tuple[Cell, Range], CellStep] = {}
         self._awaited: dict[Cell, int] = {}  # cells of which a keeper gives this worker its sums; in which step
         self._given: dict[Cell, int] = {}  # those of which it has, likewise
-        self._ahead: dict[Cell, Shadow] = {}  # what has been computed of them in advance
         self._resumed: dict[tuple[Cell, Range], object] = {}  # of those that are not run whole, who is beside the cell
         self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
 
@@ -48,8 +45,6 @@ class PortionSteps:
             stage, is_mine = self._states.stage(cell.stage), self._plan.owner(cell) == self._plan.worker
             if is_mine and plan.at(cell).portions and stage and old and kept_by(old, self._plan.owner, cell):
                 self._awaited[cell] = stage.values.version
-                if cell in self._shadows():
-                    self._ahead[cell] = self._shadows()[cell]
 
     def kept_all(self, address: Address) -> bool:
         """A cell's keeper has given all that it has kept. False if nothing waits for that."""
@@ -65,7 +60,6 @@ class PortionSteps:
         """
         plan = self._plan.current
         old, self.steps = self.steps, {}
-        self._ahead = {c: one for c, one in self._ahead.items() if one.step > self._committer.log.newest}
         for cell in plan.cells():
             portions, stage = plan.at(cell).portions, self._states.stage(cell.stage)
             if not portions or stage is None or stage.values.version >= before:
@@ -93,10 +87,7 @@ class PortionSteps:
         self._resumed.pop(key, None)
         if kept:
             self._resumed[key] = beside
-        found = CellStep.of_portion(cell, self._plan.stages, layout, (first, end), stage, kept)
-        if shadow := self._shadows().get(cell, self._ahead.get(cell)):
-            found.adopt(shadow)
-        return found
+        return CellStep.of_portion(cell, self._plan.stages, layout, (first, end), stage, kept)
 
     def elsewhere(self, owned: CellStep) -> int:
         """Return how many of a shared cell's microbatches others run."""

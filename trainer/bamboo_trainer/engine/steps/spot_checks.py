@@ -75,7 +75,7 @@ class SpotChecks:
         cell, layout, stage = cell_step.cell, cell_step.layout, self._states.stage(cell_step.cell.stage)
         if layout is None or stage is None or not stage.has_run:
             return False
-        if cell_step.is_portion or cell_step.portions or cell_step.takeover or cell_step.ahead:
+        if cell_step.is_portion or cell_step.portions or cell_step.takeover:
             return False
         if cell_step.step in self._log.commits or microbatch != layout.split[cell.pipeline][0]:
             return False

@@ -1,0 +1,118 @@
+"""What a worker runs of stages that it holds replicas of, while it has nothing else to do.
+
+Once, before it matters, a forward and a backward: what runs for the first time is slow, and must not be so in a
+takeover. Then, in one step of `PERIOD`, a forward whose layers are timed: workers of one pipeline run different layers,
+and are compared by those that two of them have run (see `bamboo_core.planning.splits.speeds`).
+
+A worker has made the inputs of the stage behind its own. With several devices it has, beside each part of its own
+stage, the part of the next one that is on the same device: what these parts give each other they get from each other's
+rehearsals.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from bamboo_core.planning.plan import Cell
+from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.steps.cell_step import CellStep
+from bamboo_trainer.engine.steps.device_times import DeviceTimes
+from bamboo_trainer.frames.frame import Address, FrameKind
+from bamboo_trainer.routing.message_log import MessageLog
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.task import Parts
+
+PERIOD: Final = 8  # steps
+
+Place = tuple[Cell, int, int]  # cell, step and microbatch
+
+
+class Rehearsals:
+    """log: what this worker has sent."""
+
+    def __init__(
+        self,
+        plan: PlanState,
+        log: MessageLog,
+        states: StageStates,
+        observer: Observer,
+        timer: StageTimer,
+        devices: DeviceTimes,
+    ) -> None:
+        self._plan, self._log, self._states = plan, log, states
+        self._observer, self._timer, self._devices = observer, timer, devices
+        self._is_idle = False
+        self._disturbed: int | None = None  # the step in which roles have changed
+        self._timed: dict[Cell, int] = {}  # the newest step in which a cell's forward was timed
+        self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step, what the one before gave in a rehearsal
+
+    def take_roles(self, step: int, *, first: bool) -> None:
+        """The plan in force is new; it came in that step. first: of the job."""
+        self._disturbed = None if first else step
+        self._timed.clear()
+
+    def begin_wait(self) -> None:
+        """Nothing that must be done is ready."""
+        if not self._is_idle:
+            self._is_idle = True
+            self._observer.event("Idle")
+
+    def end_wait(self) -> None:
+        """An instruction, or the commit of a step, has come."""
+        self._is_idle = False
+
+    def turn(self, active: Sequence[CellStep]) -> bool:
+        """Rehearse one of the stages of which this worker holds replicas; False if none is due. active: the one stage
+        that is run here, in its parts.
+        """
+        self._devices.collect()
+        return any(self._rehearse_behind(one) for one in reversed(active))
+
+    def _rehearse_behind(self, active: CellStep) -> bool:
+        """The cell of the next stage that is on the active one's device, as it is before that step.
+
+        Not in a step in which roles have changed: others may wait for what this worker is about to repeat.
+        """
+        plan, layout, step = self._plan.current, active.layout, active.step
+        (d, s), devices = active.cell, self._plan.devices
+        cell = Cell(d, (s + devices) % len(plan.stages))  # the next one in the ring
+        if layout is None or step == self._disturbed or cell == active.cell:
+            return False
+        stage = self._states.stage(cell.stage) if plan.at(cell).shadow == self._plan.worker else None
+        if stage is None or stage.values.version != step or self._states.has_final(cell.stage, step):
+            return False
+        is_new = not self._states.by_stage[cell.stage].rehearsed
+        if not is_new and (step % PERIOD or self._timed.get(cell) == step):
+            return False
+        place = (cell, step, layout.split[d][0])
+        inputs = self._given.pop((cell, step), None) or self._sent(place)
+        if inputs is None and cell.stage > 0:
+            return False
+        self._timed[cell] = step
+        outputs = self._run(stage, place, inputs, is_timed=not is_new)
+        behind = Cell(d, cell.stage + 1)
+        if self._plan.are_parts((cell, behind)):
+            self._given = {(behind, step): tuple(part.cpu() for part in outputs)}
+        return True
+
+    def _sent(self, place: Place) -> Parts | None:
+        """The inputs of a cell's microbatch, if this worker has sent them."""
+        frame = self._log.get(Address(FrameKind.ACTIVATION, *place[0], *place[1:]))
+        return frame.tensors if frame else None
+
+    def _run(self, stage: Stage, place: Place, inputs: Parts | None, *, is_timed: bool) -> Parts:
+        """Returns the outputs. is_timed: that is what it is run for."""
+        self._states.begin_rehearsal(stage.values.index)
+        self._observer.started("Rehearsal", *place)
+        given = self._devices.begin(stage) if stage.runs_ahead else None
+        if is_timed:
+            work = stage.begin([place[2]], [place[2], place[2] + 1])
+            outputs = self._devices.forward_by_layer(stage, work, place[1:], inputs, self._timer)
+        else:
+            outputs = stage.rehearse(*place[1:], inputs)
+        if given:
+            self._devices.end(given)
+        self._observer.finished("Rehearsal", *place)
+        return outputs
