@@ -21,6 +21,24 @@ def test_a_job_that_stands_still_says_who_waits_for_what() -> None:
     assert "w1 is waiting for rain" in world.finish.message
 
 
+def test_a_long_step_goes_on_as_long_as_microbatches_are_finished() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    limit = world.spec.progress_deadline_seconds
+    for backwards in range(1, 4):
+        world.now += limit - 1
+        for worker in world.state.workers:
+            world.tell(Received(worker, protocol.Heartbeat(step=1, backwards=backwards * (worker == "w0"))))
+        world.tell(Tick())
+        assert world.finish is None
+    world.now += limit + 1
+    for worker in world.state.workers:
+        world.tell(Received(worker, protocol.Heartbeat(step=1, backwards=3 * (worker == "w0"))))
+    world.tell(Tick())
+    assert world.finish is not None
+    assert world.finish.reason == "ProgressDeadlineExceeded"
+
+
 def test_a_spare_worker_whose_replicas_are_in_step_is_on_standby() -> None:
     world = World(1, 1, 1)
     world.settle()

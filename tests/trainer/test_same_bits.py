@@ -479,7 +479,6 @@ def test_a_loss_at_any_instruction_changes_no_bit(name: str, column: str, table:
 @pytest.mark.parametrize(
     ("name", "instruction"),
     [
-        ("gradients in bf16", "SyncReplicas"),
         ("running buffers", "ReduceGradients"),
         ("unused parameters", "ReduceGradients"),
         ("compiled, postponed", "OptimizerStep"),

@@ -91,6 +91,7 @@ class Heartbeat(Message, frozen=True):
     times: Annotated[tuple[StageTimes, ...], msgspec.Meta(max_length=MOST_TIMES)] | None = None
     headroom: Seconds | None = None  # how many times as much memory as now there is for it; None if that is not known
     traffic: SentTraffic | None = None  # what it has sent to other workers; None before it has seen a step
+    backwards: Count = 0  # microbatches that it has run back since it began
 
 
 class PeerDown(Message, frozen=True):

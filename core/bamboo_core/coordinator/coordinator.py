@@ -228,9 +228,10 @@ def _tick(turn: Turn) -> None:
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
     restoring.check_deadline(turn)
-    if state.phase == "Running" and limit and now - state.progress.last_at > limit and not waited:
+    since = max(state.progress.last_at, *(record.worked_at for record in state.workers.values()), 0.0)
+    if state.phase == "Running" and limit and now - since > limit and not waited:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
-        turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
+        turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"nothing was trained for {limit} s: {doing}")
     if not waited:
         hint(turn)
     weights.check_deadline(turn)

@@ -307,7 +307,7 @@ class JobSpec:
     backoff_limit: Annotated[int, Integer(0)] = 6
     """More failures of workers without a committed step in between end the job. A lost node is no failure."""
     progress_deadline_seconds: Annotated[int, Integer()] = 1800
-    """How long it may go without a committed step before it fails."""
+    """How long no worker may finish a microbatch before the job fails. A step may take as long as it needs."""
     ttl_seconds_after_finished: Annotated[int | None, Integer(0)] = None
     """How long after its end the job is deleted; by default never."""
 

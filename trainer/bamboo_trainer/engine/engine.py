@@ -299,6 +299,11 @@ class Engine:
         return newest.origin if newest else 0
 
     @property
+    def backwards(self) -> int:
+        """Microbatches that were run back here, since this worker took part."""
+        return self.components.executor.backwards if self.components else 0
+
+    @property
     def step(self) -> int:
         """So many are committed, as far as this worker knows; the next one is in progress."""
         if self._beginning:

@@ -384,7 +384,16 @@ class WorkerAgent:
         room = headroom(self.devices) if times else None
         step, memory = self.engine.step, memory_of(self.devices)
         traffic = self.traffic.now(step, self.transport.sent)
-        return Heartbeat(step=step, doing=doing, memory=memory, busy=busy, times=times, headroom=room, traffic=traffic)
+        return Heartbeat(
+            step=step,
+            doing=doing,
+            memory=memory,
+            busy=busy,
+            times=times,
+            headroom=room,
+            traffic=traffic,
+            backwards=self.engine.backwards,
+        )
 
     def _on_term(self, *_: object) -> None:
         """SIGTERM is a notice: the worker hands over its stages within the grace period. Until that is over a further

@@ -66,7 +66,7 @@ class SimulatedTraining:
         self._kept: list[CheckpointId] = []
         self._cut_state: CheckpointId | None = None  # the newest cut, and the layers that workers have of it
         self._copies: dict[WorkerId, frozenset[int]] = {}
-        self._checkpoints = 0
+        self._checkpoints = self._backwards = 0
         self._timed: tuple[object, int] = None, 0  # the grid whose steps are told one by one, since which step
         self._counted = (-1, -1), ZoneTraffic()  # of the epoch and generation before it, a step's traffic
 
@@ -172,6 +172,20 @@ class SimulatedTraining:
         over = min(now + repeating, since + seconds)
         self._clock.at(over, partial(self._say_taken_over, plan, before, over - now))  # before the step's commit
         self._timer = self._clock.at(since + seconds, partial(self._committed, 1))
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have somebody say that microbatches are finished, long before the progress deadline."""
+        self._clock.after(self._spec.progress_deadline_seconds / 4, partial(self._say_working, self._since))
+
+    def _say_working(self, since: float) -> None:
+        plan = self._current_plan
+        alive = [worker for cell in self._cells(plan) if (worker := plan.at(cell).owner) not in self._gone]
+        if self._begun is None or self._timer is None or self._since != since or not alive:
+            return
+        self._backwards += 1
+        self._tell(alive[0], protocol.Heartbeat(step=self.step, backwards=self._backwards))
+        self._watch()
 
     def _follow(self, plan: Plan) -> None:
         """Roles change; states travel to those who are to have them."""
@@ -237,6 +251,8 @@ class SimulatedTraining:
         steps = 1 if alone else int(min(until / self._seconds, self._most()))
         steps = max(1, min(steps, self._spec.training.steps - self.step))
         self._timer = self._clock.after(steps * self._seconds, partial(self._committed, steps))
+        if self._seconds > self._spec.progress_deadline_seconds / 4:
+            self._watch()
         fewest = min(map(len, layout.split))
         if self._is_new(plan) and self.step == self._timed[1] and fewest > FIRST_TIMED:
             self._clock.after(self._seconds * FIRST_TIMED / fewest, partial(self._say_first_times, plan, self._since))

@@ -30,6 +30,8 @@ class WorkerRecord:
     times: tuple[StageTimes, ...] = ()  # as it said last
     headroom: float | None = None  # how many times as much memory as now there is for it, as it said with the times
     traffic: SentTraffic | None = None  # as it said last
+    backwards: int = 0  # as it said last
+    worked_at: float = 0.0  # when that number changed last
     ready: bool = False  # its task is loaded
     epoch: int = 0  # of the newest plan that it knew when it joined
     origin: int = 0  # of the newest plan that it obeys
@@ -148,6 +150,8 @@ class Workers(dict[WorkerId, WorkerRecord]):
             headroom=known.headroom if said.times is None else said.headroom,
             traffic=known.traffic if said.traffic is None else said.traffic,
             memory=known.memory if said.memory is None else said.memory,
+            backwards=said.backwards,
+            worked_at=known.worked_at if said.backwards == known.backwards else now,
         )
         return self._passing(worker, new, None if said.times is not None else self.said)
 

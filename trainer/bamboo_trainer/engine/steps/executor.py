@@ -11,6 +11,7 @@ from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import changed_cells, passed_on
 from bamboo_core.planning.schedule import (
     AddPartialSums,
+    Backward,
     Forward,
     ReportReady,
 )
@@ -59,6 +60,7 @@ class Executor:
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
+        self.backwards = 0  # that were run here
         self._portions = PortionSteps(plan, states, committer)
         self._changed: dict[Cell, int] = {}  # in which step a plan in the middle of it has given a cell to others
         self.handed_over: dict[Cell, Frame] = {}
@@ -376,6 +378,7 @@ class Executor:
         else:
             self._instructions.execute(cell_step, instruction)
         cell_step.done += 1
+        self.backwards += isinstance(instruction, Backward)
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
         whole, took = ordinary and not by_layer, partial(self._timer.ran, cell_step.cell.stage, instruction)
         if given:
