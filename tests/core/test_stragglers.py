@@ -215,12 +215,12 @@ def asking() -> tuple[Slowed, str]:
 def test_nobody_is_waited_for_for_ever() -> None:
     """It stays, the request is taken back, and the next one comes ever later."""
     world, slow = asking()
-    world.train(630, seconds=1.0)
+    world.train(158, seconds=4.0)
     assert world.reasons() == [*ASKED[:2], "StragglerKept"]
     assert slow in world.said("StragglerKept")[0]
     assert (surplus_requests(world.state), world.owner(0, 1)) == (1, slow)
     world.tell(RequestsWithdrawn(1))
-    world.train(3000, seconds=1.0)
+    world.train(750, seconds=4.0)
     assert 2 <= world.reasons().count("StragglerReplacementRequested") <= 4
 
 
