@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 STEPS, SECONDS = 60, 2.5  # of a step, while there is something to see
 
 
-def test_a_job_survives_its_nodes_and_its_operator(
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_job_survives_strangers_and_the_loss_of_its_nodes_and_of_its_operator(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
     training = {"steps": STEPS, "globalBatchSize": 16, "microBatchSize": 4}
@@ -36,6 +37,10 @@ def test_a_job_survives_its_nodes_and_its_operator(
     nodes = {name: pod["spec"]["nodeName"] for name, pod in job.pods().items()}
     assert len(set(nodes.values())) == 3, "the workers are not spread over the zones"
     _neighbours_are_apart(status, nodes)
+
+    # strangers want to be one of its workers
+    _strangers_are_refused(job, operator)
+    assert job.step(job.status()["training"]["step"] + 1)["preemptions"] == 0
 
     # a node gets notice: its workers leave between two steps
     job.step(2)
@@ -111,24 +116,20 @@ async def _knock(operator: Operator, place: str, worker: str, token: str | None)
     return said
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Operator) -> None:
-    job = Job(installed.api, namespace, small("guarded"))
-    job.until("Running")
-    worker = sorted(job.pods())[0]
-    account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
-    pods = installed.api
+def _strangers_are_refused(job: Job, operator: Operator) -> None:
+    """Though they know a worker's name."""
+    pods = job.pods()
+    worker, other = sorted(pods)[:2]
+    account = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"
 
     def token(audience: str, pod: str | None) -> str:
         spec: Json = {"audiences": [audience], "expirationSeconds": 600}
         if pod:
-            uid = job.pods()[pod]["metadata"]["uid"]
+            uid = pods[pod]["metadata"]["uid"]
             spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod, "uid": uid}
-        made = pods.request("POST", account, {"spec": spec})
-        return str(made["status"]["token"])
+        return str(job.api.request("POST", account, {"spec": spec})["status"]["token"])
 
-    place = f"/v1/jobs/{namespace}/guarded/workers"
-    other = sorted(job.pods())[1]
+    place = f"/v1/jobs/{job.namespace}/{job.name}/workers"
     for offered, said in (
         (None, "403 there is no token"),
         ("nonsense", "403 the token is not that of a pod"),
@@ -138,9 +139,6 @@ def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Ope
         (token("bamboo.dev", other), f"this is {other}, not {worker}"),
     ):
         assert asyncio.run(_knock(operator, place, worker, offered)) == said
-    at = job.status()["training"]["step"]
-    job.step(at + 5)
-    assert job.status()["preemptions"] == 0
 
 
 def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, namespace: str) -> None:

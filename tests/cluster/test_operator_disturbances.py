@@ -78,7 +78,7 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
 ) -> None:
     """All pods at once, and later, when it is suspended, all pods and what the operator knew."""
     checkpoint = {"storage": claimed(installed, namespace), "everySteps": 1}
-    document = small("lasting", 60, training=training(60, 8, 2), checkpoint=checkpoint)
+    document = small("lasting", 30, training=training(30, 8, 2), checkpoint=checkpoint)
     paced, slow = slowed(document, tmp_path, 2.5)
     job = Job(installed.api, namespace, paced)
     job.wait(lambda status: status.get("checkpoint", {}).get("lastStep", 0) >= 1)
