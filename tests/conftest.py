@@ -4,7 +4,8 @@ Property tests try the same examples whenever the same tests run on the same cod
 --hypothesis-profile=random, as `make soak` does.
 
 With pytest-xdist (`make test` runs four processes) a file's tests stay in one process, for they share what is costly
-to make; so does each half of the tests with a cluster, which mostly wait for it while the other processes compute.
+to make. So do the tests with a cluster, which mostly wait for it while the other processes compute, and those that
+import the same slow packages.
 """
 
 import gc
@@ -28,20 +29,22 @@ settings.load_profile("bamboo")
 ROOT = Path(__file__).parent.parent
 # What takes longest comes first, so that no process is left with a long file at the end.
 FIRST = (
-    "operator on a cluster",
     "cluster",
     "test_engine",
+    "compiled",
     "test_faults",
     "test_operator_simulation",
     "test_cli_commands",
     "test_protocol_simulation",
     "test_examples",
-    "test_same_bits",
+    "transformers",
     "test_operator_away",
     "test_history_run",
     "test_late_workers",
     "test_transport",
 )
+# Files with one of these words are one group: they start the cluster, or import torch's compiler or transformers.
+TOGETHER = {"cluster_kit": "cluster", "compiled_fixtures": "compiled", "transformers": "transformers"}
 WARM = pytest.StashKey[WarmProcesses]()
 
 
@@ -109,7 +112,5 @@ def group(nodeid: str) -> str:
 
 @cache
 def _group_of(file: str) -> str:
-    name = Path(file).stem
-    if "cluster_kit" not in (ROOT / file).read_text():
-        return name
-    return "operator on a cluster" if name.startswith("test_operator") else "cluster"
+    text = (ROOT / file).read_text()
+    return next((name for word, name in TOGETHER.items() if word in text), Path(file).stem)
