@@ -288,7 +288,6 @@ async def test_a_kept_page_needs_no_server(tmp_path: Path) -> None:
 
 FONTS = {  # what makes text as wide as no font does: the page may not rely on those that this machine has
     "its own": "",
-    "a wide one": "* { font-family: monospace !important; letter-spacing: .25em !important; }",
     "one twice as wide": "* { letter-spacing: .6em !important; }",
     "large type": ":root { font-size: 32px !important; }",
 }

@@ -1,5 +1,6 @@
 """An optimizer that depends on its other parameters, or on what it keeps elsewhere, ends a job; no other one does."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -99,14 +100,22 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize(("name", "grid"), [("AdamW", (1, 1)), *((name, (2, 2)) for name in SOUND)])
+FAST = ("Nesterov", "fused", "groups", "Combined")  # torch's ways to update, and what may differ by parameter
+
+
+def each(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("grid", [pytest.param((1, 1), marks=pytest.mark.slow), (2, 2)])
+@pytest.mark.parametrize("name", each(SOUND))
 def test_sound_optimizers_are_not_found(name, grid, monkeypatch) -> None:
     done = job(monkeypatch, SOUND[name], grid).run()
     assert done.outcome is Outcome.COMPLETE, done.emitted
 
 
 @pytest.mark.parametrize("config", [CONFIG, at("bf16"), at("fp16"), ROUNDED])
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", each(SOUND))
 def test_a_trial_leaves_the_step_as_it_is(name, config) -> None:
     """In every precision, and of every layer."""
     digests = []
