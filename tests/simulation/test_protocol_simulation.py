@@ -26,6 +26,11 @@ def each(few: int, many: int) -> list[Any]:
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, many))]
 
 
+def slow(kinds: tuple[Kind, ...], first: int) -> Any:
+    """Kinds of jobs that are part of other kinds that are tried quickly, or further seeds of such a kind."""
+    return pytest.param(kinds, first, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("seed", each(2, 25))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
     """The jobs of seeds that are not used below; one of them with another number of pipelines."""
@@ -52,8 +57,8 @@ def test_an_evaluation_of_which_the_first_message_is_lost_is_told_again(seed: in
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        pytest.param((Kind.CHECKPOINTS,), 0, marks=pytest.mark.slow),
-        pytest.param((Kind.CHECKPOINTS,), 12, marks=pytest.mark.slow),
+        slow((Kind.CHECKPOINTS,), 0),
+        slow((Kind.CHECKPOINTS,), 12),
         ((Kind.CHECKPOINTS,), 399),  # 400: a writer gives its stage away with the very commit that is kept
         ((Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
@@ -69,8 +74,8 @@ def test_random_faults_of_jobs_with_checkpoints(kinds: tuple[Kind, ...], first: 
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((Kind.RESPLIT,), 0),
-        pytest.param((Kind.RESPLIT,), 100, marks=pytest.mark.slow),
+        slow((Kind.RESPLIT,), 0),
+        slow((Kind.RESPLIT,), 100),
         ((Kind.RESPLIT, Kind.RESTARTS), 1086),  # 1087: the layers were to be split anew after the last step
         ((Kind.RESPLIT, Kind.CHECKPOINTS, Kind.ELASTIC), 0),
     ],
@@ -94,7 +99,7 @@ def test_random_faults_while_the_grid_follows_the_workers(kinds: tuple[Kind, ...
 
 
 @seeds(3, 10)
-@pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.RESTARTS, Kind.ELASTIC), 100)])
+@pytest.mark.parametrize(("kinds", "first"), [slow((), 0), ((Kind.RESTARTS, Kind.ELASTIC), 100)])
 def test_random_faults_while_the_schedule_changes_again_and_again(
     kinds: tuple[Kind, ...], first: int, seeds: int
 ) -> None:
@@ -115,7 +120,7 @@ def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(seeds: int) -
     assert {"StragglerFound", "StragglerReplaced", "Rebalancing"} <= {e.reason for job in jobs for e in job.emitted}
 
 
-@pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.RESTARTS,), 100)])
+@pytest.mark.parametrize(("kinds", "first"), [slow((), 0), ((Kind.RESTARTS,), 100)])
 def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], first: int) -> None:
     """Those that add less than they cost leave, while others are lost, and prices are unlike."""
     kinds = (*kinds, Kind.VALUE)
@@ -129,7 +134,7 @@ def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], f
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((Kind.SIBLINGS,), 8),
+        slow((Kind.SIBLINGS,), 8),
         ((Kind.SIBLINGS, Kind.RESTARTS), 100),
         ((Kind.SIBLINGS, Kind.CHECKPOINTS), 205),
     ],
@@ -152,7 +157,7 @@ def test_random_faults_while_tensors_are_copied_from_a_device(kinds: tuple[Kind,
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, Kind.DEVICES, *kinds)}" for v in failed)
 
 
-@pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.CHECKPOINTS,), 100)])
+@pytest.mark.parametrize(("kinds", "first"), [slow((), 0), ((Kind.CHECKPOINTS,), 100)])
 def test_random_faults_of_jobs_that_an_evaluation_or_a_decision_ends(kinds: tuple[Kind, ...], first: int) -> None:
     """Half of what befalls a certain step befalls the one that is given up, or the one before."""
     kinds = (*kinds, Kind.STOPS)
@@ -169,7 +174,7 @@ def test_random_faults_of_jobs_that_an_evaluation_or_a_decision_ends(kinds: tupl
     [
         ((), 37),  # 39: a root that takes over when all steps are done
         ((Kind.RESTARTS, Kind.STOPS), 7),
-        pytest.param((Kind.CHECKPOINTS,), 32, marks=pytest.mark.slow),  # 33: back at a step that nobody has told
+        slow((Kind.CHECKPOINTS,), 32),  # 33: back at a step that nobody has told
     ],
 )
 def test_random_faults_of_jobs_whose_callback_is_told_of_each_step_once(kinds: tuple[Kind, ...], first: int) -> None:
@@ -187,10 +192,10 @@ def test_random_faults_of_jobs_whose_callback_is_told_of_each_step_once(kinds: t
     ("kinds", "first"),
     [
         ((Kind.REPLICAS,), 89),  # 90: one after the other, and with them what they had sent to each other
-        pytest.param((Kind.REPLICAS,), 170, marks=pytest.mark.slow),
+        slow((Kind.REPLICAS,), 170),
         ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESPLIT), 7067),  # 7068: back to the last step
         ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS, Kind.ELASTIC), 7046),
-        pytest.param((Kind.REPLICAS, Kind.ELASTIC), 1000, marks=pytest.mark.slow),
+        slow((Kind.REPLICAS, Kind.ELASTIC), 1000),
         ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
 )
@@ -205,9 +210,9 @@ def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: i
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ((Kind.NODES,), 0),
+        slow((Kind.NODES,), 0),
         ((Kind.NODES, Kind.RESTARTS, Kind.ELASTIC), 100),
-        ((Kind.NODES, Kind.REPLICAS), 203),
+        slow((Kind.NODES, Kind.REPLICAS), 203),
         ((Kind.NODES, Kind.CHECKPOINTS, Kind.RESPLIT), 300),
         ((Kind.NODES, Kind.SIBLINGS), 412),
     ],
