@@ -50,7 +50,10 @@ def test_both_helms_render_the_same(homes: Path, chart: Helm) -> None:
         assert Helm(homes, major="3").template(values, apis=FOREIGN) == chart.template(values, apis=FOREIGN)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+SLOW = [pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[1:-1]]
+
+
+@pytest.mark.parametrize("version", [VERSIONS[0], *SLOW, VERSIONS[-1]])
 def test_kubernetes_takes_every_object(rendered: dict[str, list[Json]], version: str) -> None:
     for name in SETS if version == VERSIONS[-1] else ("default", "everything"):
         own = [document for document in rendered[name] if document["apiVersion"] not in FOREIGN]

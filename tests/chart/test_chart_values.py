@@ -105,7 +105,7 @@ def test_the_schema_takes_the_defaults() -> None:
         ({"priorityClassName": "x", "priorityClasses": {"create": True}}, r"priorityClassName: expected nothing"),
     ],
 )
-@pytest.mark.parametrize("major", ["3", "4"])
+@pytest.mark.parametrize("major", [pytest.param("3", marks=pytest.mark.slow), "4"])
 def test_what_is_wrong_is_said(homes: Path, major: str, values: Json, said: str) -> None:
     with pytest.raises(HelmError) as refused:
         Helm(homes, major=major).template(values)

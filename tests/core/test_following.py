@@ -177,11 +177,12 @@ def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_whe
 def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
     """A worker runs two stages until another one comes."""
     one = chosen(12, stages=4, minWorkers=9)
-    gone = [(HOUR, "remove", f"n{number}") for number in (3, 4, 5, 6)]
-    told = told_of(one, nodes(12, *gone, duration=1.2 * HOUR))
+    gone = [(0.1 * HOUR, "remove", f"n{number}") for number in (3, 4, 5, 6)]
+    told = told_of(one, nodes(12, *gone, duration=0.3 * HOUR))
     assert not any("Shrinking" in line for line in told)
-    assert run(chosen(12, stages=4, minWorkers=9), nodes(8)).figures.steps == 0, "it does not begin"
-    assert run(chosen(12, stages=4, minWorkers=8), nodes(8)).figures.steps > 0
+    few = nodes(8, duration=0.1 * HOUR)
+    assert run(chosen(12, stages=4, minWorkers=9), few).figures.steps == 0, "it does not begin"
+    assert run(chosen(12, stages=4, minWorkers=8), few).figures.steps > 0
 
 
 def test_where_the_fastest_split_has_no_room_another_one_runs() -> None:
