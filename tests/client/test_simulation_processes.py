@@ -80,7 +80,6 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[by
         for one, number, whole in (
             (ENDLESS[0], signal.SIGINT, True),
             (ENDLESS[0], signal.SIGTERM, False),
-            (ENDLESS[1], signal.SIGINT, True),
             (ENDLESS[1], signal.SIGTERM, True),
         )
     ],

@@ -1,6 +1,5 @@
 """A history is written into a logger afterwards."""
 
-import json
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.merge import merged
 from bamboo_core.history.records import to_lines
 from bamboo_trainer.worker.history.logging_threads import facts_of
-from bamboo_trainer.worker.history.to_logger import write
+from bamboo_trainer.worker.history.to_logger import main, write
 from history_kit import shown
 from logger_kit import Kept, step
 
@@ -31,7 +30,7 @@ def test_each_step_is_given_as_it_was_done_last_under_the_run_of_the_jobs_own_lo
     assert kept.facts == facts_of("job", url)
 
 
-def test_the_command_writes_into_a_logger(tmp_path):
+def test_the_command_writes_into_a_logger(tmp_path, capsys):
     HistoryFiles(str(tmp_path / "history" / "job")).write(HistoryFile(1, 1, 0), [step(n) for n in range(5)])
     target = f"TensorBoard:folder={tmp_path / 'events'}"
     command = [sys.executable, "-m", "bamboo", "history", str(tmp_path), "--to", target]
@@ -40,11 +39,10 @@ def test_the_command_writes_into_a_logger(tmp_path):
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     assert len(events.Scalars("loss")) == 5
-    wrong = json.dumps({"source": str(tmp_path / "nothing"), "type": "TensorBoard", "config": {}})
-    module = "bamboo_trainer.worker.history.to_logger"
-    failed = subprocess.run([sys.executable, "-m", module, wrong], capture_output=True, text=True, timeout=240)
-    assert failed.returncode == 1
-    assert failed.stderr.startswith("bamboo: while the history was written to TensorBoard: there is no history in ")
+    config = {"folder": str(tmp_path / "none")}
+    assert main({"source": str(tmp_path / "nothing"), "type": "TensorBoard", "config": config}) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("bamboo: while the history was written to TensorBoard: there is no history in ")
 
 
 def test_a_logger_that_there_is_not_is_told(tmp_path):
