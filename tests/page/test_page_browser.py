@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from bamboo_core.page.builder import document, ended
 from bamboo_core.page.history import JobHistory, StepFigures, steady_clock
 from bamboo_core.page.server import LocalPage, add_page, answer, bearer, refusal
 from bamboo_core.page.standalone import standalone_page
-from chromium_kit import MISSING, Tab, browser, chromium
+from chromium_kit import MISSING, Tab, chromium, started, tab_of
 from http_kit import serving
 from manifest_kit import training
 from operator_kit import checkpoints, job, said, takeover, viewed
@@ -100,6 +100,13 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     return drawn(about, spec, status, record, now=now, cost=cost, ended=state)
 
 
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[str]:
+    """The address of a browser."""
+    with started() as address:
+        yield address
+
+
 @asynccontextmanager
 async def served(found: list[d.Document | int]) -> AsyncIterator[str]:
     """The address of a page that shows the newest of these to who has a token: a document, or a status that is answered
@@ -116,8 +123,8 @@ async def served(found: list[d.Document | int]) -> AsyncIterator[str]:
         yield f"{url}/jobs/team/tiny/"
 
 
-async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
-    async with served([page()]) as url, browser() as tab:
+async def test_what_is_drawn_and_what_a_screen_reader_hears(chrome: str) -> None:
+    async with served([page()]) as url, tab_of(chrome) as tab:
         await tab.size(1280, 900)
         await tab.goto(f"{url}#token=secret")
         await tab.until(DRAWN)
@@ -195,9 +202,9 @@ LABELS = "[...document.querySelectorAll('#plot-loss .along')].map((text) => text
 TIPS = "[...document.querySelectorAll('.tip:not([hidden])')].map((tip) => [tip.parentElement.id, tip.innerText])"
 
 
-async def test_curves_are_read_and_zoomed_with_mouse_and_keys() -> None:
+async def test_curves_are_read_and_zoomed_with_mouse_and_keys(chrome: str) -> None:
     """The values stand beside the chart that is pointed at; a range that is dragged over is seen alone."""
-    async with served([curves_of(101)]) as url, browser() as tab:
+    async with served([curves_of(101)]) as url, tab_of(chrome) as tab:
         await tab.size(1280, 900)
         await tab.goto(f"{url}#token=secret")
         await tab.until(DRAWN)
@@ -244,7 +251,7 @@ async def test_curves_are_read_and_zoomed_with_mouse_and_keys() -> None:
 TICKS = """(plot) => [...document.querySelectorAll(`#plot-${plot} text.tick.left`)].map((text) => text.textContent)"""
 
 
-async def test_a_burst_leaves_the_curves_their_scale() -> None:
+async def test_a_burst_leaves_the_curves_their_scale(chrome: str) -> None:
     """Of 100 steps five are told at one moment, after a pause, and one has a loss and a gradient of its own."""
     found = curves_of(100)
     points = [list(point) for point in found.points]
@@ -252,7 +259,7 @@ async def test_a_burst_leaves_the_curves_their_scale() -> None:
         points[number][1] = points[64][1] - 0.001 * (64 - number)
     points[30][2:4] = [900.0, 3e5]
     found = structs.replace(found, points=tuple(map(tuple, points)))
-    async with served([found]) as url, browser() as tab:
+    async with served([found]) as url, tab_of(chrome) as tab:
         await tab.size(1280, 900)
         await tab.goto(f"{url}#token=secret")
         await tab.until(DRAWN)
@@ -267,11 +274,11 @@ async def test_a_burst_leaves_the_curves_their_scale() -> None:
         assert tab.errors == []
 
 
-async def test_a_kept_page_needs_no_server(tmp_path: Path) -> None:
+async def test_a_kept_page_needs_no_server(tmp_path: Path, chrome: str) -> None:
     """It opens from a folder, shows the same, asks for nothing, and takes what a job says as text."""
     file = tmp_path / "page.html"
     file.write_text(standalone_page(curves_of(50)), encoding="utf-8")
-    async with browser() as tab:
+    async with tab_of(chrome) as tab:
         await tab.goto(file.as_uri())
         await tab.until(DRAWN)
         assert (await tab.text("#connection-text")).startswith("kept ")
@@ -303,9 +310,9 @@ TAIL = """document.documentElement.scrollHeight - scrollY
   - Math.max(innerHeight, document.body.getBoundingClientRect().bottom)"""
 
 
-async def test_it_fits_every_screen_with_any_font() -> None:
+async def test_it_fits_every_screen_with_any_font(chrome: str) -> None:
     """From 320 px on only tables, in boxes of their own, are wider than the window, and nothing follows the content."""
-    async with served([page(told=100)]) as url, browser() as tab:
+    async with served([page(told=100)]) as url, tab_of(chrome) as tab:
         for font, rules in FONTS.items():
             await tab.size(1280, 900)
             await tab.goto("about:blank")  # so that the same address is loaded again
@@ -323,9 +330,9 @@ async def test_it_fits_every_screen_with_any_font() -> None:
                 assert await tab.value(TAIL) <= 1, (font, width)
 
 
-async def test_what_is_said_when_something_is_wrong() -> None:
+async def test_what_is_said_when_something_is_wrong(chrome: str) -> None:
     found: list[d.Document | int] = [page()]
-    async with served(found) as url, browser() as tab:
+    async with served(found) as url, tab_of(chrome) as tab:
         await tab.goto(url)
         await tab.until("!document.getElementById('ask').hidden")
         assert "needs a token" in await tab.text("#trouble")
@@ -349,11 +356,11 @@ async def test_what_is_said_when_something_is_wrong() -> None:
         assert await tab.value("sessionStorage.length") == 0
 
 
-async def test_the_token_of_another_run_is_not_enough() -> None:
+async def test_the_token_of_another_run_is_not_enough(chrome: str) -> None:
     served_page = LocalPage(page)
     url = await served_page.start()
     try:
-        async with browser() as tab:
+        async with tab_of(chrome) as tab:
             await tab.goto(url + "x")
             await tab.until("!document.getElementById('ask').hidden")
             assert "not that of this run" in await tab.text("#trouble")
@@ -366,7 +373,7 @@ async def test_the_token_of_another_run_is_not_enough() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_a_real_run_with_preemptions(tmp_path: Path) -> None:
+async def test_a_real_run_with_preemptions(tmp_path: Path, chrome: str) -> None:
     """From the URL that is printed to the end of the job, which the page still learns of."""
     path = tmp_path / "job.yaml"
     path.write_text(SPIRALS)
@@ -388,7 +395,7 @@ async def test_a_real_run_with_preemptions(tmp_path: Path) -> None:
     try:
         url = (await run.stdout.readline()).decode().removeprefix("page: ").strip()
         said_by_run = asyncio.create_task(run.stdout.read())
-        async with browser() as tab:
+        async with tab_of(chrome) as tab:
             await tab.size(390, 844, phone=True)
             await tab.goto(url)
             await tab.until("document.querySelectorAll('#timeline-list li.takeover').length === 2", 120)
@@ -405,7 +412,7 @@ async def test_a_real_run_with_preemptions(tmp_path: Path) -> None:
             assert all(request.startswith(url.partition("#")[0]) for request in tab.requests)
         assert await run.wait() == 0
         assert b"Complete" in await said_by_run
-        async with browser() as tab:
+        async with tab_of(chrome) as tab:
             await tab.goto((output / "page.html").as_uri())
             await tab.until(DRAWN)
             assert await tab.text("#state-name") == "Complete"

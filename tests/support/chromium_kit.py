@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,7 @@ class Tab:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._session: str | None = None
+        self._context = ""
         self.errors: list[str] = []
         self.requests: list[str] = []
         self._loads: set[str] = set()  # by the browser's names for them, one for each goto()
@@ -61,16 +64,18 @@ class Tab:
         self._reader = asyncio.create_task(self._read())
 
     async def open(self) -> None:
-        target = await self.call("Target.createTarget", url="about:blank")
+        self._context = (await self.call("Target.createBrowserContext"))["browserContextId"]
+        target = await self.call("Target.createTarget", url="about:blank", browserContextId=self._context)
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log", "Accessibility", "DOM"):
             await self.call(f"{domain}.enable")
         await self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
-    async def close_browser(self) -> None:
+    async def leave(self) -> None:
+        """Closes the page, and forgets what it has kept."""
         self._session = None
-        await self.call("Browser.close")
+        await self.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -182,52 +187,55 @@ class Tab:
         path.write_bytes(base64.b64decode(found["data"]))
 
 
-@contextlib.asynccontextmanager
-async def browser() -> AsyncIterator[Tab]:
-    """An empty tab of a browser that is gone afterwards, with its profile. Call only if chromium() found one."""
+@contextlib.contextmanager
+def started() -> Iterator[str]:
+    """The address of a browser that is gone afterwards, with its profile. Call only if chromium() found one."""
     program = chromium()
     assert program is not None, MISSING
     with tempfile.TemporaryDirectory(prefix="bamboo-chromium-", ignore_cleanup_errors=True) as profile:
         flags = [*FLAGS, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-        process = await asyncio.create_subprocess_exec(
-            program,
-            *flags,
-            "about:blank",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
+        process = subprocess.Popen(
+            [program, *flags, "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         try:
-            address = await _address(Path(profile), process)
-            async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
-                tab = Tab(socket)
-                try:
-                    await tab.open()
-                    yield tab
-                    with contextlib.suppress(AssertionError, TimeoutError, ConnectionError):
-                        await tab.close_browser()
-                finally:
-                    await tab.close()
+            yield _address(Path(profile), process)
         finally:
-            await _end(process)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its processes are a group of their own
+            process.wait()
 
 
-async def _address(profile: Path, process: asyncio.subprocess.Process) -> str:
+@contextlib.asynccontextmanager
+async def tab_of(address: str) -> AsyncIterator[Tab]:
+    """An empty tab of that browser, which knows nothing of other tabs."""
+    async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
+        tab = Tab(socket)
+        try:
+            await tab.open()
+            yield tab
+            with contextlib.suppress(AssertionError, TimeoutError, ConnectionError):
+                await tab.leave()
+        finally:
+            await tab.close()
+
+
+@contextlib.asynccontextmanager
+async def browser() -> AsyncIterator[Tab]:
+    """An empty tab of a browser of its own."""
+    with started() as address:
+        async with tab_of(address) as tab:
+            yield tab
+
+
+def _address(profile: Path, process: "subprocess.Popen[bytes]") -> str:
     file = profile / "DevToolsActivePort"
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.returncode is None:
+    while time.monotonic() < deadline and process.poll() is None:
         lines = file.read_text().split("\n") if file.exists() else []
         if len(lines) > 1:
             return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
-        await asyncio.sleep(0.05)
+        time.sleep(0.05)
     raise AssertionError(f"Chromium did not start: exit code {process.returncode}")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """The browser and all its processes: they are a group of their own."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(3):
-            await process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, 9)
-    await process.wait()
