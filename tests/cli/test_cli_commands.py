@@ -28,8 +28,10 @@ spec:
   topology: {stages: 2}
 """
 
-SPIRALS = MANIFEST.replace('"no_such_module:build"', "bamboo_trainer.models.mlp:build").replace(
-    "steps: 3", "steps: 600, maxGradientNorm: 1.0"
+SPIRALS = (
+    MANIFEST.replace('"no_such_module:build"', "bamboo_trainer.models.mlp:build")
+    .replace("steps: 3", "steps: 600, maxGradientNorm: 1.0")
+    .replace("stages: 2", "stages: 2, split: [4, 4]")
 )
 EXITING = """
 import sys
@@ -248,7 +250,7 @@ def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: P
 
 @pytest.mark.slow
 def test_a_run_loses_a_node_with_both_its_workers_and_ends_with_the_same_bits(tmp_path: Path) -> None:
-    text = SPIRALS.replace("steps: 600", "steps: 6").replace("stages: 2", "stages: 4")
+    text = SPIRALS.replace("steps: 600", "steps: 6").replace("stages: 2, split: [4, 4]", "stages: 4")
     options = ("--workers-per-node", "2", "--preempt", "at:3:1", "--verify", "--no-page")
     done = bamboo(tmp_path, "run", write(tmp_path, text), *options)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,6 @@ from bamboo.local.runner import RunOptions
 from bamboo.local.session import ReportOptions, train
 from bamboo.terminal.view import PlainView
 from bamboo_core.job.manifest import parse_manifest
-from folders import TASK_PATH
 from manifest_kit import bamboojob, training
 
 LONG = 600.0
@@ -23,7 +22,7 @@ TINY = bamboojob(
     "tiny",
     task={"entrypoint": "bamboo_trainer.models.mlp:build"},
     training=training(3, 4, 2),
-    topology={"stages": 2},
+    topology={"stages": 2, "split": [4, 4]},
 )
 
 
@@ -93,7 +92,6 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     what: str,
 ) -> None:
     """Every await after the last step, at once."""
-    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
     if disturbed is then_hangs:
         monkeypatch.setattr(closing.Closing.wait, "__defaults__", (2.0,))
         monkeypatch.setattr(runner, "LOGGER_SECONDS", 1.0)

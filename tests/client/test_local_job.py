@@ -22,6 +22,7 @@ from bamboo_trainer.models import mlp
 
 WAIT_SECONDS = 120.0  # for anything on a loaded machine
 TRAINING: Any = {"steps": 40, "globalBatchSize": 16, "microBatchSize": 4}
+SPLIT: Any = {"stages": 2, "split": [4, 4]}  # or each job would count what its layers cost, in a third of a second
 ENDLESS: Any = {**TRAINING, "steps": 1_000_000}
 OWN_TASK = """\
 from bamboo_trainer.models import mlp
@@ -51,7 +52,7 @@ if __name__ == "__main__":
 
 
 def job(training: Any = TRAINING, **parts: Any) -> bamboo.Job:
-    return bamboo.Job("here", task=mlp.build, training=training, topology={"stages": 2}, **parts)
+    return bamboo.Job("here", task=mlp.build, training=training, **{"topology": SPLIT, **parts})
 
 
 def until(met: Callable[[], bool]) -> None:
@@ -103,7 +104,7 @@ def test_a_run_with_a_loss_is_followed_to_its_weights(capsys: pytest.CaptureFixt
 
 
 def test_a_task_of_the_users_own_file_fails_with_its_line(own_module: Any) -> None:
-    parts: Any = {"training": TRAINING, "topology": {"stages": 2}}
+    parts: Any = {"training": TRAINING, "topology": SPLIT}
     with bamboo.Job("own", task=own_module.build, **parts).run(page=False) as sound:
         assert sound.wait(WAIT_SECONDS).state == "Complete"
     broken = bamboo.Job("own", task=own_module.build, config={"x": 1}, **parts)
@@ -163,7 +164,7 @@ def test_more_workers_are_asked_for_while_it_trains() -> None:
     with job(ENDLESS).run(page=False) as handle, refused:
         handle.scale(4)
     elastic = {"maxWorkers": 2, "stabilizationSeconds": 1}
-    with job(ENDLESS, elastic=elastic).run(page=False) as handle:
+    with job(ENDLESS, topology={"stages": 2}, elastic=elastic).run(page=False) as handle:
         trains(handle)
         handle.scale(4)
         until(lambda: len(handle.progress.grid) == 2)
@@ -269,7 +270,7 @@ def test_a_job_begins_with_the_weights_that_another_run_has_left(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     part = {"entrypoint": "bamboo_trainer.models.mlp:build", "initialFrom": {"url": str(tmp_path / "first/weights")}}
-    spec = {"task": part, "training": TRAINING, "topology": {"stages": 2}}
+    spec = {"task": part, "training": TRAINING, "topology": SPLIT}
     document = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "next"}, "spec": spec}
     (tmp_path / "next.yaml").write_text(yaml.safe_dump(document))
     first = job().run(output="first")
