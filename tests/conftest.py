@@ -31,20 +31,20 @@ ROOT = Path(__file__).parent.parent
 FIRST = (
     "cluster",
     "test_engine",
-    "compiled",
+    "transformers",
     "test_faults",
     "test_operator_simulation",
     "test_cli_commands",
     "test_protocol_simulation",
     "test_examples",
-    "transformers",
+    "compiled",
     "test_operator_away",
     "test_history_run",
     "test_late_workers",
     "test_transport",
 )
 # Files with one of these words are one group: they start the cluster, or import torch's compiler or transformers.
-TOGETHER = {"cluster_kit": "cluster", "compiled_fixtures": "compiled", "transformers": "transformers"}
+TOGETHER = {"cluster_kit": "cluster", "transformers": "transformers", "compiled_fixtures": "compiled"}
 WARM = pytest.StashKey[WarmProcesses]()
 
 
