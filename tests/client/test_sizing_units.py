@@ -18,5 +18,5 @@ def test_the_shortest_time_is_easily_read(hours: tuple[float, ...], unit: Readab
 def test_little_money_is_told_in_cents() -> None:
     assert money_unit((0.02, 3.0)) is CENTS
     assert money_unit((0.5, 3.0)) is USD
-    assert CENTS.say(0.0234, 0.001) == "2.34 ± 0.10 cents"
+    assert CENTS.number(0.0234, 0.001) == "2.34 ± 0.10"
     assert HOURS.say(math.inf) == "- h"

@@ -10,7 +10,7 @@ from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo_core.coordinator.checkpointing.checkpoints import WRITE_SECONDS
-from bamboo_core.coordinator.events import Interrupted, Outcome, Tick
+from bamboo_core.coordinator.events import Interrupted, Tick
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.progress import EarlierProgress
 from bamboo_core.metrics.job_metrics import samples
@@ -144,4 +144,4 @@ def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: st
     assert counts(world).restores == {RestoreCause.WORKERS_GONE if resumed else RestoreCause.SUSPENDED: 1}
     train(world, 13)
     assert status(world.state, world.now).trained_samples == 0
-    world.tell(Interrupted(Outcome.INTERRUPTED))
+    world.tell(Interrupted())

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.checkpoint.found import FoundState
-from bamboo_core.checkpoint.layout import Attempt
 from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.retention import DEAD_AFTER_SECONDS, removable
 from checkpoint_kit import DIGEST, EPOCH, complete
@@ -41,11 +40,9 @@ def removed(found, keep, **options):
         ([unfinished(200, modified=EPOCH + 150), complete(200)], 3, {}, ["200u"]),
         ([unfinished(300, modified=EPOCH + 150), complete(200)], 3, {}, []),
         ([unfinished(100, modified=EPOCH + 250), complete(200)], 3, {}, []),  # somebody writes it now
-        ([unfinished(100, modified=EPOCH + 150), complete(200)], 3, {"writing": [Attempt(100, "u")]}, []),
         ([unfinished(100)], 3, {"dead_after": 999.0}, ["100u"]),
         ([unfinished(100)], 3, {"dead_after": 1001.0}, []),
         ([unfinished(100, modified=None), complete(200)], 3, {}, []),
-        ([complete(100), complete(200)], 1, {"writing": [Attempt(100, "a")]}, []),
     ],
 )
 def test_only_what_retention_allows_is_removed(found, keep, options, expected):
@@ -65,17 +62,16 @@ _FOUND = st.lists(
 )
 
 
-@given(_FOUND, st.integers(-1, 4), st.sets(st.builds(Attempt, st.integers(0, 6), st.sampled_from("abc"))))
-def test_a_removal_never_touches_what_a_job_would_resume_from(found, keep, writing):
-    gone = set(removable(found, keep, now=NOW, writing=writing))
+@given(_FOUND, st.integers(-1, 4))
+def test_a_removal_never_touches_what_a_job_would_resume_from(found, keep):
+    gone = set(removable(found, keep, now=NOW))
     before, after = choose(found, DIGEST), choose([one for one in found if one.attempt not in gone], DIGEST)
     assert after.manifest == before.manifest
     sound = sum(one.state is FoundState.COMPLETE for one in found)
     left = sum(one.state is FoundState.COMPLETE and one.attempt not in gone for one in found)
     assert left >= min(sound, max(1, keep))
-    assert not gone & writing
     assert not any(one.state is FoundState.UNREADABLE for one in found if one.attempt in gone)
-    assert removable([one for one in found if one.attempt not in gone], keep, now=NOW, writing=writing) == ()
+    assert removable([one for one in found if one.attempt not in gone], keep, now=NOW) == ()
 
 
 def test_the_one_with_the_best_score_stays():

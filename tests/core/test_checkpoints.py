@@ -188,7 +188,7 @@ def test_a_job_that_is_suspended_keeps_its_state_first() -> None:
     world = made()
     save(world)
     train(world, 11)
-    world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=True))
+    world.tell(Interrupted("Suspended", "the job is suspended"))
     _, wish = sent(world, protocol.TakeCheckpoint)[-1]
     assert (wish.at, wish.pause, world.finish) == (12, True, None)
     save(world, 12, "b")
@@ -196,7 +196,7 @@ def test_a_job_that_is_suspended_keeps_its_state_first() -> None:
     assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
 
 
-@pytest.mark.parametrize("how", ["no checkpoints", "nothing new", "it fails", "it takes too long", "not asked to"])
+@pytest.mark.parametrize("how", ["no checkpoints", "nothing new", "it fails", "it takes too long"])
 def test_a_job_that_is_suspended_does_not_wait_in_vain(how: str) -> None:
     world = World(2, 1, 0) if how == "no checkpoints" else made()
     world.settle()
@@ -206,7 +206,7 @@ def test_a_job_that_is_suspended_does_not_wait_in_vain(how: str) -> None:
         save(world)
     if how not in ("nothing new", "no checkpoints"):
         train(world, 11)
-    world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=how != "not asked to"))
+    world.tell(Interrupted("Suspended", "the job is suspended"))
     if how == "it fails":
         assert world.finish is None
         failing = begin(world, 12, "b")

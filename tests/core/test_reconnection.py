@@ -145,7 +145,7 @@ def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_kno
     assert "w2" in world.state.membership.gone
 
 
-SUSPENDED = Interrupted(None, "Suspended", "the job is suspended", keep=True)
+SUSPENDED = Interrupted("Suspended", "the job is suspended")
 
 
 def kept(world: World) -> World:

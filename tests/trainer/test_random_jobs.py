@@ -39,7 +39,7 @@ class Disaster:
         step, waited = job.state.step, job.turns - self._since[1]
         if self.suspend and (step, waited) >= self.suspend:
             self.suspend = None
-            job.inbox.append(Interrupted(reason="Suspended", keep=True))
+            job.inbox.append(Interrupted(reason="Suspended"))
         due = [at for at, (turns, _) in self.at.items() if (step, waited) >= (at, turns)]
         for at in due:
             _, whom = self.at.pop(at)

@@ -443,7 +443,7 @@ def test_a_job_that_goes_on_on_another_grid_has_the_same_bits(name: str, column:
     def suspend(job: Job) -> None:
         if job.state.step >= 1 and not once:
             once.append(True)
-            job.inbox.append(Interrupted(reason="Suspended", keep=True))
+            job.inbox.append(Interrupted(reason="Suspended"))
 
     before = Job(table.document(name, (2, 1), **kept), decide=suspend, store=store).run()
     assert before.outcome is Outcome.INTERRUPTED

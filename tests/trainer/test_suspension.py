@@ -56,7 +56,7 @@ class Suspension:
     def __call__(self, job: Job) -> None:
         if self.from_step is None and job.state.step >= self.step:
             self.from_step = job.state.step
-            job.inbox.append(Interrupted(None, "Suspended", "the job is suspended", keep=True))
+            job.inbox.append(Interrupted("Suspended", "the job is suspended"))
         told = [event for event in job.inbox if isinstance(event, Received) and isinstance(event.message, PartsWritten)]
         if self.turns <= SLOW:
             self.late += told

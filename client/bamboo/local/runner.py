@@ -408,7 +408,7 @@ class _LocalRun:
         elif not self._closing:
             if self._spec.checkpoint and self._state.phase == "Running":
                 self._tell(Emit("Interrupted", "the state is kept first; a second Ctrl-C ends the job at once"))
-            self._events.put_nowait(Interrupted(keep=True))
+            self._events.put_nowait(Interrupted())
 
     # the end
 

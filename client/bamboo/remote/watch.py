@@ -168,7 +168,6 @@ async def until(
     met: Callable[[JobView], bool],
     what: str,
     seconds: float,
-    interval: float = 0.5,
 ) -> JobView:
     """Waits for the job to be so. Raises WaitTimedOut, which says how it is instead; JobDeleted if it is deleted."""
     end, uid = time.monotonic() + seconds, None
@@ -184,4 +183,4 @@ async def until(
             raise WaitTimedOut(
                 f"{job.name} {what} within {seconds:.0f} s; it is {job.status.state}" + (f": {why}" if why else "")
             )
-        await asyncio.sleep(interval)
+        await asyncio.sleep(0.5)

@@ -22,8 +22,8 @@ class ReadableUnit:
         spread = "" if deviation is None else f" ± {deviation * self.of_one:.{digits}f}"
         return f"{mean:.{digits}f}{spread}"
 
-    def say(self, value: float, deviation: float | None = None) -> str:
-        return f"{self.number(value, deviation)} {self.name}"
+    def say(self, value: float) -> str:
+        return f"{self.number(value)} {self.name}"
 
 
 SECONDS: Final = ReadableUnit(name="s", of_one=3600.0)

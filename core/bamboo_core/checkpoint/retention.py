@@ -1,6 +1,6 @@
 """Which checkpoints and which remains of interrupted writes are removed. Pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from bamboo_core.checkpoint.found import Found, FoundState, newest_first
@@ -16,15 +16,14 @@ def removable(
     *,
     now: float,
     digest: str | None = None,
-    writing: Collection[Attempt] = (),
     dead_after: float = DEAD_AFTER_SECONDS,
 ) -> tuple[Attempt, ...]:
     """Return what is to be removed, the oldest first.
 
     keep: so many complete ones stay, and at least the newest one, the one that was written last, and the one with the
-    best score. digest: only checkpoints of this training are counted and removed; None: all are. writing: attempts in
-    progress, which stay. now: seconds since 1970. dead_after: seconds after its last write from which any other
-    unfinished one counts as dead; it does so earlier if a checkpoint of its step or a later one was written since.
+    best score. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds since
+    1970. dead_after: seconds after its last write from which an unfinished one counts as dead; it does so earlier if a
+    checkpoint of its step or a later one was written since.
     """
     everything = sorted(found, key=newest_first)
     complete = [one for one in everything if one.state is FoundState.COMPLETE and _ours(one, digest)]
@@ -38,9 +37,7 @@ def removable(
     return tuple(
         one.attempt
         for one in reversed(everything)
-        if one.attempt not in kept
-        and one.attempt not in writing
-        and _is_over(one, complete, now - dead_after, ours=_ours(one, digest))
+        if one.attempt not in kept and _is_over(one, complete, now - dead_after, ours=_ours(one, digest))
     )
 
 

@@ -156,8 +156,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             holding.priced(turn, prices, more)
         case SpecChanged(spec):
             _edit(turn, spec)
-        case Interrupted(outcome, reason, message, keep):
-            checkpoints.stop(turn, outcome or Outcome.INTERRUPTED, reason, message, keep=keep)
+        case Interrupted(reason, message):
+            checkpoints.stop(turn, reason, message)
         case Tick():
             _tick(turn)
 

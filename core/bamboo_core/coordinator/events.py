@@ -88,15 +88,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The job is to be stopped now: by the user, or because its shell says so.
+    """The user or the shell stops the job: once its state is kept, or at once if it keeps no checkpoints."""
 
-    keep: when its state is kept, or cannot be; at once if it keeps no checkpoints.
-    """
-
-    outcome: "Outcome | None" = None  # None: as if the user had said it
     reason: str = "Interrupted"
     message: str = "stopped by the user"
-    keep: bool = False
 
 
 Event = (

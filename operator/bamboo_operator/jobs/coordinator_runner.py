@@ -245,10 +245,10 @@ class CoordinatorRunner:
         """Workers that have ended before they joined, and how, since this was asked last."""
         return self._watch.take_failed_starts()
 
-    def interrupt(self, reason: str, message: str, outcome: Outcome | None = None, *, keep: bool = False) -> None:
-        """keep: with a checkpoint of what is trained, if the job keeps any."""
+    def interrupt(self, reason: str, message: str) -> None:
+        """End the job, with a checkpoint of what is trained if it keeps any."""
         self._interrupted = True
-        self._inbox.put_nowait(Interrupted(outcome, reason, message, keep))
+        self._inbox.put_nowait(Interrupted(reason, message))
 
     def stop_workers(self, reason: str, message: str) -> None:
         """The workers that are connected are told to stop."""

@@ -90,11 +90,11 @@ class Training:
             self._spec.report_problems(self._runner.events.append)
             if spec.suspend:
                 message = "the job is suspended; it goes on from its newest checkpoint, or from step 0 if it has none"
-                self._runner.interrupt("Suspended", message, keep=True)
+                self._runner.interrupt("Suspended", message)
                 return
             self._runner.edit(spec)
         if why := suspends(self._status.facts, self._runner.state.phase):
-            self._runner.interrupt("BudgetSpent", why, keep=True)
+            self._runner.interrupt("BudgetSpent", why)
 
     def _count(self) -> None:
         """Bring the facts up to date, and the cost: when workers have come or gone, at once."""

@@ -15,15 +15,15 @@ from bamboo_trainer.task import Parts
 STDLIB_BYTES = 4_000_000
 
 
-def stdlib_text(limit: int = STDLIB_BYTES) -> bytes:
+def stdlib_text() -> bytes:
     """The sources of this Python's standard library (top level, by name): real text on every machine."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(folder.glob("*.py")):
         text += path.read_bytes()
-        if len(text) >= limit:
+        if len(text) >= STDLIB_BYTES:
             break
-    return bytes(text[:limit])
+    return bytes(text[:STDLIB_BYTES])
 
 
 def text_bytes(path: str) -> bytes:

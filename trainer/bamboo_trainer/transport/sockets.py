@@ -69,18 +69,6 @@ class SocketReader:
         """Was more read than taken?"""
         return self._start < self._end
 
-    def has_more(self) -> bool:
-        """Would `receive` return at once, or raise? Never blocks."""
-        if self.holds_some:
-            return True
-        try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True  # as `receive` will say
-        return True
-
     def take(self, views: list[memoryview]) -> int:
         """Fill some of the views with what is there and read nothing ahead; the number of bytes, 0 at the link's end.
 

@@ -45,18 +45,17 @@ def measure_task(
     repeats: int,
     around: MachineOverrides,
     seconds: float = REPEAT_SECONDS,
-    most: float | None = None,
 ) -> ModelProfile:
     """The profile of a task, which the trainer measures in a process of its own. folders: of the task's modules.
-    repeats: microbatches whose median counts, and as many again while that is not steady; seconds: for that. most:
-    for all of it, by the clock. Raises ProfileError.
+    repeats: microbatches whose median counts, and as many again while that is not steady; seconds: for that. Raises
+    ProfileError.
     """
     if missing := missing_packages():
         raise ProfileError(f"bamboo profile needs {missing}, not installed here")
     arguments = {"manifest": manifest, "repeats": repeats, "seconds": seconds}
     try:
         answer = ask_trainer(
-            PROFILE, arguments, folders, seconds=PROFILE_SECONDS, failed="the task could not be measured", most=most
+            PROFILE, arguments, folders, seconds=PROFILE_SECONDS, failed="the task could not be measured"
         )
     except ForkServerError as error:
         raise ProfileError(str(error)) from None

@@ -3,8 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Coroutine, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,26 +55,17 @@ def ask_trainer(
     *,
     seconds: float,
     failed: str,
-    most: float | None = None,
 ) -> dict[str, Any]:
     """What "module:function" of the trainer answers. folders: of the task's modules. seconds: that it may take, and on
-    a busy machine more; most: by the clock, however busy it is, with its start.
+    a busy machine more.
 
     Raises ForkServerError, which begins with what has failed and ends with what the process said last; SystemExit if a
     signal has ended it.
     """
     try:
-        asked = partial(_ask, function, arguments, folders, seconds, failed)
-        return loop_signals.run_until_stopped(lambda: _within(most, asked()))
+        return loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, seconds, failed))
     except asyncio.CancelledError:
         sys.exit(EXIT_INTERRUPTED)
-    except TimeoutError:
-        raise ForkServerError(f"{failed}: it was not done within {most:.0f} s") from None
-
-
-async def _within(seconds: float | None, asked: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    async with asyncio.timeout(seconds):
-        return await asked
 
 
 async def _ask(

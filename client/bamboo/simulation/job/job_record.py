@@ -100,8 +100,8 @@ class JobRecord:
     fatal: int = 0
     _since: float = 0.0
 
-    def note(self, what: str, at: float, count: int = 1) -> None:
-        self.moments.setdefault(what, []).extend([at] * count)
+    def note(self, what: str, at: float) -> None:
+        self.moments.setdefault(what, []).append(at)
 
     def paid(self, now: float, nodes: int, usd_per_hour: float | None) -> None:
         """Records that so many nodes have been paid for since this was called last. usd_per_hour: of all of them; None

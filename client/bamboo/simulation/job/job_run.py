@@ -316,7 +316,7 @@ class _Simulation:
             self._is_spent = True
             self._pay()
             message = spent(money, keeps=self._spec.checkpoint is not None)
-            self._coordinate(Interrupted(None, "BudgetSpent", message, keep=True))
+            self._coordinate(Interrupted("BudgetSpent", message))
 
     def _tell_prices(self) -> None:
         if not gives_back(self._spec):

@@ -89,24 +89,22 @@ def look_after(turn: Turn) -> None:
         _commit(turn)
 
 
-def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool) -> None:
-    """The job is to end. keep: with a checkpoint of what it has trained, if it keeps any and is training.
+def stop(turn: Turn, reason: str, message: str) -> None:
+    """End the job, with a checkpoint of what it has trained if it keeps any and is training.
 
     No step is committed after that one, so that none is repeated. If the root is lost while it is written, its heir
     goes on: few steps are repeated then. A coordinator that has just been restarted hears first what is trained.
     """
     state = turn.state
     unheard = state.phase == "Recovering"
-    stopping = Stopping(
-        outcome=outcome, reason=reason, message=message, step=state.step, since=turn.now, unheard=unheard
-    )
+    stopping = Stopping(reason=reason, message=message, step=state.step, since=turn.now, unheard=unheard)
     ending = state.ending.to_stop(stopping)
-    if keep and state.spec.checkpoint and unheard:
+    if state.spec.checkpoint and unheard:
         turn.put(ending)
-    elif keep and state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
+    elif state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
         turn.put(ending, state.checkpoints.due_at_once())
     else:
-        turn.finish(outcome, reason, message)
+        turn.finish(Outcome.INTERRUPTED, reason, message)
 
 
 def _has_unkept(state: CoordinatorState) -> bool:
@@ -124,12 +122,12 @@ def stop_if_kept(turn: Turn) -> None:
     if state.phase == "Recovering" and not late:
         return
     if state.phase == "Running" and stopping.unheard:  # the workers are back
-        stop(turn, stopping.outcome, stopping.reason, stopping.message, keep=True)
+        stop(turn, stopping.reason, stopping.message)
         return
     kept = bool(c.kept) and c.kept[0].step >= stopping.step
     given_up = state.phase != "Running" or not (c.writers or c.retry or kept)
     if given_up or late or (kept and not is_tidying(turn)):
-        turn.finish(stopping.outcome, stopping.reason, stopping.message)
+        turn.finish(Outcome.INTERRUPTED, stopping.reason, stopping.message)
 
 
 def _lacks_pause(state: CoordinatorState) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell, WorkerId
 
 
@@ -14,7 +13,6 @@ class Stopping:
     since: when that was said. unheard: workers have to come back to a restarted coordinator before.
     """
 
-    outcome: Outcome
     reason: str
     message: str
     step: int
