@@ -26,7 +26,7 @@ from manifest_kit import minimal
         ("file://localhost/data", "file", "/data", "/data"),
         ("file:///my%20data/100%25", "file", "/my data/100%", "/my data/100%"),
         ("s3://bucket/run/", "s3", "s3://bucket/run", "s3://bucket/run"),
-        ("S3A://bucket/run", "s3", "s3://bucket/run", "s3a://bucket/run"),
+        ("S3A://bucket/run", "s3", "s3://bucket/run", "S3A://bucket/run"),
         ("gcs://bucket", "gs", "gs://bucket", "gcs://bucket"),
         ("az://container/run", "az", "az://container/run", "az://container/run"),
         (
@@ -82,13 +82,12 @@ def keeping(url: str) -> dict[str, Any]:
     [
         "s3://key:hunter22@bucket/run",
         "s3://hunter22@bucket",
-        "gs://bucket/run?token=hunter22",
         "az://c/r#hunter22",
         "s3://bucket?sig=hunter22",
         "abfss://c:hunter22@a.dfs.core.windows.net/r",
-        "hdfs://user:hunter22@host/run",
         "S3://bucket/run",
         "s3:///run",
+        "pvc://",
         "file://host/run",
         "file:///",
         "/run",
@@ -97,13 +96,14 @@ def keeping(url: str) -> dict[str, Any]:
     ],
 )
 def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_secret(url: str) -> None:
-    """At once, and not when the workers are there."""
+    """At once, and not when the workers are there. What is shown is no URL that would be accepted."""
     with pytest.raises(ManifestError) as caught:
         parse_manifest(keeping(url))
     (problem,) = caught.value.problems
     assert problem.path == "spec.checkpoint.storage"
-    assert "without credentials" in str(caught.value)
-    assert "hunter22" not in str(caught.value)
+    assert "without credentials" in problem.message
+    assert "hunter22" not in problem.message
+    assert "..." in problem.message or not STORAGE.fits(problem.message.rpartition(" got ")[2].strip('"'))
 
 
 @given(st.from_regex(STORAGE.pattern, fullmatch=True).filter(lambda url: not url.startswith(CLAIM)))

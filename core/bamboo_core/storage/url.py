@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from bamboo_core.text import one_line
 
@@ -94,18 +94,16 @@ def _file(path: str) -> StoreUrl:
 
 
 def shown_url(url: str) -> str:
-    """The URL without user, password and parameters, for messages and logs."""
+    """Return the URL as it was given, with "..." for user, password and parameters, for messages and logs."""
     found = _SCHEME.fullmatch(url)
     if not found:
         return one_line(url)
-    try:
-        host = urlsplit(url).netloc
-    except ValueError:
-        return f"{found[1].lower()}://..."
-    place, slash, path = re.split(r"[?#]", found[2], maxsplit=1)[0].partition("/")
+    scheme, rest = found.groups()
+    place, slash, path = re.split(r"(?<=[?#])", rest, maxsplit=1)[0].partition("/")
     user, at, host = place.rpartition("@")
-    container = f"{user}@" if at and found[1].lower() in ("abfs", "abfss") and ":" not in user else ""
-    return one_line(f"{found[1].lower()}://{container}{host}{slash}{path}".rstrip("/"))
+    shown = user if scheme.lower() in ("abfs", "abfss") and ":" not in user else "..."
+    hidden = "..." if (path or host).endswith(("?", "#")) else ""
+    return one_line(f"{scheme}://{shown if at else ''}{at}{host}{slash}{path.rstrip('/')}{hidden}")
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
