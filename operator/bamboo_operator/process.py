@@ -20,7 +20,7 @@ from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
-from bamboo_operator.cluster.watch_health import WatchHealth
+from bamboo_operator.cluster.watch_health import LOGIN, WatchHealth
 from bamboo_operator.http import job_pages
 from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.server import WebServer
@@ -213,6 +213,7 @@ class _Operator:
             try:
                 return await kopf_session(self._access, self._watch_health.trace())
             except RemoteError as error:  # a plugin's, or of a file that is away for a moment
+                self._watch_health.failed(LOGIN, str(error))
                 raise kopf.TemporaryError(str(error), delay=POLL_SECONDS) from None
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)

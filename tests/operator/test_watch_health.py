@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from bamboo_operator.cluster.watch_health import KopfRepetitions, WatchHealth
+from bamboo_operator.cluster.watch_health import LOGIN, KopfRepetitions, WatchHealth
 from http_kit import serving
 
 
@@ -84,6 +84,7 @@ async def test_every_watch_has_to_list_what_there_is(caplog: pytest.LogCaptureFi
             async with session.get(f"{url}/{path}{query}"):
                 pass
 
+        watchers.failed(LOGIN, "no plugin")
         for path in paths * 2:
             await ask(path, "")
         assert watchers.unlisted() == "waiting for the watch of bamboojobs"
@@ -100,11 +101,10 @@ async def test_every_watch_has_to_list_what_there_is(caplog: pytest.LogCaptureFi
         assert watchers.unlisted() is None, "it has listed what there was"
         for task in tasks:
             task.cancel()
-    refused = "the API server does not answer a watch, and is asked again: /api/v1/nodes: 403 Forbidden"
+    begun = "the API server does not answer a watch, and is asked again: "
     told = [record.message for record in caplog.records if record.name.startswith("bamboo_operator")]
-    assert told == [refused, "the API server answers all watches again", refused], (
-        "once at the beginning and at the end"
-    )
+    expected = [f"{begun}{LOGIN}: no plugin", "the API server answers all watches again"]
+    assert told == [*expected, f"{begun}/api/v1/nodes: 403 Forbidden"], "once at the beginning and at the end"
 
 
 async def test_a_server_that_is_not_there_does_not_answer(
@@ -121,6 +121,7 @@ async def test_a_server_that_is_not_there_does_not_answer(
 def test_what_kopf_says_of_each_try_is_not_logged() -> None:
     for name, message, kept in (
         ("kopf._cogs.clients.api", "Request attempt #3/721 failed; will retry: GET /api/v1/nodes -> 503", False),
+        ("kopf.activities.authentication", "Activity 'login' failed temporarily: no plugin", False),
         ("kopf._core.reactor", "Activity 'login' failed", True),
         ("bamboo_operator", "Request attempt #3/721 failed", True),
     ):

@@ -12,12 +12,12 @@ from collections.abc import Callable, Set
 from types import SimpleNamespace
 
 import aiohttp
-from yarl import URL
 
 from bamboo_core.complaints import said_by
 
 logger = logging.getLogger(__name__)
 
+LOGIN = "credentials"
 PREFIX = "watcher for "  # of the names of kopf's tasks
 PODS, JOBS = f"{PREFIX}pods.", f"{PREFIX}bamboojobs."
 RETRIED = (403, 429)  # as all from 500 on: what kopf asks again
@@ -45,26 +45,29 @@ class WatchHealth:
     async def _on_answer(self, _: object, __: SimpleNamespace, answered: aiohttp.TraceRequestEndParams) -> None:
         status = answered.response.status
         if status in RETRIED or status >= 500:
-            self._failed(answered.url, f"{status} {answered.response.reason}")
+            self.failed(answered.url.path, f"{status} {answered.response.reason}")
         if status >= 400:
             return
         if answered.url.query.get("watch") == "true":  # kopf lists before it watches
             *_, above, namespace, plural = ("", *answered.url.path.split("/"))
             self._listed.add((plural, namespace if above == "namespaces" else CLUSTER_WIDE))
         if self._unanswered:
-            self._unanswered.discard(answered.url.path)
+            self._unanswered -= {answered.url.path, LOGIN}
             if not self._unanswered:
                 logger.info("the API server answers all watches again")
 
     async def _on_exception(self, _: object, __: SimpleNamespace, failed: aiohttp.TraceRequestExceptionParams) -> None:
         if not isinstance(failed.exception, asyncio.CancelledError):
-            self._failed(failed.url, said_by(failed.exception))
+            self.failed(failed.url.path, said_by(failed.exception))
 
-    def _failed(self, url: URL, why: str) -> None:
-        """kopf asks again and again; what it says of each try is not logged (KopfRepetitions)."""
+    def failed(self, path: str, why: str) -> None:
+        """Log the first request of kopf's that fails; kopf's own words on each try are not logged (KopfRepetitions).
+
+        path: of the request, or LOGIN if there are no credentials for it.
+        """
         if not self._unanswered:
-            logger.warning("the API server does not answer a watch, and is asked again: %s: %s", url.path, why)
-        self._unanswered.add(url.path)
+            logger.warning("the API server does not answer a watch, and is asked again: %s: %s", path, why)
+        self._unanswered.add(path)
 
     def unlisted(self) -> str | None:
         """Return a sentence on a watch that does not run yet; None if all have listed what there is."""
@@ -107,4 +110,5 @@ class KopfRepetitions(logging.Filter):
     """Drops what kopf says of each try of a request that fails: every few seconds, an ERROR for every watch."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.name.startswith("kopf") and record.getMessage().startswith("Request attempt #"))
+        repeated = record.getMessage().startswith(("Request attempt #", "Activity 'login' failed temporarily"))
+        return not (repeated and record.name.startswith("kopf"))
