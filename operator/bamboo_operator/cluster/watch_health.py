@@ -61,10 +61,7 @@ class WatchHealth:
             self.failed(failed.url.path, said_by(failed.exception))
 
     def failed(self, path: str, why: str) -> None:
-        """Log the first request of kopf's that fails; kopf's own words on each try are not logged (KopfRepetitions).
-
-        path: of the request, or LOGIN if there are no credentials for it.
-        """
+        """Log once that a path, or a login, fails: kopf tries again and again, and its words are not logged."""
         if not self._unanswered:
             logger.warning("the API server does not answer a watch, and is asked again: %s: %s", path, why)
         self._unanswered.add(path)

@@ -96,7 +96,7 @@ class JobController:
     def pod_changed(self, pod: Mapping[str, Any]) -> None:
         """It is in the cluster's cache by now."""
         job = job_of(pod)
-        if not self._stopped and job is not None and is_deleted(pod):
+        if not self._stopped and job is not None and (is_deleted(pod) or not pod["metadata"].get("ownerReferences")):
             uid = owner_uid(pod)
             self.deleted_jobs.pod_changed(pod, followed=any(job.uid == uid for job, _ in self._reconcilers.values()))
 

@@ -21,7 +21,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
 from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobIdentity, JobKey, job_of, owner_uid, utc_now
-from bamboo_operator.signals.signals import is_deleted, seconds_over, worker_exit
+from bamboo_operator.signals.signals import seconds_over, worker_exit
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +93,11 @@ class DeletedJobs:
             self._begin(job, self._serve(job), again=True)
 
     def pod_changed(self, pod: Mapping[str, Any], followed: bool) -> None:
-        """followed: is its job managed here? If not, the job of a pod that is being deleted may be gone already."""
+        """followed: is its job managed here? If not, the job of a pod that is deleted or orphaned may be gone."""
         key, uid = job_of(pod), owner_uid(pod)
-        if key is None or uid is None or followed or not is_deleted(pod):
-            return
-        job = JobIdentity(key, uid)
-        self._begin(job, self._check(job), again=False)
+        if key and uid and not followed:
+            job = JobIdentity(key, uid)
+            self._begin(job, self._check(job), again=False)
 
     async def stop(self) -> None:
         tasks = tuple(self._tasks.values())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from bamboo_core.names import KIND, LABEL_JOB_NAME
+from bamboo_core.names import KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 
 JobKey = tuple[str, str]  # namespace and name
 
@@ -17,8 +17,10 @@ class JobIdentity(NamedTuple):
 
 
 def owner_uid(pod: Mapping[str, Any]) -> str | None:
-    """The uid of the BambooJob that controls the pod."""
-    owners = (pod.get("metadata") or {}).get("ownerReferences") or ()
+    """Return the uid of the BambooJob that controls the pod, or did until it was deleted with --cascade=orphan."""
+    metadata = pod.get("metadata") or {}
+    if not (owners := metadata.get("ownerReferences")):
+        return (metadata.get("labels") or {}).get(LABEL_JOB_UID)
     return next((o.get("uid") for o in owners if o.get("controller") and o.get("kind") == KIND), None)
 
 
