@@ -102,7 +102,7 @@ def test_what_is_there_is_replaced_only_with_force(form, trained, tmp_path):
     store, manifest, expected = trained
     output = tmp_path / "out"
     output.write_text("precious")
-    with pytest.raises(ExportError, match="out exists; --force replaces it"):
+    with pytest.raises(ExportError, match="out exists; force replaces it"):
         export(Checkpoint(store, manifest), form, output, force=False, progress=quiet)
     assert output.read_text() == "precious"
     for _ in range(2):
@@ -282,7 +282,7 @@ def test_the_command_exports_and_says_what(trained, tmp_path):
     assert done.stdout.startswith(f"{output}: step 1, 5 layers, {len(expected)} tensors, ")
     assert load_file(output).keys() == expected.keys()
     again = subprocess.run(command(store.shown, "-o", output, "--quiet", "--format", "torch"), **run)
-    assert (again.returncode, again.stdout, again.stderr) == (1, "", f"bamboo: {output} exists; --force replaces it\n")
+    assert (again.returncode, again.stdout, again.stderr) == (1, "", f"bamboo: {output} exists; force replaces it\n")
 
 
 WAITS = """

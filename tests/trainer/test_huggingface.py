@@ -106,6 +106,7 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         ({}, "expected one of model and architecture"),
         ({"architecture": "gpt2", "model": "x"}, "expected one of model and architecture"),
         ({"modell": "x"}, "unknown key 'modell', did you mean model?"),
+        ({"lr": 1}, "unknown key 'lr', expected some of model, revision,"),
         ({"model": "/nowhere"}, "model: there is no folder /nowhere"),
         ({"model": "/tmp"}, "model: /tmp has no config.json, as save_pretrained writes it"),
         ({"architecture": "gpt2", "revision": "0" * 40}, "revision: expected only with an id on the Hub as model"),

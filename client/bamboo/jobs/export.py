@@ -43,5 +43,6 @@ async def export(
             process.terminate()
             await process.wait()
     if process.returncode:
-        raise BambooError(said.decode(errors="replace").strip() or f"the export ended with code {process.returncode}")
+        problem = said.decode(errors="replace").strip().removeprefix("bamboo: ")
+        raise BambooError(problem or f"the export ended with code {process.returncode}")
     return output

@@ -243,7 +243,8 @@ class LocalJob:
         """The folder of its weights. Raises InvalidRequest if there are none."""
         folder = self.output / WEIGHTS
         if not folder.is_dir():
-            raise InvalidRequest(f"{self.name} has no weights yet ({self._progress.state}); they are there at its end")
+            state = self._progress.state
+            raise InvalidRequest(f"{self.name} has no weights ({state}); they are there from its end until close()")
         return str(folder)
 
     async def close(self) -> None:

@@ -231,7 +231,7 @@ def _check_output(output: Path, form: ExportForm, force: bool) -> None:
     if output.is_dir() and not form.folder:
         raise ExportError(f"{output} is a folder; expected the name of a file")
     if os.path.lexists(output) and not force:
-        raise ExportError(f"{output} exists; --force replaces it")
+        raise ExportError(f"{output} exists; force replaces it")
     if not output.absolute().parent.is_dir():
         raise ExportError(f"{output}: its folder does not exist")
     if output.name in ("", ".", ".."):
@@ -258,7 +258,7 @@ def _partial(output: Path) -> Iterator[Path]:
 
 def _publish(partial: Path, output: Path, force: bool) -> None:
     if not force and os.path.lexists(output):
-        raise ExportError(f"{output} has come into being meanwhile; --force replaces it")
+        raise ExportError(f"{output} has come into being meanwhile; force replaces it")
     if not output.is_dir() and not partial.is_dir():
         os.replace(partial, output)
     else:
