@@ -158,7 +158,7 @@ def test_a_job_without_checkpoints_is_not_suspended() -> None:
             handle.weights()
 
 
-@pytest.mark.slow  # at full speed until the grid has grown
+@pytest.mark.slow
 def test_more_workers_are_asked_for_while_it_trains() -> None:
     refused = pytest.raises(bamboo.InvalidRequest, match=r"without spec\.elastic its grid is fixed")
     with job(ENDLESS).run(page=False) as handle, refused:
@@ -167,7 +167,7 @@ def test_more_workers_are_asked_for_while_it_trains() -> None:
     with job(ENDLESS, topology={"stages": 2}, elastic=elastic).run(page=False) as handle:
         trains(handle)
         handle.scale(4)
-        until(lambda: len(handle.progress.grid) == 2)
+        until(lambda: sum(event.reason == "WorkerJoined" for event in handle.events()) == 4)
         with pytest.raises(bamboo.InvalidRequest, match=r"workers: spec.elastic.maxWorkers: expected an integer"):
             handle.scale(0)
 
