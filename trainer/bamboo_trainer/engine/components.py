@@ -174,6 +174,8 @@ class Components:
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         if kind not in BOUNDARY:
             self._look_again()
+        elif not known:
+            self._keep_early(sender, frame)  # the plan on its way may let this worker run anew what has taken it in
         match kind:
             case (
                 FrameKind.ACTIVATION
