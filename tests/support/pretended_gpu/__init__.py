@@ -124,6 +124,7 @@ def _replace_module(library: ctypes.CDLL) -> None:
         "memory_allocated": lambda device=None: library.pretended_gpu_allocated(index(device)),
         "max_memory_allocated": lambda device=None: library.pretended_gpu_most_allocated(index(device)),
         "reset_peak_memory_stats": lambda device=None: library.pretended_gpu_forget_most(index(device)),
+        "memory_reserved": lambda device=None: library.pretended_gpu_allocated(index(device)),
         "mem_get_info": lambda device=None: (1 << 33, 1 << 34),
     }
     for name, value in instead.items():

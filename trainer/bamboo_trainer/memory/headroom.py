@@ -24,6 +24,17 @@ def headroom(
     return min(known, default=None)
 
 
+def has_room(device: torch.device, size: int) -> bool:
+    """Could the device hold so many bytes more? What torch keeps cached there is free; a CPU has nowhere else to put
+    them.
+    """
+    if device.type != "cuda":
+        return True
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return size <= free + cached - (1 - USABLE) * total
+
+
 def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
     """The peak so far and the limit of the GPU that has come closest to its own; without GPUs, of the host's memory.
 

@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bamboo_core.planning.gradient_groups import nodes_of, tree_sum
 from bamboo_core.planning.plan import ROOT
@@ -40,6 +41,7 @@ from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.contributions import packed, unpacked
+from bamboo_trainer.stage.gradients.gradient_sum import pieces
 from bamboo_trainer.stage.gradients.partial_sums import add_to, packed_work
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
@@ -162,7 +164,8 @@ class Instructions:
             return  # with the last group the cell is done, and its replicas get what the step came to
         if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, FrameKind.KEPT_SUM)):
             return
-        nodes = [(node, total.clone()) for node, total in finished if layout.bounds[node.end] > cell_step.kept]
+        new = [(node, total) for node, total in finished if layout.bounds[node.end] > cell_step.kept]
+        nodes = [(node, work.gradients.apart(total)) for node, total in new]
         microbatches = (layout.bounds[nodes[0][0].first], end)
         payload, tensors = packed_work(work, microbatches, nodes)
         address = Address(FrameKind.KEPT_SUM, *cell_step.cell, cell_step.step, *microbatches)
@@ -187,7 +190,10 @@ class Instructions:
             add_to(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
-        """With the first bucket goes what forwards contribute to running buffers: they are all done by then."""
+        """With the first bucket goes what forwards contribute to running buffers: they are all done by then.
+
+        The reduced gradient is written over the sum (`_reduce`, `_gather`).
+        """
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
         (d, s), bucket, pipelines = cell_step.cell, instruction.bucket, cell_step.layout.pipelines
@@ -196,7 +202,7 @@ class Instructions:
         for e in range(pipelines):
             if e != d:
                 piece = chunk(stage.values.final.buckets[bucket], pipelines, e)
-                shares = tuple(total[piece] for _, total in own)
+                shares = tuple(_apart(total[piece]) for _, total in own)
                 address = Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, bucket, d)
                 self._outbox.emit(address, (*shares, *data), payload)
 
@@ -212,27 +218,30 @@ class Instructions:
                 frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, bucket, e))
                 nodes = nodes_of(layout.shares[e], groups)
                 theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
-                shares |= zip(nodes, stage.bring(theirs), strict=True)
+                shares |= zip(nodes, theirs, strict=True)
                 cell_step.contributions |= unpacked(frame.payload, data)
-        total = tree_sum(shares, groups)
-        if cell_step.final is None:
-            cell_step.final = torch.empty_like(own[0][1])
-        cell_step.final[piece] = total
+        cell_step.final = own[-1][1]
+        total = cell_step.final[piece]
+        for some in pieces(total.numel()):
+            brought = stage.bring(share[some] for share in shares.values())
+            total[some] = tree_sum(dict(zip(shares, brought, strict=True)), groups)
         for e in range(pipelines):
             if e != d:
-                self._outbox.emit(Address(FrameKind.RESULT, e, s, cell_step.step, bucket, d), (total,))
+                self._outbox.emit(Address(FrameKind.RESULT, e, s, cell_step.step, bucket, d), (_apart(total),))
 
     def _gather(self, cell_step: CellStep, _: GatherGradients) -> None:
         stage, _work = self._parts(cell_step)
         assert cell_step.layout is not None
         assert cell_step.final is not None
         (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
+        self._outbox.finish()  # what the others take of the sum has left before it is overwritten
         for bucket, place in enumerate(stage.values.final.buckets):
             for e in range(pipelines):
                 if e != d:
                     frame = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, bucket, e))
-                    (share,) = stage.bring(frame.tensors)
-                    cell_step.final[chunk(place, pipelines, e)] = share
+                    (share,), total = frame.tensors, cell_step.final[chunk(place, pipelines, e)]
+                    for some in pieces(total.numel()):
+                        total[some] = stage.bring((share[some],))[0]
 
     def _exchange_tied(self, cell_step: CellStep, _: ExchangeTied) -> None:
         stage, _work = self._parts(cell_step)
@@ -245,6 +254,7 @@ class Instructions:
     def _sum_tied(self, cell_step: CellStep, _: SumTied) -> None:
         stage, _work = self._parts(cell_step)
         (d, s), final = cell_step.cell, cell_step.final_gradient()
+        self._outbox.finish()  # likewise
         received = {
             other: iter(stage.bring(cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, other)).tensors))
             for other in self._states.tied_to(cell_step.cell)
@@ -264,6 +274,8 @@ class Instructions:
         final = (cell_step.final_gradient()[: form.size], *running)
         cell_step.figures = self._copies.start((form.squared_norms(final[0]), *work.figures()))
         self._replicator.finalize(cell_step.cell.stage, cell_step.step, final)
+        cell_step.final = None  # the states have it, once for all cells of the stage
+        work.gradients.drop()
 
     def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
         _stage, work = self._parts(cell_step)
@@ -276,3 +288,8 @@ class Instructions:
         report = step_report(cell_step.cell, squares, work)
         source = cell_step.cell.pipeline * self._plan.stages + cell_step.cell.stage
         self._outbox.emit(Address(FrameKind.READY, *ROOT, cell_step.step, 0, source), payload=report)
+
+
+def _apart(piece: Tensor) -> Tensor:
+    """A piece of a gradient that is written to later, for a frame: what is on a device is copied to host memory."""
+    return piece.clone() if piece.is_cpu else piece

@@ -83,7 +83,7 @@ class BackwardRunner:
         part, parameters, total = next(work.parts), self._parameters, work.gradients
         pairs = self._reached(part.ends)
         if pairs:
-            parameters.bind(total.target)
+            self._bind(total)
             with in_task(self._doing(place)), keep_casts():
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
             parameters.mark(total.target, total.marked)
@@ -139,6 +139,12 @@ class BackwardRunner:
         if work.postponed:
             self.weights(work, step, max(work.postponed))
 
+    def _bind(self, total: GradientSum) -> None:
+        """Let backwards add to the sum's target."""
+        if not total.is_begun:
+            self._parameters.unbind()  # from a finished sum, which may have to make room
+        self._parameters.bind(total.target)
+
     def _add(self, total: GradientSum, compute: Callable[[], None]) -> None:
         """Add to the sum what `compute` adds to the parameters' gradients: those of one microbatch.
 
@@ -147,7 +153,7 @@ class BackwardRunner:
         """
         parameters, half = self._parameters, total.half
         if half is None:
-            parameters.bind(total.target)
+            self._bind(total)
             compute()
             parameters.mark(total.target, total.marked)
         else:

@@ -1,11 +1,15 @@
 """The sum of one cell's gradients over its microbatches, in the order of `bamboo_core.planning.gradient_groups`."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from bamboo_core.planning.gradient_groups import SumNode, nodes_of, parent, share_of, sum_of
+from bamboo_trainer.memory.headroom import has_room
+
+PIECE: Final = 1 << 24  # elements that are brought from host memory at once, to be added
 
 
 class GradientSum:
@@ -13,6 +17,8 @@ class GradientSum:
 
     So there are at most log2 of the number of groups tensors beside the one that is added to. A group of one microbatch
     that is the right half of a node needs none: its gradient is added to the left half (`half`), the same addition.
+    A GPU without room for them keeps only the one that is added to: the others wait in host memory, where nobody writes
+    to them.
     marked: the parameters that the current group has marked as used, by number. Or all that is summed here is received.
     """
 
@@ -37,7 +43,13 @@ class GradientSum:
         self._current: Tensor | None = None
         self._spare: Tensor | None = None
         self._added = 0  # microbatches
+        self._halved = False  # was `half` given out for the next microbatch?
         self.marked: set[int] = set()
+
+    @property
+    def is_begun(self) -> bool:
+        """Was `target` asked for since the last group was finished?"""
+        return self._current is not None
 
     @property
     def target(self) -> Tensor:
@@ -50,15 +62,33 @@ class GradientSum:
     @property
     def half(self) -> Tensor | None:
         """The left half of a node whose right half is the next microbatch alone: its whole gradient may be added there,
-        once, instead of to `target`. None if there is no such node, or if `target` was asked for.
+        once, instead of to `target`. None if there is no such node, if `target` was asked for, or if there is no room
+        for a gradient beside it.
         """
         if self._current is not None or not self._done or self._bounds[self._group + 1] - self._bounds[self._group] > 1:
             return None
         left, total = self._done[-1]
-        return None if parent(left, SumNode(self._group, self._group + 1), len(self._bounds) - 1) is None else total
+        if parent(left, SumNode(self._group, self._group + 1), len(self._bounds) - 1) is None:
+            return None
+        self._halved = self._halved or (total.device == self._device and has_room(self._device, total.nbytes))
+        return total if self._halved else None
 
     def _zeros(self) -> Tensor:
+        """A sum of nothing. Finished ones make room for it, the first ones first."""
+        for place in range(len(self._done)):
+            self._done[place] = self._moved(*self._done[place])  # and no name is left for what is moved
         return torch.zeros(self._size, dtype=torch.float32, device=self._device)
+
+    def _moved(self, node: SumNode, total: Tensor) -> tuple[SumNode, Tensor]:
+        """A finished sum in host memory, if the device has no room for one more."""
+        stays = total.device != self._device or has_room(self._device, total.nbytes)
+        return node, total if stays else total.cpu()
+
+    def apart(self, total: Tensor) -> Tensor:
+        """A finished sum as it is now: where there is room for a copy."""
+        if total.device != self._device:
+            return total
+        return total.clone() if has_room(self._device, total.nbytes) else total.cpu()
 
     def added(self, microbatch: int) -> None:
         """A microbatch's gradient is in `target`, or in `half`, if there is one. They come in order."""
@@ -72,9 +102,9 @@ class GradientSum:
         self._done = self._merged(before, [self._buckets[b] for b in self._open] if last else [slice(None)])
         if last:
             self._spare = None
-        elif len(self._done) < len(before):
+        elif all(total is not before[-1][1] for _, total in self._done):
             self._spare = before[-1][1]
-        self._current, self._group = None, self._group + 1
+        self._current, self._group, self._halved = None, self._group + 1, False
         self.marked.clear()
 
     @property
@@ -100,9 +130,17 @@ class GradientSum:
             if whole is None:
                 break
             for place in places:
-                total[place] += other[place]
-            nodes[-2:] = [(whole, total)]
+                self._add(total, other, place)
+            nodes[-2:] = [(whole, total if total.device == other.device else other)]
         return nodes
+
+    def _add(self, left: Tensor, right: Tensor, place: slice) -> None:
+        """Add a finished sum and one on the device: in the left one's place, if that is on the device, too."""
+        if left.device == right.device:
+            left[place] += right[place]
+            return
+        for piece in pieces(right.numel(), place):
+            right[piece] += left[piece].to(right.device)
 
     @property
     def finished(self) -> tuple[tuple[SumNode, Tensor], ...]:
@@ -115,7 +153,9 @@ class GradientSum:
         Returns how many of `sums` they are: the first ones. They stay as they are.
         """
         nodes = nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1)
-        self._done += [(node, sums[i].to(self._device, copy=True)) for i, node in enumerate(nodes)]
+        for node, total in zip(nodes, sums, strict=False):
+            roomy = has_room(self._device, total.nbytes)
+            self._done.append((node, total.to(self._device, copy=True) if roomy else total))
         self._group, self._added = nodes[-1].end, microbatches[1]
         return len(nodes)
 
@@ -126,14 +166,20 @@ class GradientSum:
         """
         self._current, bounds = None, self._bounds
         nodes = nodes_of(SumNode(*map(bounds.index, microbatches)), len(bounds) - 1)
-        self._received |= {node: sums[i].to(self._device) for i, node in enumerate(nodes)}
+        self._received |= zip(nodes, sums, strict=False)
         self._group += sum(node.end - node.first for node in nodes)
         if self._group == self._end:
-            whole = nodes_of(self._share, len(bounds) - 1)
-            totals = ((node, sum_of(node, self._received)) for node in whole)
-            self._done = [(n, t.clone() if n in self._received else t) for n, t in totals]
+            self._done = [(node, self._sum_of_received(node)) for node in nodes_of(self._share, len(bounds) - 1)]
             self._received = {}
         return len(nodes)
+
+    def _sum_of_received(self, node: SumNode) -> Tensor:
+        """A node's sum, on the device, where no more than a piece of its parts is at once."""
+        parts = {one: total for one, total in self._received.items() if node.first <= one.first and one.end <= node.end}
+        found = torch.empty(self._size, dtype=torch.float32, device=self._device)
+        for piece in pieces(self._size):
+            found[piece] = sum_of(node, {one: total[piece].to(self._device) for one, total in parts.items()})
+        return found
 
     def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
         """The sum of all microbatches, as nodes of the tree, in order.
@@ -154,8 +200,18 @@ class GradientSum:
         ((_, total),) = self.nodes()
         return total
 
+    def drop(self) -> None:
+        """Forget the sums: what they came to is with somebody else."""
+        self._done = []
+
     def tensors(self) -> Iterator[Tensor]:
         """All that is held."""
         yield from (total for _, total in self._done)
         yield from self._received.values()
         yield from (tensor for tensor in (self._current, self._spare) if tensor is not None)
+
+
+def pieces(size: int, place: slice = slice(None)) -> Iterator[slice]:
+    """A place among so many elements, in pieces that are brought to a device one after the other."""
+    first, end, _ = place.indices(size)
+    return (slice(start, min(start + PIECE, end)) for start in range(first, end, PIECE))

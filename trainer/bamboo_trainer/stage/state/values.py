@@ -101,6 +101,8 @@ class StageValues:
         A parameter that no microbatch has used, or that a decision has frozen, stays as it is, and so does what the
         optimizer remembers of it.
         """
+        forget_casts()  # an update needs no casts and no sums, and may need their memory
+        self.parameters.unbind()
         self._constants.check()
         self._finite.confirm()
         reached, frozen = self.parameters.used(gradient), self.optimizer.frozen
@@ -108,7 +110,9 @@ class StageValues:
         ready = self._bring([gradient])[0].to(torch.float32)
         limit = self.config.max_gradient_norm
         scale *= self.optimizer.unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
-        if scale != 1.0 or (ready is gradient and not self._scheduled.only_reads):
+        if ready is not gradient:
+            ready *= scale
+        elif scale != 1.0 or not self._scheduled.only_reads:
             ready = ready * scale  # a copy: an optimizer may write to its gradients
         self.parameters.bind_final(ready, used)
         if self._parked:
