@@ -80,7 +80,7 @@ class StandInValues:
         self.last = self.end == self.arithmetic.layers
         self.states = {layer: self.arithmetic.initial(layer) for layer in self.mine}
         self._running = dict.fromkeys(self.mine, 0)
-        self.version = 0
+        self.version, self.device = 0, torch.device("cpu")
         self.told = 0  # what decisions remember: a number made of all losses so far
         self.size = self.gradient_size = sum(self.arithmetic.sizes[layer] for layer in self.mine)
         self.running_size, self.dtype = 8 * len(self.mine), torch.float32

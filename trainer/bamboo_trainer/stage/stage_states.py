@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.frames.payloads import Commit
+from bamboo_trainer.memory.headroom import has_room
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.task import Parts
@@ -28,6 +29,12 @@ def first_states(plan: Plan, worker: WorkerId) -> list[int]:
     owned = {cell.stage for cell in plan.owned_by(worker)}
     replicated = {cell.stage for cell in plan.replicated_by(worker)}
     return sorted(owned | replicated if plan.epoch == plan.origin else owned)
+
+
+def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
+    """Does a worker with so many devices run more than one cell on each of them, or a portion of one?"""
+    portions = (portion for cell in plan.cells() for portion in plan.at(cell).portions)
+    return len(plan.owned_by(worker)) > devices or any(portion.worker == worker for portion in portions)
 
 
 @dataclass(slots=True)
@@ -57,6 +64,7 @@ class StageStates:
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
         """on_host: what is kept for others only waits in host memory. begun: stages in their first state, by number."""
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
+        self._helps = False
         self.by_stage: dict[int, StageState] = {}
 
     def take_roles(self, plan: Plan, worker: WorkerId) -> None:
@@ -72,13 +80,26 @@ class StageStates:
                 stage = self._begun.pop(index, None)
                 assert stage or index not in owned, f"{worker} is to own stage {index} and has no state of it"
                 self.by_stage[index] = StageState(stage)
+        devices = {state.stage.values.device for state in self.by_stage.values() if state.stage}
+        self._helps = _helps(plan, worker, max(1, len(devices)))
+        for index in sorted(owned | replicated):
             self._give(self.by_stage[index], index in owned)
             self.by_stage[index].staying = index in staying
 
     def _give(self, state: StageState, owned: bool) -> None:
+        """Of a worker that also runs what another one has lost the optimizer's state waits in host memory if the device
+        has no room for the gradients, and the microbatches in flight, of that.
+        """
         state.owned = owned
-        if state.stage:
-            state.stage.values.park(self._on_host and not owned)
+        if state.stage is None:
+            return
+        values = state.stage.values
+        if not owned:
+            values.park(self._on_host)
+        elif not self._helps:
+            values.park(False)
+        elif not has_room(values.device, 2 * 4 * values.final.gradient_size):
+            values.park(True)
 
     def __contains__(self, index: int) -> bool:
         return index in self.by_stage
