@@ -117,7 +117,7 @@ def keeps_split(state: CoordinatorState, rates: GridRates, grid: Grid) -> bool:
     if grid.stages != len(plan.stages):
         return False
     there = _copies(state, grid_of(plan), plan.stages)
-    return rates.has_room_at_all(grid, plan.stages) and rates.copies(grid, plan.stages) >= there
+    return rates.as_run(grid).has_room(grid, plan.stages) and rates.copies(grid, plan.stages) >= there
 
 
 def is_familiar(state: CoordinatorState) -> bool:

@@ -261,13 +261,13 @@ def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
 def split_of(state: CoordinatorState, grid: Grid) -> Ranges | None:
     """The layers of each stage of a grid that is chosen; None if nothing is known of them, or of no split that fits."""
     rates = choosing.rates_of(state) if state.spec.elastic else None
-    return rates.split_at_all(grid) if rates is not None else None
+    return rates.as_run(grid).split(grid) if rates is not None else None
 
 
 def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
     """Do workers have the memory for that split? As far as that is known, which it is where the grid is chosen."""
     rates = choosing.rates_of(state) if state.spec.elastic else None
-    return rates is None or rates.has_room_at_all(grid, split)
+    return rates is None or rates.as_run(grid).has_room(grid, split)
 
 
 def tell(turn: Turn, grid: Grid) -> None:

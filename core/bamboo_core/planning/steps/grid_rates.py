@@ -127,15 +127,9 @@ class GridRates:
         without = may_do_without(self.spec) or self.siblings_suffice(grid)
         return without and self._split_with_copies(grid) is None
 
-    def split_at_all(self, grid: Grid) -> Ranges | None:
-        """The layers of each stage as the job runs that grid: with replicas if these have room."""
-        return self.without_copies().split(grid) if self.lacks_room(grid) else self.split(grid)
-
-    def has_room_at_all(self, grid: Grid, split: Ranges) -> bool:
-        """Whether workers have room for that split of the grid as the job runs it, without replicas if those have no
-        room.
-        """
-        return (self.without_copies() if self.lacks_room(grid) else self).has_room(grid, split)
+    def as_run(self, grid: Grid) -> "GridRates":
+        """The rates by which the job runs that grid: without replicas if these have no room."""
+        return self.without_copies() if self.lacks_room(grid) else self
 
     def best(self, workers: int) -> GridRate | None:
         """The fastest grid that so many workers can run; None if there is none.
@@ -163,7 +157,7 @@ class GridRates:
 
     def rate(self, grid: Grid, known: Mapping[Grid, float], scale: float) -> GridRate | None:
         """What a step on that grid takes, by the same seconds; None if workers have no room for it."""
-        rates = self.without_copies() if self.lacks_room(grid) else self
+        rates = self.as_run(grid)
         if not rates.fits(grid):
             return None
         return GridRate(grid, known[grid] if grid in known else scale * rates.seconds(grid))
@@ -279,19 +273,17 @@ class GridRates:
 
     def seconds(self, grid: Grid) -> float:
         """The seconds of a step on that grid, with a worker for each cell."""
-        if self.lacks_room(grid):
-            return self.without_copies().seconds(grid)
-        if grid not in self._seconds:
-            self._seconds[grid] = self._model.seconds_alike(self._alike(grid))
-        return self._seconds[grid]
+        rates = self.as_run(grid)
+        if grid not in rates._seconds:
+            rates._seconds[grid] = rates._model.seconds_alike(rates._alike(grid))
+        return rates._seconds[grid]
 
     def least(self, grid: Grid) -> float:
         """Seconds in which no step on that grid can be done: close to `seconds`, and found much sooner."""
-        if self.lacks_room(grid):
-            return self.without_copies().least(grid)
-        if grid not in self._bounds:
-            self._bounds[grid] = self._model.least_alike(self._alike(grid))
-        return self._bounds[grid]
+        rates = self.as_run(grid)
+        if grid not in rates._bounds:
+            rates._bounds[grid] = rates._model.least_alike(rates._alike(grid))
+        return rates._bounds[grid]
 
     def seconds_of(self, plan: Plan, layout: Layout) -> float:
         """The seconds of a step under that plan, in which workers may run several stages."""
