@@ -310,7 +310,7 @@ def test_a_job_whose_workers_have_no_room_yet_says_how_many_would_have() -> None
     state, done = waiting(2, 28 * GB)
     assert (
         reasons(done)["NoGridFits"]
-        == "no grid of 2 workers has room in devices with 28.0 GB; of 8 workers there is one"
+        == "no grid of 2 workers has room in devices with 28.0 GB; of 4 workers there is one"
     )
     assert sum(isinstance(command, Emit) and command.reason == "NoGridFits" for command in done) == 1
     assert state.phase == "Pending"
@@ -396,10 +396,10 @@ def needed(world: Slowed, plan: Plan) -> int:
 @pytest.mark.parametrize(
     ("wide", "flying", "memory", "before", "edit"),
     [
-        (300, 50, 1940, {}, {"topology": {"schedule": "ZBH1"}}),
-        (100, 100, 2190, {"elastic": {"maxWorkers": 6}}, {"elastic": {"maxWorkers": 3}}),
-        (100, 100, 2640, {}, {"redundancy": {"replicas": 2}}),
-        (100, 100, 2020, {"redundancy": {"mode": "None"}}, {"redundancy": {"mode": "Replicas"}}),
+        (300, 50, 1855, {}, {"topology": {"schedule": "ZBH1"}}),
+        (100, 100, 2120, {"elastic": {"maxWorkers": 6}}, {"elastic": {"maxWorkers": 3}}),
+        (100, 100, 2570, {}, {"redundancy": {"replicas": 2}}),
+        (100, 100, 2045, {"redundancy": {"mode": "None"}}, {"redundancy": {"mode": "Replicas"}}),
     ],
 )
 def test_what_has_no_room_as_the_layers_are_split_gets_another_split(

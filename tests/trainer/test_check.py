@@ -118,11 +118,12 @@ def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypa
     memory = found["memory"]
     assert (found["stage"], memory["replica"], memory["parameters"]) == (1, 0, second.held)
     sent = 2 * 8 * second.inputs  # the gradients that it sent, of two steps
-    assert memory["log"] == sent + 3 * first.gradients  # and sums of the first stage's 7 groups, in the binary tree
+    summed = 3 * second.gradients  # of the sums of 7 groups, in the binary tree, those that wait
+    assert memory["log"] == sent + summed + 3 * first.gradients
     together = {**alone, "topology": {"stages": 1}, "worker": {"devices": 2}}
     assert of(task, monkeypatch, **together)["calm"] == {
         "stage": 0,
-        "memory": {**memory, "log": sent},
+        "memory": {**memory, "log": sent + summed},
     }, "of the second device"
     replicas = of(task, monkeypatch, **{**alone, "redundancy": {"mode": "Replicas"}})
     assert replicas["calm"]["memory"]["replica"] > 0

@@ -2,6 +2,7 @@
 test_pretended_gpu.py on pretended ones.
 """
 
+import gc
 import os
 import threading
 from typing import Any
@@ -9,13 +10,20 @@ from typing import Any
 import pytest
 import torch
 from test_engine import manifest
+from torch import nn
 
 from bamboo_core.coordinator.events import Outcome
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.compilation.toolchain import toolchain
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.memory.host_copies import CudaCopies, host_copies
 from bamboo_trainer.memory.placement import release_cached, use
+from bamboo_trainer.stage import stage_states
+from bamboo_trainer.stage.gradients import gradient_sum
 from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.worker.platform import this_platform
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, one_step, small_task
@@ -78,6 +86,67 @@ def test_a_loss_changes_no_bit(precision: str, placement: str, pipelines: int, t
     assert {"Forward", "Backward"} <= chosen.keys()
     for fault in chosen.values():
         check_same_bits(calm, Job(job, (fault,), devices=(DEVICE,)).run())
+
+
+def leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (gradient_sum, stage_states):
+        monkeypatch.setattr(module, "has_room", lambda device, size: False)
+
+
+@pytest.mark.parametrize("pipelines", [1, 2])
+def test_a_gpu_without_room_for_sums_and_states_comes_to_the_same_bits(
+    pipelines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = document("bf16", pipelines)
+    calm = Job(job, devices=(DEVICE,)).run()
+    leave_no_room(monkeypatch)
+    check_same_bits(calm, Job(job, devices=(DEVICE,)).run())
+    at = [f for f in calm.executed if f.step == LOST_AT and f.cell == Cell(0, 1) and not f.after]
+    for name in {"Backward", "SyncReplicas"} | {"ReduceGradients"} & {f.name for f in at}:
+        fault = [f for f in at if f.name == name][-1]
+        check_same_bits(calm, Job(job, (fault,), devices=(DEVICE,)).run())
+
+
+@pytest.mark.parametrize(("cells", "precision"), [(1, "fp32"), (1, "bf16"), (2, "bf16")])
+def test_a_gpu_without_room_holds_no_more_than_is_counted(
+    cells: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all groups one sum for each cell of the stage, and what one layer takes while it is run."""
+    leave_no_room(monkeypatch)
+    monkeypatch.setattr(gradient_sum, "PIECE", 1 << 10)
+    width, points = 96, torch.randn(64, 96)
+    task = small_task(
+        layers=(lambda: nn.Linear(width, width),) * 16,
+        dataset=TensorDataset((points,), (points,)),
+        optimizer=lambda named: torch.optim.AdamW([p for _, p in named]),
+    )
+    asked = training(3, 32, 1, precision=precision, maxGradientNorm=1.0)
+    topology = {"stages": 1, "pipelines": cells}
+    spec = parse_manifest(bamboojob(task={"entrypoint": "m:build"}, training=asked, topology=topology))
+    sizes = measure(task, spec)
+    _, counted = worker_memory(sizes, ((0, 16),), spec, taken_over=True)
+    gc.collect()
+    before = torch.cuda.memory_allocated(DEVICE)
+    config = TrainingConfig.of(spec.training)
+    stage = build_stage(task, 0, [(0, 16)], config, DEVICE, copies=host_copies(torch.device(DEVICE), lambda: None))
+    stage.values.park(cells > 1)
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    share = 32 // cells
+    for step in range(2):
+        works = [stage.begin(range(share * c, share * (c + 1)), range(0, 33, 2)) for c in range(cells)]
+        for m in range(share):
+            for c, work in enumerate(works):
+                stage.forward(work, step, share * c + m, None)
+                stage.backward(work, step, share * c + m, None)
+        ((_, final),) = works[0].gradients.nodes()
+        for work in works:
+            work.gradients.drop()
+        stage.values.apply(final[: stage.values.final.size], 2.0)
+        del final
+    held = torch.cuda.max_memory_allocated(DEVICE) - before
+    needed = counted.total - counted.log - counted.copies
+    layer = sizes[0].held + sizes[0].gradients + sizes[0].casts
+    assert 0.8 * needed < held <= needed + 2 * layer
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

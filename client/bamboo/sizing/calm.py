@@ -18,7 +18,7 @@ from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.splits.uneven_split import Ranges
 from bamboo_core.planning.steps.fitting_split import fitting_split
 from bamboo_core.planning.steps.step_times import StepModel
-from bamboo_core.planning.steps.worker_memory import device_bytes
+from bamboo_core.planning.steps.worker_memory import most_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,7 @@ def memory_needed(world: World, candidate: Candidate) -> int:
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
     spec = on_its_grid(candidate, made[0])
-    split = _split(spec, profile)
-    return max(device_bytes(profile.figures, spec, taken_over=over, split=split) for over in (False, True))
+    return most_bytes(profile.figures, spec, _split(spec, profile))
 
 
 def calm(world: World, candidate: Candidate) -> Calm:

@@ -14,7 +14,6 @@ from itertools import pairwise
 from operator import add
 from typing import NamedTuple, TypeVar
 
-from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.training_spec import TrainingSpec
 
 T = TypeVar("T")
@@ -132,12 +131,3 @@ def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:
         and (bounds[0], bounds[-1]) == (0, microbatches)
         and all(first < end for first, end in pairwise(bounds))
     )
-
-
-def gradient_bytes(spec: JobSpec, owned: int, kept: int) -> int:
-    """Return the bytes of sums and of final gradients that a worker has at most. owned, kept: a sum's, of the stages
-    that it runs and keeps.
-
-    With one pipeline a sum is the final gradient itself.
-    """
-    return (owned + kept) * (1 if spec.topology.pipelines == 1 else 2)

@@ -234,18 +234,16 @@ class Roles:
 
 def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]:
     """Return the roles that workers may have: in calm, or while a worker runs as many lost stages as there are replicas
-    of each. Without replicas a lost stage goes to the owners of the same one in other pipelines.
+    of each. What another pipeline has lost, owners of the same stage run, too: beside the heir, or without replicas.
     """
     replicas = min(spec.redundancy.kept, stages - 1)
-    if not replicas and stages > 1:
-        twice = taken_over and spec.topology.pipelines > 1
-        return [
-            Roles(stage=s, owned=(s, s) if twice else (s,), kept=(), taken_over=(s,) * twice) for s in range(stages)
-        ]
     lost = replicas if taken_over else 0
     found = []
     for stage in range(stages):
         ring = tuple((stage + ahead) % stages for ahead in range(stages))
-        kept = ring[1 + lost : 1 + lost + replicas]
-        found.append(Roles(stage=stage, owned=ring[: 1 + lost], kept=kept, taken_over=ring[1 : 1 + lost]))
+        if taken_over and spec.topology.pipelines > 1:
+            found.append(Roles(stage=stage, owned=(stage, stage), kept=ring[1 : 1 + replicas], taken_over=(stage,)))
+        if lost or not taken_over or spec.topology.pipelines == 1:
+            kept = ring[1 + lost : 1 + lost + replicas]
+            found.append(Roles(stage=stage, owned=ring[: 1 + lost], kept=kept, taken_over=ring[1 : 1 + lost]))
     return found

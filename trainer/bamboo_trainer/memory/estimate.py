@@ -18,10 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo_core.job.spec import JobSpec, in_force
-from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
+from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.devices import device_roles
+from bamboo_core.planning.steps.worker_memory import StageBytes, device_peak
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
@@ -65,9 +66,9 @@ class MemoryByKind:
     optimizer: int
     replica: int  # the same of the stages that it keeps for others
     gradients: int  # sums so far, and final ones not yet applied
-    log: int  # what may have to be sent again, and finished sums of the next stage
+    log: int  # in host memory: what may have to be sent again, and sums of finished groups, also of the next stage
     activations: int  # what the backwards of the microbatches in flight need
-    copies: int  # of layers, in host memory, for checkpoints
+    copies: int  # in host memory: of layers, for checkpoints; and optimizers' states that are on no device
 
     @property
     def total(self) -> int:
@@ -248,13 +249,21 @@ def _account(
     def total(of: Callable[[LayerSize], int], *which: int) -> int:
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
 
-    def contexts(s: int) -> int:
-        order = StageOrder.of(spec.topology)
-        order = order.taken_over() if s in roles.taken_over else order
+    def contexts(s: int, order: StageOrder) -> int:
         first, end = stages[s]
         between = sum(size.outputs for size in sizes[first : end - 1])
         of_one = sizes[first].inputs + between + sum(size.kept for size in sizes[first:end])
         return order.in_flight(s, depth, microbatches) * of_one
+
+    def stage(s: int) -> StageBytes:
+        order = StageOrder.of(spec.topology)
+        return StageBytes(
+            parameters=total(lambda size: size.held, s),
+            casts=total(lambda size: size.casts, s),
+            optimizer=total(lambda size: size.remembered, s),
+            gradients=total(lambda size: size.gradients, s),
+            in_flight=(contexts(s, order), contexts(s, order.taken_over())),
+        )
 
     def logged(s: int) -> int:
         first, end = stages[s]
@@ -263,19 +272,21 @@ def _account(
         return KEPT_STEPS * (microbatches * boundary + shared)
 
     def finished_sums() -> int:
+        """Of the cells that are run here, and of the next stage's."""
         groups = -(-(spec.training.groups or 1) // pipelines)
-        if spec.worker.devices > 1 or roles.stage is None or depth == 1:
-            return 0
-        return (groups - 1).bit_length() * total(lambda size: size.gradients, (roles.stage + 1) % depth)
+        next_one = () if spec.worker.devices > 1 or roles.stage is None or depth == 1 else ((roles.stage + 1) % depth,)
+        return (groups - 1).bit_length() * total(lambda size: size.gradients, *owned, *next_one)
 
+    peak = device_peak(spec, roles, stage)
+    states = total(lambda size: size.remembered, *roles.states) + total(lambda size: size.held + size.remembered, *kept)
     return MemoryByKind(
-        parameters=total(lambda size: size.held + size.casts, *roles.states),
-        optimizer=total(lambda size: size.remembered, *roles.states),
-        replica=total(lambda size: size.held + size.remembered, *kept),
-        gradients=gradient_bytes(spec, *(total(lambda size: size.gradients, *part) for part in (owned, kept))),
+        parameters=peak.parameters,
+        optimizer=peak.optimizer,
+        replica=peak.replica,
+        gradients=peak.gradients,
         log=sum(map(logged, owned)) + finished_sums(),
-        activations=sum(map(contexts, owned)),
-        copies=_copies(sizes, stages, spec, (roles.states, kept)),
+        activations=peak.activations,
+        copies=_copies(sizes, stages, spec, (roles.states, kept)) + max(0, states - peak.optimizer - peak.replica),
     )
 
 

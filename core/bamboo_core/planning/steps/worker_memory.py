@@ -1,15 +1,85 @@
-"""How much memory workers need, from sizes of layers; `bamboo validate --load` counts it from the task. Pure."""
+"""How much memory workers need, from sizes of layers. Pure.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+What a device holds is counted once, by `device_peak`: for `bamboo plan` and the choice of grids from a profile, for
+`bamboo validate --load` from the task (`bamboo_trainer.memory.estimate`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement, in_force
-from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
+from bamboo_core.job.training_spec import ParameterPrecision, Precision
+from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo_core.planning.profile import ModelFigures, ModelProfile
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.devices import device_layers, device_roles
 from bamboo_core.planning.splits.uneven_split import Ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """The bytes of a stage on a device. casts: of its parameters, to the precision of products. gradients: one sum.
+
+    in_flight: what its microbatches in flight keep, in calm and where its worker has taken it over.
+    """
+
+    parameters: int
+    casts: int
+    optimizer: int
+    gradients: int
+    in_flight: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBytes:
+    """The bytes of a device, by kind. parameters: with their casts. replica: the states of stages kept for others."""
+
+    parameters: int
+    optimizer: int
+    replica: int
+    gradients: int
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.optimizer + self.replica + self.gradients + self.activations
+
+
+def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes]) -> DeviceBytes:
+    """Return what a device holds at the moment at which it needs most.
+
+    While it computes, each cell that it runs has one sum: others of finished groups wait in host memory if there is no
+    room. autograd adds the gradients of casts to it when it has those of all layers. Meanwhile a replica may be
+    updated, for which its final gradient is brought, and the optimizer's state if that is in host memory. In an update
+    of its own the casts are gone, and the cells of a stage have one final gradient; if that is clipped or unscaled, of
+    one stage a copy, too. A device that runs several cells has the optimizer's state of one stage, while it updates
+    that.
+    """
+    cells, states, kept = ([stage(s) for s in some] for some in (roles.owned, roles.states, roles.kept))
+    on_host, several = spec.redundancy.placement is ReplicaPlacement.HOST, len(cells) > 1
+    training = spec.training
+    parameters, casts = sum(one.parameters for one in states), sum(one.casts for one in states)
+    sums = sum(one.gradients for one in cells)
+    optimizers = [one.optimizer for one in states] or [0]
+    largest = max((one.gradients for one in states), default=0)
+    replica = sum(one.parameters + (0 if on_host else one.optimizer) for one in kept)
+    updated = max((one.optimizer for one in kept), default=0) if on_host else 0
+    scales = training.max_gradient_norm is not None or training.precision is Precision.FP16
+    computing = DeviceBytes(
+        parameters=parameters + casts,
+        optimizer=0 if several else optimizers[0],
+        replica=replica + updated,
+        gradients=sums + casts + max((one.gradients for one in kept), default=0),
+        activations=sum(one.in_flight[s in roles.taken_over] for s, one in zip(roles.owned, cells, strict=True)),
+    )
+    updating = DeviceBytes(
+        parameters=parameters,
+        optimizer=max(optimizers),
+        replica=replica,
+        gradients=sum(one.gradients for one in states) + (largest if scales else 0),
+    )
+    return max(computing, updating, key=lambda moment: moment.total)
 
 
 def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, split: Ranges | None = None) -> int:
@@ -35,33 +105,34 @@ def spare_bytes(
 
 
 def most_bytes(figures: ModelFigures, spec: JobSpec, split: Ranges | None = None) -> int:
-    """The bytes of the device that needs most at any time: also while a worker runs a lost one's stage, if there are
-    copies for that, or other pipelines' owners.
-    """
-    several = spec.redundancy.mode is not RedundancyMode.NONE or spec.topology.pipelines > 1
-    protected = several and spec.topology.stages > 1
-    return max(device_bytes(figures, spec, taken_over=over, split=split) for over in {False, protected})
+    """The bytes of the device that needs most at any time: also while a worker runs what another one has lost."""
+    return max(device_bytes(figures, spec, taken_over=over, split=split) for over in (False, True))
 
 
 def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
-    depth, owned, kept = len(ranges), roles.owned, roles.kept
+    depth = len(ranges)
     microbatches = most_microbatches(spec.training, spec.topology.pipelines)
-    on_host = spec.redundancy.placement is ReplicaPlacement.HOST
+    training = spec.training
+    casts = training.precision is not Precision.FP32 and training.parameter_precision is ParameterPrecision.FP32
 
-    def each(stages: Iterable[int], *names: str) -> int:
-        parts = (figures.layers[slice(*ranges[s])] for s in stages)
-        return sum(getattr(layer, name) for layers in parts for layer in layers for name in names)
+    def each(s: int, *names: str) -> int:
+        return sum(getattr(layer, name) for layer in figures.layers[slice(*ranges[s])] for name in names)
 
-    def in_flight(s: int) -> int:
-        order = StageOrder.of(spec.topology)
-        order = order.taken_over() if s in roles.taken_over else order
+    def in_flight(s: int, order: StageOrder) -> int:
         inputs = figures.layers[ranges[s][0] - 1].boundary if s else 0
-        return order.in_flight(s, depth, microbatches) * (inputs + each([s], "activations", "boundary"))
+        return order.in_flight(s, depth, microbatches) * (inputs + each(s, "activations", "boundary"))
 
-    replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
-    gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
-    state = each(roles.states, "parameters", "optimizer") + replica
-    return state + gradients + sum(map(in_flight, owned))
+    def stage(s: int) -> StageBytes:
+        order = StageOrder.of(spec.topology)
+        return StageBytes(
+            parameters=each(s, "parameters"),
+            casts=each(s, "parameters") // 2 if casts else 0,
+            optimizer=each(s, "optimizer"),
+            gradients=each(s, "gradients"),
+            in_flight=(in_flight(s, order), in_flight(s, order.taken_over())),
+        )
+
+    return device_peak(spec, roles, stage).total
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
