@@ -168,7 +168,7 @@ def norm() -> nn.Module:
     return nn.BatchNorm1d(3)
 
 
-@pytest.mark.parametrize("layer", [Marked, Running, norm])
+@pytest.mark.parametrize("layer", [Marked, pytest.param(Running, marks=SLOW), norm])
 def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module], caplog) -> None:
     task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
     with caplog.at_level("INFO"):

@@ -199,8 +199,8 @@ def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines
 @pytest.mark.parametrize(
     ("stages", "pipelines", "mode", "lost"),
     [
-        (1, 3, "Replicas", 0),
         (2, 2, "Replicas", 0),
+        pytest.param(1, 3, "Replicas", 0, marks=pytest.mark.slow),
         pytest.param(1, 4, "Replicas", 0, marks=pytest.mark.slow),
         pytest.param(2, 3, "None", 0, marks=pytest.mark.slow),
         pytest.param(3, 2, "Replicas", 0, marks=pytest.mark.slow),

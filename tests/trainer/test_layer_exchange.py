@@ -92,7 +92,7 @@ class Shortage:
             self.turns += 1
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_fewer_workers_than_stages_train_on_with_fewer_stages_and_the_same_bits(tied: bool) -> None:
     shortage = Shortage(over_at=18)
     job = _job(manifest(gpt(tied) if tied else MLP), decide=shortage).run()

@@ -142,7 +142,7 @@ ROWS: dict[str, Row] = {
     "boundaries in bf16": Row(task=gpt(), numbers=numbers(precision="bf16", boundaryPrecision="bf16"), deep=4),
     "parameters in bf16": Row(task=own("precision_kit:build"), numbers=numbers(**ROUNDED), deep=4, fast=RESUMED),
     "parameters in bf16, fused": Row(
-        task=own("precision_kit:build", fused=True), numbers=numbers(**ROUNDED), deep=4, fast=("deep",)
+        task=own("precision_kit:build", fused=True), numbers=numbers(**ROUNDED), deep=4, fast=()
     ),
     "parameters in bf16 of a tied transformer": Row(
         task={"entrypoint": ENTRYPOINT, "config": config_of("gpt2")}, numbers=numbers(**ROUNDED), kills=("Backward",)
@@ -195,7 +195,7 @@ ROWS: dict[str, Row] = {
         task=own("test_evaluation:build"),
         numbers=numbers(5, evaluation={"everySteps": 2}, precision="bf16"),
         kills=("Evaluate",),
-        fast=("deep",),
+        fast=(),
     ),
     "an early stop": Row(
         task=own("test_evaluation:build"),
@@ -221,6 +221,7 @@ ROWS: dict[str, Row] = {
         task=own("test_unused_parameters:build", optimizer="momentum"),
         numbers=numbers(7, 4, 1),
         wide=(2, 4),
+        fast=(),
     ),
     "running buffers": Row(
         task=own("running_tasks:build", checkpointed=[1]),
@@ -257,8 +258,8 @@ ROWS: dict[str, Row] = {
     ),
     # schedules, and compiled layers
     "postponed": postponed(task=gpt(tieEmbeddings=True), fast=("deep",)),
-    "postponed, recomputed": postponed(task=gpt(checkpoint=True), fast=("deep",)),
-    "postponed in bf16": postponed(task=gpt(), numbers=numbers(4, 12, precision="bf16"), wide=(2, 2)),
+    "postponed, recomputed": postponed(task=gpt(checkpoint=True), fast=()),
+    "postponed in bf16": postponed(task=gpt(), numbers=numbers(4, 12, precision="bf16"), wide=(2, 2), fast=()),
     "compiled": compiled(),
     "compiled, postponed": compiled(
         kills=("BackwardInput", "ReportReady"),
@@ -303,9 +304,7 @@ ROWS: dict[str, Row] = {
     },
     # data and first values
     "trimmed chats": Row(task=transformer(lambda folder: chats(folder, trim=4)), numbers=numbers(3, 4), fast=("deep",)),
-    "packed chats": Row(
-        task=transformer(lambda folder: chats(folder, packed=True)), numbers=numbers(3, 4), fast=("deep",)
-    ),
+    "packed chats": Row(task=transformer(lambda folder: chats(folder, packed=True)), numbers=numbers(3, 4), fast=()),
     "packed documents": Row(
         task=transformer(lambda folder: sequences("gpt2", packed(folder), learningRate=1e-3, warmupSteps=10)),
         deep=4,
