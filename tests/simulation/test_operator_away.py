@@ -371,17 +371,17 @@ def new_image(spec: Object) -> None:
     spec["worker"] = {"image": "good:1"}
 
 
-def other_mode(spec: Object) -> None:
-    spec["redundancy"]["mode"] = "None"
+def other_schedule(spec: Object) -> None:
+    spec["topology"]["schedule"] = "ZBH1"
 
 
 def nothing(_: Object) -> None:
     """The job is deleted instead."""
 
 
-def mode_is_not_the_new_one(simulation: TrainsOn) -> str | None:
-    plan, wanted = simulation.runner and simulation.runner.state.plan, simulation.job["spec"]["redundancy"]["mode"]
-    return None if plan and plan.mode == wanted else f"the mode is not {wanted}"
+def schedule_is_not_the_new_one(simulation: TrainsOn) -> str | None:
+    plan = simulation.runner and simulation.runner.state.plan
+    return None if plan and plan.target.schedule == "ZBH1" else "the schedule is not ZBH1"
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -431,7 +431,7 @@ def test_it_does_so_if_a_worker_is_lost_meanwhile(kill_at: float) -> None:
 
 @pytest.mark.parametrize("kill_at", SOON)
 def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
-    run = TrainsOn(job_of(6, steps=150), other_mode, kill_at, followed=mode_is_not_the_new_one).run()
+    run = TrainsOn(job_of(6, steps=150), other_schedule, kill_at, followed=schedule_is_not_the_new_one).run()
     assert run.problem is None
 
 

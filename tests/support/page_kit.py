@@ -7,7 +7,7 @@ import msgspec
 from bamboo_core.page.document import Document, encode
 from operator_kit import at, takeover
 
-TAKEOVER = takeover(reused=4)
+TAKEOVER = takeover()
 
 
 class Time:
