@@ -29,7 +29,7 @@ spec:
 
 
 def write(folder: Path, *, closed: bool = True) -> list[dict[str, Any]]:
-    """A worker that waits, works in advance, waits on, and does what it waited for."""
+    """A worker that waits, rehearses, waits on, and does what it waited for."""
     trace = TraceFile(folder / "w0.json", "w0", 5)
     trace.event("Epoch", epoch=1, reason="Started", message="", boundary=False, seconds=0.0)
     for name in ("Forward", "Idle", "Rehearsal", "ReplicaUpdate", "Backward", "Idle"):

@@ -43,7 +43,7 @@ def test_more_replicas_than_there_are_others_is_a_warning() -> None:
         (2, 4, 1, ""),
         (4, 4, 2, ""),
         (4, 4, 1, "spec.spread.workersPerNode 4: all 4 workers are on one node, with whose loss the job ends"),
-        (3, 4, 1, "a node with 3 workers has neighbours in a pipeline of 4 stages, for which nothing is computed in"),
+        (3, 4, 1, "a node with 3 workers has neighbours in a pipeline of 4 stages, whose stages one"),
     ],
 )
 def test_nodes_with_too_many_workers_are_warned_of(per_node: int, stages: int, pipelines: int, told: str) -> None:

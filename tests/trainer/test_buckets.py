@@ -151,7 +151,7 @@ def test_a_checkpoint_that_runs_a_backward_of_its_own_can_be_parted() -> None:
 
 
 def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
-    """Layer by layer, to measure it, or in advance by a shadow."""
+    """Layer by layer, to measure it."""
     (stage,) = chain(small_task(), [(0, 3)], TRAINING)
     expected = ran(stage, bucketwise=False).gradients.nodes()
     microbatches, bounds = HALF

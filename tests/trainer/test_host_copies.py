@@ -151,7 +151,7 @@ def queued(mode: str, **more: float) -> QueuedJob:
     return QueuedJob(document, Speed(forward=0.008, backward=0.016, **more))
 
 
-MEASURED, ORDINARY = 1, 5  # a calibration step, and one that is none
+MEASURED, ORDINARY = 1, 5  # an early step, and a later one
 
 
 def test_copies_are_made_while_the_device_computes() -> None:

@@ -79,7 +79,7 @@ def _nodes(spec: JobSpec) -> str:
     stages, pipelines = spec.topology.stages, spec.topology.pipelines
     if spec.redundancy.on(pipelines).kept and stages > 1 and room > pipelines * (stages // 2):
         told = f"a node with {room} workers has neighbours in a pipeline of {count(stages, 'stage')}"
-        return f"spec.spread.workersPerNode {room}: {told}, for which nothing is computed in advance if they are lost"
+        return f"spec.spread.workersPerNode {room}: {told}, whose stages one worker repeats if they are lost"
     return ""
 
 

@@ -1,9 +1,9 @@
 """What this worker takes for a microbatch of each stage that it runs, so that slow workers and heavy layers are found.
 
-Medians, so that a hiccup says nothing. Only what the ordinary schedule does counts: nothing that is repeated or was
-computed in advance, no wait, and not the first calls. One forward in `PERIOD` is run layer by layer with a wait after
-each, which tells the layers apart; a backward is one call for the whole stage, and cannot be. The same is measured of
-the next stage's layers where they are computed in advance: that is how workers of one pipeline can be compared.
+Medians, so that a hiccup says nothing. Only what the ordinary schedule does counts: nothing that is repeated, no
+wait, and not the first calls. One forward in `PERIOD` is run layer by layer with a wait after each, which tells the
+layers apart; a backward is one call for the whole stage, and cannot be. The same is measured of the next stage's layers
+in some rehearsals: that is how workers of one pipeline can be compared.
 """
 
 from collections import deque
@@ -37,8 +37,7 @@ class _ByLayer:
 @dataclass(slots=True)
 class _Stage:
     """Seconds. weights: what backwards have postponed, by itself. begun: forwards that the ordinary schedule has begun
-    here. layers: of those that are only computed in
-    advance. by_layer: of the schedule's own.
+    here. layers: of rehearsals. by_layer: of the schedule's own.
     """
 
     forwards: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))

@@ -89,7 +89,7 @@ def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most
 
 
 def is_settling(state: CoordinatorState) -> bool:
-    """Is the plan so new that work which is done in advance may not have been measured yet?"""
+    """Is the plan so new that forwards of replicas may not have been timed yet?"""
     return state.step < state.plans.since_step + SETTLING_STEPS
 
 

@@ -33,9 +33,9 @@ def seconds_of(times: StageTimes) -> float:
 
 
 def measurements(state: CoordinatorState) -> list[Measurement]:
-    """The measurements of owners, and of those who compute a stage's forwards in advance.
-    A forward that is computed in advance is compared with the owner's, both layer by layer, and counts as if the
-    backward were slower or faster by the same factor.
+    """The measurements of owners, and of those who have timed forwards of a stage whose replica they hold.
+    Such a forward is compared with the owner's, both layer by layer, and counts as if the backward were slower or
+    faster by the same factor.
     """
     plan, owned = state.current_plan, owned_times(state)
     found = [Measurement(plan.at(c).owner, plan.stages[c.stage], seconds_of(t)) for c, t in owned.items()]

@@ -4,7 +4,7 @@ The model: a worker takes (its slowness) x (the seconds of its layers) for a mic
 layers differ by their slowness, whatever the layers are. One worker that ran different layers tells what these differ
 by. So each measurement ties a worker to some layers, and those who are tied to each other, if only through others, are
 comparable. In logarithms that is a sum, and least squares give both: in pipelines side by side each one's slowness, and
-in a ring, in which each worker computes the next one's layers in advance, the slowness of all.
+in a ring, in which each worker times the next one's layers, too, the slowness of all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a worker takes for the layers that it runs, or computes in advance for another one: seconds, as it says."""
+"""What a worker takes for the layers that it runs, or whose replica it holds: seconds, as it says."""
 
 from collections.abc import Iterable
 from typing import Annotated

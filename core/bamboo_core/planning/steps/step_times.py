@@ -20,7 +20,6 @@ from bamboo_core.planning.splits.devices import cell_of, devices_of
 from bamboo_core.planning.steps.devices import devices_of_workers, machine, on_devices
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, Run, StepLoss, execute
 
-# Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
 ALMOST: Final = 1 - 1e-9  # of what takes at least so long, as sums of floats differ with their order
 
 

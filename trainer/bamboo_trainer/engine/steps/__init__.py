@@ -1,1 +1,1 @@
-"""The work on a step: a cell's instructions, what each waits for and does, and what is computed in advance."""
+"""The work on a step: a cell's instructions, what each waits for and does, and rehearsals."""
