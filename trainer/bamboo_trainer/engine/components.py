@@ -52,6 +52,7 @@ class Components:
         self._timer, self._copies = timer, copies
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
+        self._is_idle = False  # was nothing that must be done ready, since the last that was?
         self.plan = PlanState(ports.worker, first, ports.devices)
         self.outbox = Outbox(self.plan, ports.transport, queue, ports.copies, receiver=self._receiver)
         self.states = StageStates(ports.builder, ports.on_host, begun)
@@ -84,7 +85,6 @@ class Components:
             self.states,
             self.committer,
             self.replicator,
-            self.rehearsals,
             self.spots,
             timer,
             self._devices,
@@ -293,7 +293,9 @@ class Components:
         self._look_last = self.committer.pauses  # whether it still does
         if self.committer.ends_before is not None:
             return False
-        self.rehearsals.begin_wait()
+        if not self._is_idle:
+            self._is_idle = True
+            self._observer.event("Idle")
         if self.spots.turn([cell for cell in self.spots.asked_of() if self.executor.waits_at_end(cell)]):
             return True
         return self.rehearsals.turn(self.executor.active())
@@ -322,6 +324,7 @@ class Components:
     def _execute(self, cell_step: CellStep) -> None:
         if not isinstance(cell_step.next, Evaluate | Computed):
             self._look_again()
+        self._is_idle = False
         self.executor.execute(cell_step)
 
     def _report_or_send(self) -> None:
@@ -341,7 +344,7 @@ class Components:
         cell_steps = self.executor.of_state(index)
         cell = cell_steps[0].cell if cell_steps else Cell(0, index)
         if state.owned:
-            self.rehearsals.end_wait()
+            self._is_idle = False
         self._finish_copies(index)
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)

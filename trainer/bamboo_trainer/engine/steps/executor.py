@@ -24,7 +24,6 @@ from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, Takeover
 from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
-from bamboo_trainer.engine.steps.rehearsals import Rehearsals
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import REDUCED, Address, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.routing.outbox import Outbox
@@ -43,14 +42,13 @@ class Executor:
         states: StageStates,
         committer: Committer,
         replicator: Replicator,
-        rehearsals: Rehearsals,
         spots: SpotChecks,
         timer: StageTimer,
         devices: DeviceTimes,
         ports: Ports,
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
-        self._committer, self._replicator, self._rehearsals = committer, replicator, rehearsals
+        self._committer, self._replicator = committer, replicator
         self._observer, self._clock, self._timer, self._devices = ports.observer, ports.clock, timer, devices
         self._coordinator = ports.coordinator
         self._wanted = ports.steps
@@ -368,7 +366,6 @@ class Executor:
         elif taken := self._shared_takeover(cell_step):
             taken.count(instruction)
         begun, stage = self._timer.now(), self._states.stage(cell_step.cell.stage)
-        self._rehearsals.end_wait()
         given = self._devices.begin(stage) if stage is not None and stage.runs_ahead else None
         self._observer.started(name, cell_step.cell, cell_step.step, microbatch)
         ordinary = self._is_ordinary(cell_step)

@@ -43,7 +43,6 @@ class Rehearsals:
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._timer, self._devices = observer, timer, devices
-        self._is_idle = False
         self._disturbed: int | None = None  # the step in which roles have changed
         self._timed: dict[Cell, int] = {}  # the newest step in which a cell's forward was timed
         self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step, what the one before gave in a rehearsal
@@ -52,16 +51,6 @@ class Rehearsals:
         """The plan in force is new; it came in that step. first: of the job."""
         self._disturbed = None if first else step
         self._timed.clear()
-
-    def begin_wait(self) -> None:
-        """Nothing that must be done is ready."""
-        if not self._is_idle:
-            self._is_idle = True
-            self._observer.event("Idle")
-
-    def end_wait(self) -> None:
-        """An instruction, or the commit of a step, has come."""
-        self._is_idle = False
 
     def turn(self, active: Sequence[CellStep]) -> bool:
         """Rehearse one of the stages of which this worker holds replicas; False if none is due. active: the one stage
