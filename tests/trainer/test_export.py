@@ -286,16 +286,16 @@ def test_the_command_exports_and_says_what(trained, tmp_path):
 
 
 WAITS = """
-import sys, time
-from bamboo_trainer.checkpoint import __main__ as command
+import runpy, time
+import bamboo_trainer.progress_line
 class Slow:
     def __init__(self, text): pass
     def __call__(self, done, of):
         if done:
             print("half written", flush=True)
             time.sleep(600)
-command.ProgressLine = Slow
-sys.exit(command.main(sys.argv[1:]))
+bamboo_trainer.progress_line.ProgressLine = Slow
+runpy.run_module("bamboo_trainer.checkpoint", run_name="__main__", alter_sys=True)
 """
 
 

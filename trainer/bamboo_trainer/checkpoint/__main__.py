@@ -30,8 +30,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
         config = task_config(given.job, given.model, given.task_config) if given.format.of_model else None
         source, passed = open_source(given.url, given.step)
@@ -62,4 +60,6 @@ def _read(done: int, of: int) -> str:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     sys.exit(standard_streams.exit_of(lambda: main(sys.argv[1:])))
