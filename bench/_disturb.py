@@ -130,11 +130,17 @@ class Taker:
                 plan = command.message.plan
                 if plan.at(d.cell).owner != d.victim:
                     d.planned, d.epoch, d.heir = now, plan.epoch, plan.at(d.cell).owner
-        if d.planned is not None and isinstance(event, Received) and event.worker == d.heir:
-            if isinstance(event.message, PlanApplied) and event.message.epoch >= d.epoch and d.applied is None:
+        if d.planned is not None and isinstance(event, Received):
+            message = event.message
+            if (
+                isinstance(message, PlanApplied)
+                and event.worker == d.heir
+                and message.epoch >= d.epoch
+                and not d.applied
+            ):
                 d.applied = now
-            if isinstance(event.message, TakenOver) and event.message.cell == d.cell:
-                d.taken, d.reported = now, event.message
+            if isinstance(message, TakenOver) and message.cell == d.cell:  # maybe of a spare worker, after the heir
+                d.taken, d.reported, d.heir = now, message, event.worker
 
 
 async def disturb(place: Lab, document: Any, count: int, *, notice: bool, exits: bool, seed: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import Assignment, Cell, Plan
 from bamboo_core.planning.profile import ModelProfile, Network
-from bamboo_core.planning.steps.step_times import LostWorkers, StepModel
+from bamboo_core.planning.steps.step_times import StepModel
 from job_simulation_kit import plan_of, profile, spec
 
 Rows = tuple[tuple[str, ...], ...]
@@ -81,7 +81,7 @@ def test_the_loss_of_a_worker_is_that_of_all_its_devices() -> None:
     plan, times = plan_of(job, 4), StepModel(model.figures, job)
     calm = times.seconds(plan, plan.target)
     later = moved(plan, Cell(0, 1), "w0")
-    took, repeating = times.disturbed(plan, later, plan.target, LostWorkers(at={"w1": 10.0}, planned=11.0))
+    took, repeating = times.disturbed(plan, [(11.0, later)], plan.target, {"w1": 10.0})
     assert calm == pytest.approx(3 * 11)
     assert calm + 8 * 3 * 0.5 < took < 2 * calm, "each device of the other one has two stages from now on"
     assert times.seconds(later, plan.target) == pytest.approx(2 * 8 * 3 + 7), (
@@ -122,7 +122,7 @@ def test_a_loss_never_makes_a_step_shorter(grid: tuple[int, int, int], devices: 
     assert heir is not None
     at = data.draw(st.floats(0, calm))
     later = moved(plan, cell, heir)
-    took, repeating = times.disturbed(plan, later, plan.target, LostWorkers(at={victim: at}, planned=at + 0.5))
+    took, repeating = times.disturbed(plan, [(at + 0.5, later)], plan.target, {victim: at})
     work = 6 * len(plan.target.split[cell.pipeline])
     assert at + 0.5 <= took
     assert took <= calm + 2 * work + 10
@@ -156,6 +156,6 @@ def test_a_takeover_may_come_with_a_cell_of_somebody_who_is_there(before: Rows, 
     ]
     times = StepModel(profile(6).figures, job)
     calm = times.seconds(plans[0], first.target)
-    took, repeating = times.disturbed(*plans, first.target, LostWorkers(at={"w2": 4.0}, planned=5.0))
+    took, repeating = times.disturbed(plans[0], [(5.0, plans[1])], first.target, {"w2": 4.0})
     assert 5.0 < took < 3 * calm
     assert 0 < repeating < took

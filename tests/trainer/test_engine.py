@@ -10,6 +10,7 @@ import torch
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome, SpecChanged
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning import transitions
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.frames.frame import Frame, FrameKind
@@ -20,7 +21,7 @@ from branching_job import BranchingJob, Kind, each_way, kill_at_each, of_name, o
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from reference import train
-from training_job import Fault, Job
+from training_job import Fault, Job, check_same_bits
 
 STEPS = 4
 
@@ -271,6 +272,34 @@ def test_a_standby_heals_the_pipeline() -> None:
     reasons = [e.reason for e in job.emitted]
     assert "Takeover" in reasons
     assert "Replicating" in reasons
+
+
+@sweep(of_name)
+@pytest.mark.parametrize(
+    ("stages", "pipelines"),
+    [(2, 1), pytest.param(4, 1, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
+)
+def test_a_spare_worker_takes_its_part_within_the_step(
+    stages: int, pipelines: int, kind: Kind | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on behind what the heir has finished. Then somebody is lost, at any instruction until the step ends."""
+    monkeypatch.setattr(transitions, "LEAST_SECONDS", -1.0)
+    document, lost = manifest(stages, pipelines, standby=1), Fault("Forward", Cell(0, stages - 1), 2, 1)
+    document["spec"]["training"]["globalBatchSize"] = 16 * pipelines
+    expected = Job(document).run()
+
+    class Killed(BranchingJob):
+        def strikes(self, fault: Fault) -> bool:
+            moved = fault.step == 2 and any(e.reason == "Healed" and e.message.endswith(" now") for e in self.emitted)
+            return (moved and self.branch(fault, kind and kind(fault))) or super().strikes(fault)
+
+    def judge(job: Job) -> int:
+        check_same_bits(job, expected)
+        return job.state.membership.preemptions
+
+    killed = each_way(lambda: Killed(document, (lost,)), judge)
+    assert {"Forward", "Backward", "SendPartialSum", "AddPartialSums"} <= {fault.name for fault in killed}
+    assert set(killed.values()) == {2}
 
 
 def test_no_cell_moves_while_its_committed_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,8 @@ def _better_plan(view: PlanningView) -> Plan | None:
 def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     """What the planning functions look at."""
     plan = state.current_plan
-    aim = _aim(state, now)
+    aim, usual = _aim(state, now), state.usual_step
+    elapsed = (now - state.progress.last_at) / usual % 1.0 if usual else 0.0
     return PlanningView(
         plan=plan,
         live=state.live(plan),
@@ -116,7 +117,8 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         schedule=aim.schedule,
         generation=state.progress.generation,
         spread=state.spec.spread.policy,
-        elapsed=(now - state.progress.last_at) / state.usual_step % 1.0 if state.usual_step else 0.0,
+        elapsed=elapsed,
+        remaining=(1.0 - elapsed) * (usual or 0.0),
         beforehand=filling.replicas(state),
     )
 

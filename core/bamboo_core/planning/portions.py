@@ -130,17 +130,22 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
 
 
 def kept_by(plan: Plan, owner_of: Callable[[Cell], WorkerId], cell: Cell) -> WorkerId | None:
-    """Return who keeps sums that a cell's new owner may go on behind; None if nobody does any more.
+    """Return who keeps sums that a cell's new owner may go on behind; None if nobody does any more. An owner that runs
+    the stage before as well, and goes on with that, keeps what it has finished itself.
 
     An only pipeline's sums are of no use if another replica of the stage behind might have to repeat the step: nobody
     can send it again what these came of. owner_of: a cell's owner under the assignments that follow the plan.
     """
-    if not plan.has(cell) or plan.at(cell).portions or owner_of(cell) == plan.at(cell).owner:
+    if not plan.has(cell) or owner_of(cell) == plan.at(cell).owner or plan.device_layers:
         return None
-    behind, found = Cell(cell.pipeline, cell.stage + 1), keeper(plan, cell)
+    behind, before = Cell(cell.pipeline, cell.stage + 1), _before(plan, cell)
+    own = before != cell and plan.at(before).owner == plan.at(cell).owner
+    if plan.at(cell).portions and not own:
+        return None
+    found = plan.at(cell).owner if own else keeper(plan, cell)
     if plan.target.pipelines == 1 and plan.has(behind) and len(plan.at(behind).replicas) > 1:
         return None
-    return found if owner_of(_before(plan, cell)) == found else None
+    return found if owner_of(before) == found else None
 
 
 def passed_on(microbatches: Sequence[int], stage: int, received: Container[int]) -> int:

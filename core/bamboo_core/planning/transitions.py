@@ -5,15 +5,19 @@ Level-triggered: every function looks only at what is, and proposes at most one 
 worker that already holds an in-sync replica of the stage, so that any proposal can be obeyed in the middle of a step.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from bamboo_core.planning.desired import PlanningView, Urgency, desired_holders, replacement_owners
 from bamboo_core.planning.heirs import heirs_of, lost_runs, siblings
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import Cells, is_settled, share_out
+from bamboo_core.planning.portions import Cells, is_settled, kept_by, share_out
+
+LEAST_SECONDS: Final = 1.0  # of a step that have to be left for a move within it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def improve(view: PlanningView) -> Plan | None:
         return next_plan(view, cells, "Replicating", f"the state of stages is copied to {to} while training continues")
     moves = {cell: owner for cell, owner in lacks.owners.items() if (cell, owner) in view.synced}
     if moves:
-        return _move(view, moves)
+        return _move(view, moves, boundary=not _pays_now(view, moves))
     if not lacks.is_settled:
         text = "each worker runs its own pipeline from the next step on"
         return next_plan(view, cells, "Settled", text, boundary=True)
@@ -141,6 +145,21 @@ def drain(view: PlanningView) -> Plan | None:
             moves[cell] = successors[0]
     now = any(view.leaving[plan.at(c).owner] is Urgency.NOW for c in moves)
     return _move(view, moves, boundary=not now) if moves else None
+
+
+def _pays_now(view: PlanningView, moves: Mapping[Cell, WorkerId]) -> bool:
+    """Is it worth to move these cells within the step? They belong to workers that run others as well, enough of the
+    step is left, and their new owners go on behind what the old ones have finished.
+    """
+    plan = view.plan
+    owned = Counter(plan.at(cell).owner for cell in plan.cells())
+
+    def owner_of(cell: Cell) -> WorkerId:
+        return moves.get(cell) or plan.at(cell).owner
+
+    return view.remaining > LEAST_SECONDS and all(
+        owned[plan.at(cell).owner] > 1 and kept_by(plan, owner_of, cell) is not None for cell in moves
+    )
 
 
 def _move(view: PlanningView, moves: Mapping[Cell, WorkerId], boundary: bool = True) -> Plan:

@@ -21,7 +21,7 @@ from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.shares import kept_share, share
 from bamboo_core.planning.splits.moving import needed
 from bamboo_core.planning.splits.stage_times import StageTimes
-from bamboo_core.planning.steps.step_times import LostWorkers, StepModel
+from bamboo_core.planning.steps.step_times import StepModel
 
 LEARNING_STEPS: Final = 16  # on a new grid, of which the coordinator is told one by one, with what stages take
 MEASURED_MICROBATCHES: Final = 64
@@ -56,6 +56,7 @@ class SimulatedTraining:
         self._begun: Plan | None = None  # with which the step in progress began; None: no step is in progress
         self._since = 0.0  # when it began
         self._seconds = 0.0  # that it takes undisturbed
+        self._changes: list[tuple[float, Plan]] = []  # the plans that came in it, and after how many seconds
         self._timer: Timer | None = None
         self._generation = 0
         self._gone: dict[WorkerId, float] = {}  # and when they were lost
@@ -164,8 +165,8 @@ class SimulatedTraining:
         now, since = self._clock.now, self._since
         layout = next(one for one in self._begun.layouts if one.generation == self._generation)
         gone = {w: max(0.0, at - since) for w, at in self._left.items() if w in self._gone}
-        lost = LostWorkers(at=gone, planned=now - since)
-        seconds, repeating = self._model.disturbed(self._begun, plan, layout, lost)
+        self._changes.append((now - since, plan))
+        seconds, repeating = self._model.disturbed(self._begun, self._changes, layout, gone)
         if self._timer is not None:
             self._timer.cancel()
         self._record.pauses.append((now, max(0.0, seconds - self._seconds)))
@@ -241,11 +242,11 @@ class SimulatedTraining:
     def _begin(self) -> None:
         plan = self._current_plan
         if any(plan.at(cell).owner in self._gone for cell in self._cells(plan)):
-            self._begun, self._since, self._timer, self._left = plan, self._clock.now, None, {}
+            self._begun, self._since, self._timer, self._left, self._changes = plan, self._clock.now, None, {}, []
             return
         layout = next(one for one in plan.layouts if one.generation == self._generation)
         self._seconds = self._model.seconds(plan, layout)
-        self._begun, self._since, self._left = plan, self._clock.now, {}
+        self._begun, self._since, self._left, self._changes = plan, self._clock.now, {}, []
         until = max(0.0, self._clock.next - self._clock.now)
         alone = self._wish is not None or self._pending is not None or self._is_new(plan)
         steps = 1 if alone else int(min(until / self._seconds, self._most()))

@@ -7,7 +7,7 @@ cells over runs their programs again, from what the others have in their logs.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -75,9 +75,9 @@ class GroupTimes:
         return max(max(row) for row in self.ends)
 
 
-def execute(group: Group, loss: StepLoss | None = None) -> GroupTimes:
-    """Runs the step's forwards and backwards to their end."""
-    return _undisturbed(group) if loss is None and _is_alone(group) else _Execution(group, loss).run()
+def execute(group: Group, *losses: StepLoss) -> GroupTimes:
+    """Runs the step's forwards and backwards to their end. losses: in the order of their plans."""
+    return _undisturbed(group) if not losses and _is_alone(group) else _Execution(group, losses).run()
 
 
 def _is_alone(group: Group) -> bool:
@@ -195,6 +195,7 @@ class _Cell:
     done: int = 0
     arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of the frames that are here
     begins: float = 0.0  # the second before which it is not run
+    resumed: bool = False  # it began behind groups whose sums somebody has kept
 
     @property
     def next(self) -> Computed | None:
@@ -213,8 +214,8 @@ class _Worker:
 
 
 class _Execution:
-    def __init__(self, group: Group, loss: StepLoss | None) -> None:
-        self._group, self._loss = group, loss
+    def __init__(self, group: Group, losses: Sequence[StepLoss]) -> None:
+        self._group, self._losses = group, losses
         self._stages = len(group.forward)
         self._workers = [_Worker(free=busy) for busy in group.busy]
         self._machines = group.machines or range(len(group.busy))
@@ -235,10 +236,10 @@ class _Execution:
     def run(self) -> GroupTimes:
         for number, worker in enumerate(self._workers):
             self._push(worker.free, partial(self._turn, number))
-        if self._loss is not None:
-            for number, at in self._loss.lost:
+        for loss in self._losses:
+            for number, at in loss.lost:
                 self._push(at, partial(self._lose, number))
-            self._push(self._loss.planned, self._take_over)
+            self._push(loss.planned, partial(self._take_over, loss))
         while self._events:
             now, _, happens = heapq.heappop(self._events)
             happens(now)
@@ -347,11 +348,10 @@ class _Execution:
     def _lose(self, number: int, now: float) -> None:
         self._workers[number].alive = False
 
-    def _take_over(self, now: float) -> None:
+    def _take_over(self, loss: StepLoss, now: float) -> None:
         """Every sender sends again what a new runner may lack."""
-        assert self._loss is not None
-        kept, begun = dict(self._loss.kept), list[_Cell]()
-        for place, runs in self._loss.runs:
+        kept, begun = dict(loss.kept), list[_Cell]()
+        for place, runs in loss.runs:
             before = {cell.run: cell for cell in self._cells[place]}
             for run in before.keys() - set(runs):
                 self._workers[run[2]].cells.remove(before[run])
@@ -370,14 +370,30 @@ class _Execution:
                 self._ends.pop(place, None)
             for cell in new:
                 cell.begins = now + seconds if cell.run[2] == keeper else 0.0
+                cell.resumed = cell.run[2] == keeper and finished > cell.run[0]
             begun += new
+        begun += self._run_whole(dict(loss.runs))
         for cell in begun:
             self._resend(now, cell)
             self._push(max(now, cell.begins), partial(self._turn, cell.run[2]))
 
+    def _run_whole(self, moved: Collection[Place]) -> list[_Cell]:
+        """Begin resumed cells anew beside cells that begin anew: nobody can send these again what came of the rest."""
+        begun, anew = list[_Cell](), list(moved)
+        for d, s in anew:
+            for place in ((d, s - 1), (d, s + 1)):
+                for i, cell in enumerate(self._cells.get(place, ())):
+                    if cell.resumed and place not in moved:
+                        self._workers[cell.run[2]].cells.remove(cell)
+                        self._cells[place][i] = whole = self._begun(place, cell.run, taken_over=True, left=cell.run[0])
+                        self._ends.pop(place, None)
+                        begun.append(whole)
+                        anew.append(place)
+        return begun
+
     def _passed_on(self, place: Place) -> int:
         """Return before which microbatch a cell has run all, and the stage before it has what came of it."""
-        (cell,), (d, s) = self._cells[place], place
+        cell, (d, s) = self._cells[place][0], place
         microbatches, left = range(*cell.run[:2]), (instruction.microbatch for instruction in cell.program[cell.done :])
         received = {m for m in microbatches if s > 0 and (False, m) in self._cell((d, s - 1), m).arrived}
         return min([passed_on(microbatches, s, received), *left])

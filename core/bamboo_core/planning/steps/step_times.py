@@ -23,14 +23,6 @@ from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes
 ALMOST: Final = 1 - 1e-9  # of what takes at least so long, as sums of floats differ with their order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostWorkers:
-    """Owners that are lost in a step: at which second of it."""
-
-    at: Mapping[WorkerId, float]
-    planned: float  # when all others have the plan without them, which may move cells of workers that are there as well
-
-
 @dataclass(frozen=True, slots=True)
 class Stages:
     """Sums over the layers of each stage."""
@@ -96,26 +88,41 @@ class StepModel:
             self._steps[key] = self._calm(on_devices(plan), layout)
         return self._steps[key]
 
-    def disturbed(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, float]:
-        """A step that begins under one plan, and ends under the one that moves cells of lost workers, and maybe others.
+    def disturbed(
+        self, plan: Plan, changes: Sequence[tuple[float, Plan]], layout: Layout, lost: Mapping[WorkerId, float]
+    ) -> tuple[float, float]:
+        """A step that begins under a plan, in which others move cells of lost workers, and maybe of others.
 
-        (seconds of the step, of these what the new owners take to repeat the lost work)
+        changes: when all have each of these plans, in order. lost: at which second of the step owners are lost.
+        (seconds of the step, of these what the new owners take after the last change to repeat lost work)
         """
-        gone = {one: lost.at[worker] for one, worker in devices_of_workers(lost.at, devices_of(plan))}
-        before, plan, lost = on_devices(before), on_devices(plan), LostWorkers(at=gone, planned=lost.planned)
+        gone = {one: lost[worker] for one, worker in devices_of_workers(lost, devices_of(plan))}
+        plans, last = [on_devices(plan), *(on_devices(later) for _, later in changes)], changes[-1][0]
         ends: dict[Place, float] = {}
         repeating = 0.0
-        for part in self._groups_of(before, layout, plan):
-            loss = self._loss(before, plan, layout, part, lost)
-            times = self._times(part.group) if loss is None else execute(part.group, loss)
-            if loss is not None:
-                repeating = max(repeating, times.end - lost.planned)
+        for part in self._groups_of(plans[0], layout, plans[1:]):
+            losses = [
+                loss
+                for (at, _), before, after in zip(changes, plans, plans[1:], strict=False)
+                if (loss := self._loss(before, after, layout, part, gone, at))
+            ]
+            times = execute(part.group, *losses) if losses else self._times(part.group)
+            if losses:
+                repeating = max(repeating, times.end - last)
             ends |= part.ends(times)
-        ends = self._added_up(plan, ends)
-        return max(self._committed(plan, layout, ends), lost.planned), max(0.0, repeating)
+        ends = self._added_up(plans[-1], ends)
+        return max(self._committed(plans[-1], layout, ends), last), max(0.0, repeating)
 
-    def _loss(self, before: Plan, plan: Plan, layout: Layout, part: PlannedGroup, lost: LostWorkers) -> StepLoss | None:
-        """What of a group other workers take over; None if nothing."""
+    def _loss(
+        self,
+        before: Plan,
+        plan: Plan,
+        layout: Layout,
+        part: PlannedGroup,
+        lost: Mapping[WorkerId, float],
+        planned: float,
+    ) -> StepLoss | None:
+        """What of a group other workers take over with a plan; None if nothing."""
         moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
         if not moved:
             return None
@@ -126,8 +133,8 @@ class StepModel:
                 for cell, place in moved.items()
                 if _is_kept(before, plan, cell, moved)
             ),
-            lost=tuple((part.numbers[w], at) for w, at in lost.at.items() if w in part.numbers),
-            planned=lost.planned,
+            lost=tuple((part.numbers[w], at) for w, at in lost.items() if w in part.numbers),
+            planned=planned,
             runs=tuple((place, _runs(plan, layout, cell, part.numbers)) for cell, place in moved.items()),
         )
 
@@ -223,12 +230,12 @@ class StepModel:
             self._groups[group] = execute(group)
         return self._groups[group]
 
-    def _groups_of(self, plan: Plan, layout: Layout, later: Plan | None = None) -> list[PlannedGroup]:
-        """Pipelines that share workers, also under the plan after it."""
+    def _groups_of(self, plan: Plan, layout: Layout, later: Sequence[Plan] = ()) -> list[PlannedGroup]:
+        """Pipelines that share workers, also under the plans after it."""
         stages, found = self.stages(plan.stages), []
         for rows in _connected(plan, layout, later):
             names: dict[WorkerId, int] = {}
-            plans = [plan] if later is None else [plan, later]
+            plans = [plan, *later]
             cells = [Cell(d, s) for d in rows for s in range(len(plan.stages))]
             for worker in (worker for p in plans for cell in cells for worker in p.at(cell).runners):
                 names.setdefault(worker, len(names))
@@ -337,9 +344,9 @@ class StepModel:
         return max([least, *(work.get(w, 0.0) + sum(stages.update[s] for s in held) for w, held in holds.items())])
 
 
-def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
+def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: Mapping[WorkerId, float]) -> bool:
     was, now = before.at(cell), plan.at(cell)
-    return not lost.at.keys().isdisjoint(was.runners) or not now.is_run_as(was)
+    return not lost.keys().isdisjoint(was.runners) or not now.is_run_as(was)
 
 
 def _is_kept(before: Plan, plan: Plan, cell: Cell, moved: Collection[Cell]) -> bool:
@@ -378,13 +385,13 @@ def _sums(layout: Layout) -> int:
     return max(len(nodes_of(share, groups)) for share in layout.shares)
 
 
-def _connected(plan: Plan, layout: Layout, later: Plan | None) -> list[list[int]]:
+def _connected(plan: Plan, layout: Layout, later: Sequence[Plan]) -> list[list[int]]:
     """The pipelines of the layout, together if a worker runs cells of both."""
     rows = range(layout.pipelines)
     owners = {d: {w for a in plan.pipelines[d] for w in a.runners} for d in rows}
-    if later is not None:
+    for one in later:
         for d in rows:
-            owners[d] |= {w for a in later.pipelines[d] for w in a.runners}
+            owners[d] |= {w for a in one.pipelines[d] for w in a.runners}
     groups: list[tuple[list[int], set[WorkerId]]] = []
     for d in rows:
         mine, workers = [d], set(owners[d])

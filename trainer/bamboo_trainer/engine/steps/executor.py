@@ -28,6 +28,7 @@ from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import REDUCED, Address, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.gradients.partial_sums import packed_work
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 
@@ -85,6 +86,8 @@ class Executor:
             del self.cells[cell]
         for cell in [c for c in self.cells if plan.at(c).owner != worker] if old else []:
             cell_step = self.cells.pop(cell)
+            if not plan.boundary:
+                self._keep_finished(cell_step)
             self._left[cell] = (cell_step.since, cell_step.step)
             newest = self._committer.log.newest
             if self._states.has_final(cell.stage, newest):
@@ -92,6 +95,25 @@ class Executor:
         if not plan.boundary:
             for cell_step in self.cells.values():
                 cell_step.predecessor = None
+
+    def _keep_finished(self, owned: CellStep) -> None:
+        """Keep the sums of the first groups of a cell that this worker has finished. Who runs the stage before gives
+        them to the new owner (`_give_kept`).
+        """
+        cell, layout = owned.cell, owned.layout
+        if layout is None or cell.pipeline >= layout.pipelines or owned.step <= self._committer.log.newest:
+            return
+        if owned.final is not None or (owned.work and owned.work.parts):
+            return  # what is added up is being made the step's gradient, in the same place
+        first = layout.split[cell.pipeline][0]
+        shared = [one for (of, (begin, _)), one in self._portions.steps.items() if (of, begin) == (cell, first)]
+        for one in (*shared, owned):
+            finished = one.work.gradients.finished if one.work else ()
+            if one.step == owned.step and one.work and finished:
+                microbatches = (first, layout.bounds[finished[-1][0].end])
+                payload, tensors = packed_work(one.work, microbatches, finished)
+                address = Address(FrameKind.KEPT_SUM, *cell, one.step, *microbatches)
+                self._portions.kept.keep(self._outbox.frame(address, tensors, payload))
 
     def take_over(self, old: Plan | None, arrived: float) -> None:
         """Run the cells that the plan in force gives to this worker. arrived: when it came, seconds of the clock."""
