@@ -52,6 +52,23 @@ def test_a_grid_that_fits_only_in_another_mode_is_no_grid_that_does_not_fit() ->
     assert {one.mode for one, _ in kept} == {RedundancyMode.NONE}
 
 
+def test_a_smaller_grid_with_more_on_standby_is_tried_in_the_place_of_the_best() -> None:
+    """Short runs do not show that nodes are scarce."""
+    at = world(manifest(2, 1, 12), layered(4))
+    limits = Limits(nodes=4, pipelines=(1,), micro_batches=(4,))
+
+    def simulate(_: str, trials: Sequence[CandidateTrial]) -> list[Assessment | None]:
+        return [
+            replace(assessed(1, (hours, hours)), candidate=trial.candidate)
+            for trial in trials
+            if (hours := 1 / trial.candidate.stages if trial.short or trial.candidate.standby else 9.0)
+        ]
+
+    found = search(at, limits, as_the_job_is("m", at.spec), simulate, partial(choose, bounds=Bounds()))
+    assert found.chosen is not None
+    assert (found.chosen.candidate.stages, found.chosen.candidate.standby) == (3, 1)
+
+
 def exhaustive(at: World, limits: Limits, like: Candidate) -> dict[Candidate, Assessment]:
     """Every grid that fits, simulated, as the search would do it last."""
     found = {}

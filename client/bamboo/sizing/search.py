@@ -4,7 +4,7 @@ simulations, each longer and of fewer candidates. Pure but for what simulates, w
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -22,6 +22,7 @@ MOST_GRIDS: Final = 24  # that are simulated
 MOST_KEPT: Final = 3  # grids of which other protections are simulated
 MOST_LONGER: Final = 12  # candidates of the round before the last
 MOST_LAST: Final = 6  # candidates of the last round
+MOST_SMALLER: Final = 2  # grids that are tried in the place of the best one
 LOSSES: Final = (4.0, 6.0)  # expected in a run of the first rounds
 LAST_LOSSES: Final = 20.0  # and of the last one, after made-up nodes have settled
 SAME: Final = 0.005  # two options of one grid that differ by less in time and cost: the one nearer to the job is enough
@@ -118,6 +119,9 @@ def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, ch
     last = [one.candidate for one in near(longer, SLACK / math.sqrt(2), MOST_LAST)]
     ends = race.round("whole job", last, math.inf, world.seeds)
     if best := choose(_front(ends, like)):
+        smaller = _smaller([one for one, _ in kept], limits, best.candidate)
+        ends += race.round("smaller grids", smaller, math.inf, world.seeds)
+    if best := choose(_front(ends, like)):
         others = [one for one in _contrasts(world, limits, best.candidate) if one not in last]
         ends += race.round("compared", others, math.inf, world.seeds)
     counts.simulated, counts.runs = len(race.newest), race.runs
@@ -132,6 +136,21 @@ def _changed(world: World, limits: Limits, one: Candidate) -> list[Candidate]:
     most = FAR_DEARER * calm(world, one).usd
     others = [other for other in protections(world, limits, one) if other != one and allowed(world, other)]
     return [other for other in others if other.spread is one.spread or calm(world, other).usd <= most]
+
+
+def _smaller(grids: Sequence[Candidate], limits: Limits, best: Candidate) -> list[Candidate]:
+    """Return smaller grids with the protection of the best candidate and as many workers, more of them on standby. The
+    first rounds end before nodes are scarce, and so do not tell what standbys are worth.
+    """
+    alike = [
+        one for one in grids if (one.machine, one.pipelines, one.mode) == (best.machine, best.pipelines, best.mode)
+    ]
+    fewer = sorted((one for one in alike if one.stages < best.stages), key=lambda one: best.stages - one.stages)
+    found = [
+        replace(best, stages=one.stages, micro_batch=one.micro_batch, standby=best.workers - one.stages * one.pipelines)
+        for one in fewer
+    ]
+    return [one for one in found if not limits.standby or one.standby in limits.standby][:MOST_SMALLER]
 
 
 def _front(ends: Sequence[Assessment], like: Candidate) -> list[Assessment]:
