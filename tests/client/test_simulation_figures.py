@@ -11,12 +11,11 @@ class Run:
     """The figures of a run."""
 
     preemptions: int
-    fatal: int = 0
     usd: float = 1.0
 
 
 def test_the_spread_of_runs_is_their_mean_and_deviation() -> None:
-    found = spread([Run(1), Run(3, fatal=2)])
+    found = spread([Run(1), Run(3)])
     assert (found.mean["preemptions"], found.deviation["preemptions"]) == (2, 1)
-    assert (found.fatal_share, found.runs, found.deviation["usd"]) == (0.5, 2, 0)
+    assert (found.runs, found.deviation["usd"]) == (2, 0)
     assert math.isnan(spread([Run(1), Run(1, usd=math.nan)]).deviation["usd"])

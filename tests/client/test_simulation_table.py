@@ -24,7 +24,7 @@ def printed(group: Group, width: int) -> list[str]:
 @pytest.mark.parametrize("width", [60, 80, 120, 200, 1000])
 def test_a_table_fits_the_terminal_and_lacks_nothing(cases: int, width: int) -> None:
     mean = {name: 100.0 + number for number, name in enumerate(HEADS)}
-    one = Spread(runs=5, mean=mean, deviation=dict.fromkeys(HEADS, 1.25), fatal_share=0.0)
+    one = Spread(runs=5, mean=mean, deviation=dict.fromkeys(HEADS, 1.25))
     lines = printed(simulation_table([(f"0.{case + 1}", one) for case in range(cases)], width), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -37,7 +37,7 @@ def test_a_table_fits_the_terminal_and_lacks_nothing(cases: int, width: int) -> 
 def test_what_is_not_known_is_no_number() -> None:
     """As the value where no price is known."""
     mean = {"throughput": 1.5, "value": math.nan}
-    found = Spread(runs=2, mean=mean, deviation={"throughput": 0.5, "value": math.nan}, fatal_share=0.0)
+    found = Spread(runs=2, mean=mean, deviation={"throughput": 0.5, "value": math.nan})
     assert printed(simulation_table([("0.1", found)]), 80)[1].split() == ["0.1", "2", "1.50", "±", "0.50", "–"]
     (document,) = simulation_documents([("0.1", found)], [{}])
     assert document["mean"]["value"] is document["deviation"]["value"] is None

@@ -11,7 +11,7 @@ from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo_core.coordinator.checkpointing.checkpoints import WRITE_SECONDS
 from bamboo_core.coordinator.events import Interrupted, Tick
-from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.job_status import status, trained_samples
 from bamboo_core.coordinator.progress import EarlierProgress
 from bamboo_core.metrics.job_metrics import samples
 from bamboo_core.planning.plan import CheckpointId
@@ -110,16 +110,16 @@ def test_samples_of_steps_that_are_repeated_count_once() -> None:
     assert samples(before, world.state) == 0
     train(world, 15)
     assert samples(before, world.state) == 2 * 8
-    assert status(world.state, world.now).trained_samples == 15 * 8
+    assert trained_samples(world.state) == 15 * 8
 
 
 def test_what_was_committed_before_a_coordinator_was_made_is_not_counted_as_new() -> None:
     world = made()
     train(world, 50)
     world.restart()
-    assert (world.state.step, status(world.state, world.now).trained_samples) == (50, 0)
+    assert (world.state.step, trained_samples(world.state)) == (50, 0)
     train(world, 52)
-    assert status(world.state, world.now).trained_samples == 2 * 8
+    assert trained_samples(world.state) == 2 * 8
 
 
 @pytest.mark.parametrize("lost", ["the operator and all workers", "all at a suspension that kept nothing"])
@@ -143,5 +143,5 @@ def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: st
     assert (world.state.step, counts(world).repeated, counts(world).repeated_seconds) == (8, 5, 10.0)
     assert counts(world).restores == {RestoreCause.WORKERS_GONE if resumed else RestoreCause.SUSPENDED: 1}
     train(world, 13)
-    assert status(world.state, world.now).trained_samples == 0
+    assert trained_samples(world.state) == 0
     world.tell(Interrupted())

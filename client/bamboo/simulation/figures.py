@@ -16,18 +16,14 @@ class Countable(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    @property
-    def fatal(self) -> int: ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Mean and standard deviation of each figure over the runs, by its name; and the share of runs with a fatal one."""
+    """Mean and standard deviation of each figure over the runs, by its name."""
 
     runs: int
     mean: dict[str, float]
     deviation: dict[str, float]
-    fatal_share: float
 
 
 def spread(runs: Sequence[Countable]) -> Spread:
@@ -40,7 +36,6 @@ def spread(runs: Sequence[Countable]) -> Spread:
         runs=len(runs),
         mean={name: statistics.fmean(values) for name, values in columns.items()},
         deviation={name: _deviation(values) for name, values in columns.items()},
-        fatal_share=sum(run.fatal > 0 for run in runs) / len(runs),
     )
 
 

@@ -296,12 +296,9 @@ class Status:
     skipped_steps: int = field(
         default=0, metadata=PROGRESS
     )  # since the coordinator was made: steps that left the model as it was
-    trained_samples: int = field(
-        default=0, metadata=PROGRESS
-    )  # since the coordinator was made; of steps that were repeated, only once
     trained_without: int = field(
         default=0, metadata=PROGRESS
-    )  # those of the same steps whose loss did not go into them
+    )  # samples of steps since the coordinator was made whose loss did not go into them
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled
     slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted

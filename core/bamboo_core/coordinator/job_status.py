@@ -66,7 +66,6 @@ def status(state: CoordinatorState, now: float) -> Status:
         learning_rate=state.progress.learning_rate,
         metrics=tuple(sorted(state.progress.metrics.items())),
         checkpoint=_checkpoint(state, now),
-        trained_samples=trained_samples(state),
         skipped_steps=state.progress.skipped_steps,
         evaluations=tuple(state.progress.evaluations.items()),
         best_evaluation=best(wanted, state.progress.evaluations)
