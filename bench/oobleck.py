@@ -46,6 +46,7 @@ DETECTION: Final = 0.1  # seconds until a loss is known
 STEPS: Final = 10_000_000
 UPDATE_BYTES: Final = 600e9  # bytes a second of the device's memory, which bounds an update of AdamW
 SCALINGS: Final = 4  # approximations to the measured speed
+GROUPS: Final = 32  # of microbatches: as evenly divided among three pipelines as among four
 Cell = dict[str, Any]
 
 
@@ -187,7 +188,12 @@ def manifest(shape: Shape) -> dict[str, Any]:
         "metadata": {"name": "oobleck"},
         "spec": {
             "task": {"entrypoint": "oobleck:build"},
-            "training": {"steps": STEPS, "globalBatchSize": shape.batch, "microBatchSize": shape.samples},
+            "training": {
+                "steps": STEPS,
+                "globalBatchSize": shape.batch,
+                "microBatchSize": shape.samples,
+                "gradientGroups": GROUPS,
+            },
             "topology": {"schedule": "1F1B"},
             "elastic": {"maxWorkers": NODES},
             "redundancy": {"mode": "Replicas"},
