@@ -218,6 +218,16 @@ def test_growth_waits_no_longer_than_its_pause_would_cost() -> None:
     assert grids(told)[-1] == "2 pipelines of 3 stages by ZBH1"
 
 
+def test_a_grid_to_which_a_job_grows_while_it_loses_a_worker_runs_from_the_next_step_on() -> None:
+    one, came = chosen(6, stages=3), [(HOUR, "add", f"n{number}") for number in (3, 4, 5)]
+    told = told_of(one, nodes(3, *came, duration=HOUR + 300))
+    (grown,) = [seconds(line) for line in told if "Growing: 2 pipelines" in line]
+    told = told_of(one, nodes(3, *came, (grown + 0.02, "remove", "n0"), duration=HOUR + 300))
+    went = [line for line in told if seconds(line) > HOUR and re.search("Growing|Takeover|Resized", line)]
+    assert [line.split()[2] for line in went] == ["Growing:", "Takeover:", "Resized:"]
+    assert seconds(went[-1]) < grown + 60
+
+
 def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
     """Two of six workers are left; nobody comes, and stabilizationSeconds is for growth."""
     one = chosen(6, pipelines=1, stabilizationSeconds=600, minStages=2)

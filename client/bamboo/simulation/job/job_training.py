@@ -248,7 +248,7 @@ class SimulatedTraining:
         self._seconds = self._model.seconds(plan, layout)
         self._begun, self._since, self._left, self._changes = plan, self._clock.now, {}, []
         until = max(0.0, self._clock.next - self._clock.now)
-        alone = self._wish is not None or self._pending is not None or self._is_new(plan)
+        alone = self._wish is not None or self._pending is not None or self._is_new(plan) or layout is not plan.target
         steps = 1 if alone else int(min(until / self._seconds, self._most()))
         steps = max(1, min(steps, self._spec.training.steps - self.step))
         self._timer = self._clock.after(steps * self._seconds, partial(self._committed, steps))
@@ -278,6 +278,7 @@ class SimulatedTraining:
         self._begun, self._timer = None, None
         if self._pending is not None:
             self._cross_boundary(plan, self._pending)
+        self._generation = self._current_plan.target.generation  # also if a takeover came in a step before the boundary
         if self._is_new(plan):
             self._say_times(plan)
         committed = protocol.StepCommitted(
@@ -346,7 +347,6 @@ class SimulatedTraining:
 
     def _cross_boundary(self, before: Plan, plan: Plan) -> None:
         self._pending = None
-        self._generation = plan.target.generation
         self._follow(plan)
         self._say_taken_over(plan, before, 0.0)
 
