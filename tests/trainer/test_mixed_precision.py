@@ -64,6 +64,27 @@ def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
     assert counts[1] == counts[2]
 
 
+@pytest.mark.parametrize("checkpointed", [frozenset[int](), frozenset({0, 1, 3})])
+def test_the_gradients_of_casts_are_cast_back_before_the_backward_of_the_next_layer(
+    tmp_path, checkpointed: frozenset[int]
+) -> None:
+    """Of casts that an earlier microbatch has made, too."""
+    task = replace(small_gpt(tmp_path, tieEmbeddings=True), checkpointed=checkpointed)
+    stage = chain(task, [(0, 4)], BF16)[0]
+    reached: list[int] = []
+    for index, layer in stage.values.layers.items():
+        for parameter in layer.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: reached.append(index))
+    work = begin(stage)
+    for m in range(3):
+        stage.forward(work, 0, m, None)
+    for m in range(3):
+        reached.clear()
+        stage.backward(work, 0, m, None)
+        assert reached == sorted(reached, reverse=True)
+        assert set(reached) == {0, 1, 2, 3}
+
+
 def test_nothing_stays_switched_on(tmp_path) -> None:
     linear, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
     with autocast_and_keep(torch.device("cpu"), "bf16"):

@@ -29,7 +29,7 @@ from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
 from bamboo_trainer.tasks.inspection.loss_samples import require_all_samples
 from bamboo_trainer.tasks.inspection.operations import RecurrentRefused
-from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
+from bamboo_trainer.tasks.mixed_precision import CAST, autocast, kept_in_fp32, passed_on
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer, task_loss
@@ -180,7 +180,7 @@ def _is_cast(tensor: Tensor, holds: Holds) -> bool:
     """Is it a parameter, cast to another type?"""
     whole = tensor if tensor._base is None else tensor._base
     made_by = whole.grad_fn
-    if made_by is None or made_by.name() != "ToCopyBackward0":
+    if made_by is None or made_by.name() != CAST:
         return False
     source = getattr(made_by.next_functions[0][0], "variable", None)
     return source is not None and holds(source)
@@ -262,6 +262,7 @@ def _account(
             casts=total(lambda size: size.casts, s),
             optimizer=total(lambda size: size.remembered, s),
             gradients=total(lambda size: size.gradients, s),
+            largest=max((size.gradients for size in sizes[slice(*stages[s])]), default=0),
             in_flight=(contexts(s, order), contexts(s, order.taken_over())),
         )
 

@@ -18,7 +18,13 @@ from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.losses import Sum
-from bamboo_trainer.tasks.mixed_precision import REDUCED, as_passed_on, autocast_and_keep, passed_on
+from bamboo_trainer.tasks.mixed_precision import (
+    REDUCED,
+    as_passed_on,
+    autocast_and_keep,
+    cast_back_at_once,
+    passed_on,
+)
 from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, seed_forward, task_loss, task_metrics
 from bamboo_trainer.training import TrainingConfig
 
@@ -156,6 +162,7 @@ class ForwardRunner:
             return self._layer(index, given)
         with autocast_and_keep(self._device, self._config.precision):
             result = self._layer(index, given)
+        cast_back_at_once(self._layers[index], given, result)
         last = index == len(self._task.layers) - 1
         return result if last else passed_on(result, self._config.boundary_dtype)
 

@@ -2,22 +2,28 @@
 
 `torch.autocast` forgets its casts at its end, so every microbatch in flight would keep a copy of all weights for its
 backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
-so the bits are the same.
+so the bits are the same; and at once, so that no backward holds the gradients of all casts of a stage in 16 bits.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _NormBase
 
 from bamboo_trainer.task import Parts
 
 # What `training.precision` calls them; fp32 is no product of a cast.
 REDUCED: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
+# How autograd names the operations of a backward that add to a parameter's gradient, and that undo a cast.
+LEAF: Final = "torch::autograd::AccumulateGrad"
+CAST: Final = "ToCopyBackward0"
+_AT_ONCE: Final = 2**64 - 2  # autograd's own number of LEAF is one more
+_layers: Final = WeakSet[nn.Module]()  # those whose casts have that number
 
 # Their weights are few, and their kernels want them in fp32 if the input is.
 _NORMS: Final = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -50,6 +56,32 @@ def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
         torch.autocast_decrement_nesting()  # autocast's own end would now empty the cache
         torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_enabled(kind, enabled)
+
+
+def cast_back_at_once(layer: nn.Module, given: Any, result: Any) -> None:
+    """Have each backward cast the gradients of the layer's casts back as soon as it has them.
+
+    It is called after every forward of the layer, with what that was given and came to. The first one after
+    `forget_casts` has made the casts. Of the operations that are ready, a backward runs the one with the highest
+    number, which is the one that was made last. A cast that later microbatches find again was made before all their
+    other operations: its gradient would wait until the backward has come to the first layer.
+    """
+    if layer in _layers:
+        return
+    _layers.add(layer)
+    seen = {None, *_nodes(given)}
+    left = [node for node in _nodes(result) if node not in seen]
+    while left:
+        node: Any = left.pop()
+        if node.name() == CAST and (after := node.next_functions[0][0]) and after.name() == LEAF:
+            node._set_sequence_nr(_AT_ONCE)
+        following = {after for after, _ in node.next_functions} - seen
+        seen |= following
+        left += following
+
+
+def _nodes(parts: Any) -> list[Node | None]:
+    return [part.grad_fn for part in (parts if isinstance(parts, tuple) else (parts,)) if isinstance(part, Tensor)]
 
 
 def passed_on(result: Any, dtype: torch.dtype) -> Any:
@@ -92,3 +124,4 @@ class keep_casts:
 def forget_casts() -> None:
     """Forgets what was cast; to be called whenever a parameter has changed."""
     torch.clear_autocast_cache()
+    _layers.clear()

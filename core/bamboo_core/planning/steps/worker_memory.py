@@ -21,13 +21,15 @@ from bamboo_core.planning.splits.uneven_split import Ranges
 class StageBytes:
     """The bytes of a stage on a device. casts: of its parameters, to the precision of products. gradients: one sum.
 
-    in_flight: what its microbatches in flight keep, in calm and where its worker has taken it over.
+    largest: of the sum, the part of the layer that has most. in_flight: what its microbatches in flight keep, in calm
+    and where its worker has taken it over.
     """
 
     parameters: int
     casts: int
     optimizer: int
     gradients: int
+    largest: int
     in_flight: tuple[int, int]
 
 
@@ -50,11 +52,11 @@ def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes])
     """Return what a device holds at the moment at which it needs most.
 
     While it computes, each cell that it runs has one sum: others of finished groups wait in host memory if there is no
-    room. autograd adds the gradients of casts to it when it has those of all layers. Meanwhile a replica may be
-    updated, for which its final gradient is brought, and the optimizer's state if that is in host memory. In an update
-    of its own the casts are gone, and the cells of a stage have one final gradient; if that is clipped or unscaled, of
-    one stage a copy, too. A device that runs several cells has the optimizer's state of one stage, while it updates
-    that.
+    room. A backward casts the gradients of casts back layer by layer, before it adds them to the sum. Meanwhile a
+    replica may be updated, for which its final gradient is brought, and the optimizer's state if that is in host
+    memory. In an update of its own the casts are gone, and the cells of a stage have one final gradient; if that is
+    clipped or unscaled, of one stage a copy, too. A device that runs several cells has the optimizer's state of one
+    stage, while it updates that.
     """
     cells, states, kept = ([stage(s) for s in some] for some in (roles.owned, roles.states, roles.kept))
     on_host, several = spec.redundancy.placement is ReplicaPlacement.HOST, len(cells) > 1
@@ -65,12 +67,13 @@ def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes])
     largest = max((one.gradients for one in states), default=0)
     replica = sum(one.parameters + (0 if on_host else one.optimizer) for one in kept)
     updated = max((one.optimizer for one in kept), default=0) if on_host else 0
+    cast_back = max((one.largest for one in cells), default=0) if casts else 0
     scales = training.max_gradient_norm is not None or training.precision is Precision.FP16
     computing = DeviceBytes(
         parameters=parameters + casts,
         optimizer=0 if several else optimizers[0],
         replica=replica + updated,
-        gradients=sums + casts + max((one.gradients for one in kept), default=0),
+        gradients=sums + cast_back + max((one.gradients for one in kept), default=0),
         activations=sum(one.in_flight[s in roles.taken_over] for s, one in zip(roles.owned, cells, strict=True)),
     )
     updating = DeviceBytes(
@@ -129,6 +132,7 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
             casts=each(s, "parameters") // 2 if casts else 0,
             optimizer=each(s, "optimizer"),
             gradients=each(s, "gradients"),
+            largest=max((layer.gradients for layer in figures.layers[slice(*ranges[s])]), default=0),
             in_flight=(in_flight(s, order), in_flight(s, order.taken_over())),
         )
 

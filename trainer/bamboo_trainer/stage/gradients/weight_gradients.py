@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from bamboo_trainer.compilation.cut_backwards import cut_call
 from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.mixed_precision import LEAF
 
 Ends = Sequence[tuple[Tensor, Tensor]]  # tensors with their gradients
 
@@ -48,7 +49,6 @@ SEPARABLE: Final = frozenset(
         "StackBackward0",
     }
 )
-_LEAF: Final = "torch::autograd::AccumulateGrad"
 
 
 @dataclass(slots=True, eq=False)
@@ -149,7 +149,7 @@ def _frontier(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[tuple
             if after not in on_the_way:
                 others = owners.get(after, ())
                 owners[after] = (*others, *(one for one in own if one not in others))
-        if not through and node.name() == _LEAF:
+        if not through and node.name() == LEAF:
             separable = tuple([one for one in own if one is not None and is_separable(one)])
             if separable != own:
                 return None
@@ -202,8 +202,8 @@ def _variable(leaf: Node) -> Tensor:
 
 
 def _is_parameter(node: Node) -> bool:
-    return node.name() == _LEAF and isinstance(_variable(node), nn.Parameter)
+    return node.name() == LEAF and isinstance(_variable(node), nn.Parameter)
 
 
 def _variable_id(node: Node) -> int | None:
-    return id(_variable(node)) if node.name() == _LEAF else None
+    return id(_variable(node)) if node.name() == LEAF else None
