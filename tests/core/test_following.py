@@ -218,6 +218,20 @@ def test_growth_waits_no_longer_than_its_pause_would_cost() -> None:
     assert grids(told)[-1] == "2 pipelines of 3 stages by ZBH1"
 
 
+def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> None:
+    """Four of twelve workers are lost in its first quarter; all that was trained before it is in a checkpoint."""
+    one = chosen(12, pipelines=2)
+    document = {**one.manifest, "spec": {**one.manifest["spec"], "checkpoint": {"storage": "s3://a/b"}}}
+    model = replace_profile(one.profile, layers=tuple(replace_layer(layer, 200.0) for layer in one.profile.layers))
+    one = replace(one, profile=model, manifest=document, spec=parse_manifest(document))
+    lost = [(3900.0, "remove", f"n{number}") for number in (1, 3, 8, 10)]
+    told = told_of(one, nodes(12, *lost, duration=4600.0))
+    saved = [seconds(line) for line in told if "CheckpointSaved" in line]
+    (again,) = [seconds(line) for line in told if "begins again there" in line and seconds(line) > saved[8]]
+    assert saved[-3] < 3900 < again < 3905
+    assert saved[-1] - saved[-2] == pytest.approx(saved[-2] - again, rel=0.05)
+
+
 def test_a_grid_to_which_a_job_grows_while_it_loses_a_worker_runs_from_the_next_step_on() -> None:
     one, came = chosen(6, stages=3), [(HOUR, "add", f"n{number}") for number in (3, 4, 5)]
     told = told_of(one, nodes(3, *came, duration=HOUR + 300))

@@ -86,15 +86,15 @@ def replan(turn: Turn) -> None:
 
 
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
-    """Would the first step be done sooner if it began again on the grid that is to be, than if the job changed to that
-    after it? It would if the first guess was bad, and steps are long.
+    """Would the step in progress be done sooner if it began again on the grid that is to be, than if the job changed to
+    that after it? It would if steps are long, and the first guess was bad, or many workers are lost.
     """
     grids, rates = state.grids, state.grids.rates
-    if state.phase != "Running" or rates is None or grids.expected is None or not restoring.nothing_trained(state):
+    running = state.phase == "Running" and rates is not None and grids.resize is not None
+    if not running or rates is None or grids.expected is None or not restoring.repeats_nothing(state):
         return False
     again = choosing.restart_wait(state) + choosing.pause(state, rates, grids.expected.grid) + grids.expected.seconds
-    left = choosing.now_expected(state, rates) - (now - state.course.since)
-    return again < left and following.is_due(state, now)
+    return again < choosing.left(state, rates, now) and following.is_due(state, now)
 
 
 def _better_plan(view: PlanningView) -> Plan | None:

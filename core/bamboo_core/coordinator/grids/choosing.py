@@ -284,6 +284,19 @@ def now_expected(state: CoordinatorState, rates: GridRates) -> float:
     return scale(state, rates) * rates.seconds_of(without_portions(plan), plan.target)
 
 
+def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
+    """Seconds until the step in progress is done under the plan in force: the share that is not done, of what the whole
+    step would take with the workers that are left.
+    """
+    plan, since, known = state.current_plan, state.progress.last_at, rate(state, rates, grid_of(state.current_plan))
+    if not is_short(state) or known is None:
+        return now_expected(state, rates) - (now - since)
+    whole = scale(state, rates) * rates.seconds_of(plan, plan.target)
+    step, lost = state.grids.short
+    lost = max(lost, since) if step == state.step else now
+    return (1 - (lost - since) / known.seconds) * whole - (now - lost)
+
+
 def outlook(state: CoordinatorState, now: float) -> float:
     """Seconds for which the workers are expected to stay as many as they are: as the newest changes were apart."""
     changes = state.grids.changes

@@ -123,7 +123,7 @@ def _learn(turn: Turn) -> None:
     if (due or not known.looks) and (costs := _look(turn)):
         known = known.looking(costs, state.step)
     if choosing.is_short(state):
-        known = known.disturbed(state.step)
+        known = known.disturbed(state.step).lacking(state.step, turn.now)
     elif state.step > known.heard:
         taken = state.progress.step_seconds[-1:] if choosing.is_undisturbed(state) else ()
         known = known.stepped(state.step, *taken)

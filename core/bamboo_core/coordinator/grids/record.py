@@ -102,10 +102,10 @@ class GridState:
     changed since workers or layers did.
     taken: what the newest undisturbed steps on it took; run: how many there were; heard: how many steps were committed
     at the last turn. measured: what steps took on grids that were run.
-    workers: that stay, at the last look; changes: the times of their newest changes. gaps: when workers were lost for
-    which none has come yet; refills: the newest times that it took until one came. expected: of the grid that the job
-    is to run. told: which one was chosen last, what was expected of it and of others. unmet: why no grid has room for
-    what an edit asks for, or "".
+    short: the newest step in which a worker ran several stages, and since when. workers: that stay, at the last look;
+    changes: the times of their newest changes. gaps: when workers were lost for which none has come yet; refills: the
+    newest times that it took until one came. expected: of the grid that the job is to run. told: which one was chosen
+    last, what was expected of it and of others. unmet: why no grid has room for what an edit asks for, or "".
     """
 
     resize: tuple[Grid, float] | None = None
@@ -120,6 +120,7 @@ class GridState:
     run: int = 0
     heard: int = 0
     measured: Mapping[Grid, StepTime] = field(default_factory=dict)
+    short: tuple[int, float] = (-1, 0.0)
     workers: int = 0
     changes: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()
@@ -164,6 +165,10 @@ class GridState:
     def disturbed(self, step: int) -> "GridState":
         """Steps take longer, or layers are split anew: what they take is counted from that step on."""
         return self if (self.run, self.heard) == (0, step) else replace(self, taken=(), run=0, heard=step)
+
+    def lacking(self, step: int, now: float) -> "GridState":
+        """A worker runs several stages in that step."""
+        return self if self.short[0] == step else replace(self, short=(step, now))
 
     def looking(self, costs: tuple[float, ...], step: int) -> "GridState":
         """Layers take so long now, by microbatches of which no look before this one has told."""
