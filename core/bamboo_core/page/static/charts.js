@@ -98,9 +98,11 @@ function nearby(axis, xs, index) {
   return (xs[index + 1] ?? xs[index]) >= axis.first && (xs[index - 1] ?? xs[index]) <= axis.last;
 }
 
-// The values without those that are far from all that is near them: a burst would make a flat line of the rest.
+// The values without those that are far from all values near them: a burst would make a flat line of the rest. The
+// first and the newest value of a curve whose scale does not begin at 0, the loss, count as they are.
 function withoutPeaks(shown, zero) {
-  const medians = shown.map((value, index) => (index && index < shown.length - 1 ? median(shown.slice(Math.max(0, index - NEAR), index + NEAR + 1)) : value));
+  const inner = (index) => zero || (index && index < shown.length - 1);
+  const medians = shown.map((value, index) => (inner(index) ? median(shown.slice(Math.max(0, index - NEAR), index + NEAR + 1)) : value));
   const [low, high] = [zero ? 0 : Math.min(...medians), Math.max(...medians)];
   const far = FAR * (high - low || Math.abs(high) || 1);
   return shown.filter((value) => value >= low - far && value <= high + far);

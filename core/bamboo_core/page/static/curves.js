@@ -25,7 +25,8 @@ let drag = null; // {from, to}: pixels
 const place = (name) => byId(`plot-${name}`);
 const places = () => [...CURVES.map(({ name }) => place(name)), place("marks")];
 
-// Samples a second over the usual time between two points at least: steps that are told at one moment took longer.
+// Samples a second over the usual time between two points at least, null before that has passed: steps that are
+// reported at one moment took longer.
 export function throughput(points, samples) {
   const usual = points.length > 1 ? median(points.slice(1).map(([, at], index) => at - points[index][AT])) : 0;
   return points.map(([step, at], index) => {
@@ -33,7 +34,7 @@ export function throughput(points, samples) {
     let first = index - 1;
     while (first && at - points[first][AT] < usual && points[first - 1][STEP] < points[first][STEP]) first -= 1;
     const [before, since] = points[first];
-    return at > since ? ((step - before) * samples) / (at - since) : null;
+    return at > since && at - since >= usual ? ((step - before) * samples) / (at - since) : null;
   });
 }
 
