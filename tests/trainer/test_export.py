@@ -191,6 +191,9 @@ def test_the_weights_in_a_runs_folder_are_named_to_who_names_the_folder(tmp_path
         open_source(str(tmp_path), None)
     expected = f"{tmp_path} has no checkpoints, expected those or a folder of weights, such as {weights}"
     assert str(told.value) == expected
+    for url in (tmp_path / "absent", (tmp_path / "absent").as_uri()):
+        with pytest.raises(ExportError, match=f"^there is no {tmp_path}/absent$"):
+            open_source(str(url), None)
 
 
 def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):

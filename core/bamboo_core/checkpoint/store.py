@@ -97,10 +97,8 @@ class CheckpointStore:
         raise StoreUnavailable(f"{self._shown(attempt.manifest)} does not stay as it is written")
 
     def list(self) -> tuple[Found, ...]:
-        """The attempts in the store, newest first; empty if the folder does not exist yet. What is not ours is not
-        looked at. Raises StoreUnavailable if the folder itself cannot be listed.
-
-        Raises StoreUnavailable if the folder itself cannot be listed.
+        """Return the attempts in the store, newest first; empty if the folder does not exist yet. Other files are
+        ignored. Raises StoreUnavailable if the folder itself cannot be listed.
         """
         entries = self._entries("")
         folders = [entry for entry in entries if entry.size is None and attempt_of(entry.name) is not None]

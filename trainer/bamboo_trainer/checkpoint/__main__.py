@@ -56,7 +56,7 @@ def _files(source: StateSource) -> str:
 
 
 def _read(done: int, of: int) -> str:
-    return f"{done} of {count(of, 'layer')} read"
+    return f"{done} of {count(of, 'file')} read"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from bamboo_core.checkpoint.find import find
 from bamboo_core.checkpoint.manifest import CheckpointManifest
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import said_by
+from bamboo_core.storage.url import parse_url
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries, read_layer
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
@@ -179,8 +180,8 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
 
 
 def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
-    """What a URL, a folder or a file holds: weights, or the checkpoint of that step, None for the newest; and which
-    newer ones were passed over, and why. Raises StorageError, ExportError.
+    """Return what a URL, a folder or a file holds: weights, or the checkpoint of that step, None for the newest; and
+    why newer ones were passed over. Raises StorageError, ExportError.
     """
     try:
         files = tensor_files(Path(url)) if step is None else None
@@ -189,8 +190,11 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
     if files is not None:
         return files, []
     store = CheckpointStore(url)
+    place = parse_url(url)
     found, weights = store.list(), Path(url, "weights")
     if not found and WeightsFolder.is_one(weights):
         raise ExportError(f"{url} has no checkpoints, expected those or a folder of weights, such as {weights}")
+    if place.protocol == "file" and not Path(place.path).exists():
+        raise ExportError(f"there is no {place.path}")
     manifest, passed = find(found, store.shown, step)
     return Checkpoint(store, manifest), list(passed)
