@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_core.metrics.exposition import Exporter
 from bamboo_core.planning.plan import Cell, CheckpointId
@@ -64,7 +65,7 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     job.run()
     roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
     agent.engine, agent.devices = roots[0].engine, (torch.device("cpu"),)
-    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, Told().tell, None)
+    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, Told().tell, DataRecord(samples=8, order=""))
     agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)
     check_page(Exporter.WORKER, text, complete=True)

@@ -74,7 +74,7 @@ class WorkerReady(Message, frozen=True):
 
     samples: Count = 0  # of its dataset
     steps: Count = 0  # of the job, which may follow from that. 0: not said
-    data: DataRecord | None = None  # what of it decides bits, if the job keeps checkpoints
+    data: DataRecord | None = None  # what of it decides bits
 
 
 class Heartbeat(Message, frozen=True):

@@ -76,11 +76,10 @@ def versions() -> Versions:
 class Checkpointing:
     """The checkpoints of one job; see `CheckpointFiles`.
 
-    layers: of its model. tell: sends a message to the coordinator, from any thread. data: what the job trains with;
-    None if it keeps no checkpoints.
+    layers: of its model. tell: sends a message to the coordinator, from any thread. data: what the job trains with.
     """
 
-    def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None], data: DataRecord | None) -> None:
+    def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None], data: DataRecord) -> None:
         self._layers, self._data = layers, data
         self._spec, self._tell_coordinator = spec, tell
         self._url = spec.checkpoint.place(spec.name) if spec.checkpoint else None
@@ -284,7 +283,6 @@ class Checkpointing:
 
     def _commit(self, checkpoint: CheckpointId, parts: Sequence[CheckpointPart], score: float | None) -> None:
         spec = self._spec
-        assert self._data is not None
         manifest = CheckpointManifest(
             job=spec.name,
             step=checkpoint.step,
@@ -340,7 +338,6 @@ class Checkpointing:
 
     def _other_data(self, manifest: CheckpointManifest) -> str:
         """What a checkpoint was trained with and what this worker has, if these differ and may not."""
-        assert self._data is not None
         found = difference(manifest.of_data, self._data)
         return "" if found is None else f"data of {found[0]}, and the job's have {found[1]}"
 

@@ -24,14 +24,13 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule, evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
-from bamboo_trainer.tasks.user_code import dataset_length
 from bamboo_trainer.training import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedJob:
     """spec: with as many steps as the data are good for. evaluations: None without any. loggers: by name, none of
-    them made. data: None if the job keeps no checkpoints, which say of what data they are.
+    them made.
     """
 
     spec: JobSpec
@@ -40,7 +39,7 @@ class LoadedJob:
     reader: BatchReader
     evaluations: EvaluationSchedule | None
     loggers: Mapping[str, MakeLogger]
-    data: DataRecord | None
+    data: DataRecord
 
     def profile(self, memory: int) -> Profile:
         """What its layers cost: each is built and run. memory: bytes of the worker's device; 0: not known."""
@@ -49,8 +48,7 @@ class LoadedJob:
         return Profile(costs=costs, layers=layers, memory=memory if chosen else 0)
 
     def ready(self) -> WorkerReady:
-        samples = self.data.samples if self.data else dataset_length(self.task)
-        return WorkerReady(samples=samples, steps=self.spec.training.steps, data=self.data)
+        return WorkerReady(samples=self.data.samples, steps=self.spec.training.steps, data=self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
         evaluations=evaluation_schedule(task, spec.training),
         loggers=loggers_of(task, spec.training),
         reader=BatchReader(task, config.samples),
-        data=record_of(task, config.seed) if spec.checkpoint else None,
+        data=record_of(task, config.seed),
     )
 
 
