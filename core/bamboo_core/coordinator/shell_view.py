@@ -5,6 +5,7 @@ It is one value, which two states have in common if there is nothing else to be 
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields, is_dataclass
+from operator import attrgetter, is_not
 from typing import Final
 
 from bamboo_core.coordinator.events import PROGRESS
@@ -15,6 +16,7 @@ from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.job.spec import JobSpec, gives_back
 from bamboo_core.planning.plan import WorkerId
 
+_records: Final = attrgetter(*(one.name for one in fields(CoordinatorState) if one.name not in ("workers", "guard")))
 NO_TIME: Final = 0.0  # at which a status is made that is compared: ages are the same as long as nothing happens
 
 
@@ -76,8 +78,4 @@ def may_look_different(before: CoordinatorState, after: CoordinatorState) -> boo
     """Is any record another one, but for what workers say all the time? Then it is worth to make a view of it."""
     if after is before:
         return False
-    return before.workers.roster is not after.workers.roster or any(
-        getattr(before, one.name) is not getattr(after, one.name)
-        for one in fields(after)
-        if one.name not in ("workers", "guard")
-    )
+    return before.workers.roster is not after.workers.roster or any(map(is_not, _records(before), _records(after)))

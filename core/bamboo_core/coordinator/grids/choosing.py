@@ -9,7 +9,6 @@ that is longer than its computing explains makes them slower. See docs/design/gr
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from operator import attrgetter, ne
 from statistics import median
 from typing import Final
 
@@ -23,14 +22,13 @@ from bamboo_core.planning.profile import Layer, ModelFigures, Network
 from bamboo_core.planning.ring import are_apart
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.splits.uneven_split import Ranges
-from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, may_do_without
+from bamboo_core.planning.steps.grid_rates import ALIKE, GridRate, GridRates, may_do_without
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
 SECONDS_PER_OPERATION: Final = 1e-13  # a device's, until layers are measured
 FORWARD_SHARE: Final = 1 / 3  # of what a layer takes there and back, until that is measured
 ASSUMED: Final = Network(flow=6.25e8, machine=1.25e9, latency=1e-3)  # 10 Gb/s, half of it for one connection
 NETWORK_FACTORS: Final = tuple(2.0**n for n in range(-8, 7))  # by which links are found to be faster or slower
-_SIZES: Final = attrgetter("parameters", "optimizer", "gradients", "activations", "boundary")
 UNKNOWN_BYTES: Final = LayerBytes(parameters=0, optimizer=0, gradients=0, activations=0, boundary=0)
 FAMILIAR_STEPS: Final = 5  # on a grid, without the first ones, before what its steps take is known,
 FAMILIAR_SECONDS: Final = 60.0  # or two that take as long together
@@ -52,7 +50,7 @@ def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates
     known = state.grids.rates
     memory = state.profile.memory
     same = known is not None and known.spec == state.spec and known.memory == memory
-    if known is not None and same and known.figures.network == figures.network and _alike(known.figures, figures):
+    if known is not None and same and known.are_of(figures):
         return known
     return GridRates(figures, state.spec, memory)
 
@@ -158,18 +156,6 @@ def _figures_of(costs: tuple[float, ...], sizes: tuple[LayerBytes, ...], share: 
     return ModelFigures(layers=layers, network=network)
 
 
-def _alike(one: ModelFigures, other: ModelFigures) -> bool:
-    """Do layers take about the same, and have they the same sizes? These become known later than what layers take if
-    the coordinator was restarted.
-    """
-    if one is other:
-        return True
-    if len(one.layers) != len(other.layers) or any(map(ne, map(_SIZES, one.layers), map(_SIZES, other.layers))):
-        return False
-    pairs = list(zip(one.costs, other.costs, strict=True))
-    return sum(abs(a - b) for a, b in pairs) <= noise.ALIKE * sum(a for a, _ in pairs)
-
-
 def is_undisturbed(state: CoordinatorState) -> bool:
     """Do steps take what they do on the grid of the plan, with all workers, and nothing on its way?"""
     plan = state.plan
@@ -197,7 +183,7 @@ def calibrated(state: CoordinatorState, rates: GridRates) -> float:
     seconds, plan = measured(state), state.plan
     if seconds is None or plan is None or not is_measured(state):
         return state.grids.network
-    if abs(rates.seconds_of(plan, plan.target) / seconds - 1) <= noise.ALIKE + noise.doubt(state.grids.taken):
+    if abs(rates.seconds_of(plan, plan.target) / seconds - 1) <= ALIKE + noise.doubt(state.grids.taken):
         return state.grids.network
 
     def modelled(factor: float) -> float:
@@ -269,7 +255,7 @@ def known_steps(state: CoordinatorState, rates: GridRates) -> dict[Grid, float]:
 
 
 def _seconds_now(one: StepTime, rates: GridRates) -> float:
-    return one.seconds * (sum(rates.figures.costs) / one.work)
+    return one.seconds * (rates.work / one.work)
 
 
 def now_expected(state: CoordinatorState, rates: GridRates) -> float:

@@ -14,7 +14,14 @@ from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.splits.speeds import speeds
 from bamboo_core.planning.splits.stage_times import MOST_MICROBATCHES
 from bamboo_core.planning.splits.uneven_split import Ranges
-from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, is_within_bounds, may_do_without
+from bamboo_core.planning.steps.grid_rates import (
+    ALIKE,
+    GridRate,
+    GridRates,
+    bounded_grids,
+    is_within_bounds,
+    may_do_without,
+)
 from bamboo_core.text import count
 
 SHOWN: Final = 4  # grids in a sentence
@@ -132,8 +139,8 @@ def _learn(turn: Turn) -> None:
     seconds = choosing.measured(turn.state)
     if rates is not None and seconds is not None and choosing.is_measured(state):
         before = known.measured.get(grid_of(plan))
-        if before is None or abs(seconds / before.seconds - 1) > noise.ALIKE or _is_old(before, state):
-            found = StepTime(seconds=seconds, work=sum(rates.figures.costs), step=state.step, at=turn.now)
+        if before is None or abs(seconds / before.seconds - 1) > ALIKE or _is_old(before, state):
+            found = StepTime(seconds=seconds, work=rates.work, step=state.step, at=turn.now)
             known = known.with_measured(grid_of(plan), found)
             factor = choosing.calibrated(turn.state, rates)
             if factor != known.network:

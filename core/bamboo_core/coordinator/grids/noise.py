@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
+from bamboo_core.planning.steps.grid_rates import ALIKE
+
 KEPT: Final = 24  # measurements of one kind
-ALIKE: Final = 0.05  # times that differ by less lead to the same choice
 PRIOR: Final = 6  # measurements for which all that were made on another grid count
 HALF_LIFE: Final = 1800.0  # seconds in which a measurement loses half of its weight
 LEAST_WEIGHT: Final = 0.1  # of a measurement; one that has less is forgotten

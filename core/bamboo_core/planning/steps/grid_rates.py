@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from operator import attrgetter, ne
 from typing import Final
 
 from bamboo_core.job.spec import (
@@ -34,6 +35,8 @@ from bamboo_core.planning.steps.step_times import AlikePipelines, Stages, StepMo
 from bamboo_core.planning.steps.worker_memory import most_bytes
 
 MANY: Final = 1 << 40  # microbatches
+ALIKE: Final = 0.05  # times that differ by less lead to the same choice
+_SIZES: Final = attrgetter("parameters", "optimizer", "gradients", "activations", "boundary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +95,13 @@ class GridRates:
 
     It remembers all that it has computed, so the coordinator keeps one (`choosing.rates_of`) as long as the figures and
     the specification stay; simulations and strategies have their own. memory: bytes of a worker's device; None: not
-    known, so that all grids fit.
+    known, so that all grids fit. work: seconds of a microbatch of all layers.
     """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
         self.figures, self.spec, self.memory = figures, spec, memory
+        self.work = sum(figures.costs)
+        self._judged: tuple[ModelFigures, bool] = figures, True  # the figures that were compared last
         self._model = StepModel(figures, spec)
         layers = [layer.forward + layer.backward for layer in figures.layers]
         self._whole, self._longest = sum(layers), max(layers)  # seconds of a microbatch
@@ -110,6 +115,14 @@ class GridRates:
         self._bounds: dict[Grid, float] = {}
         self._bare: GridRates | None = None
         self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
+
+    def are_of(self, figures: ModelFigures) -> bool:
+        """Do layers take about the same in those figures, have they the same sizes, and are links as fast? Sizes become
+        known later than what layers take if the coordinator was restarted. It is asked after every event.
+        """
+        if self._judged[0] is not figures:
+            self._judged = figures, _are_alike(self.figures, figures)
+        return self._judged[1]
 
     def without_copies(self) -> "GridRates":
         """The rates of this job if it kept no replicas of stages."""
@@ -334,6 +347,14 @@ class GridRates:
         """
         devices = grid.stages * self.spec.worker.devices
         return most_microbatches(self.spec.training, grid.pipelines) * max(self._whole / devices, self._longest)
+
+
+def _are_alike(one: ModelFigures, other: ModelFigures) -> bool:
+    if len(one.layers) != len(other.layers) or any(map(ne, map(_SIZES, one.layers), map(_SIZES, other.layers))):
+        return False
+    pairs = list(zip(one.costs, other.costs, strict=True))
+    same = sum(abs(a - b) for a, b in pairs) <= ALIKE * sum(a for a, _ in pairs)
+    return same and one.network == other.network
 
 
 def _rank(rate: GridRate) -> tuple[float, int]:
