@@ -14,6 +14,11 @@ import argparse
 import multiprocessing
 import os
 import sys
+
+if __name__ == "__main__" and os.environ.get("PYTHONHASHSEED") != "0":
+    # a run is a function of its seed only with the same order of sets; before all that takes long to import
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +27,7 @@ import torch
 
 from opsim_scenario import REGRESSIONS, ClusterScenario, regression, scenario
 from opsim_simulation import OperatorSimulation, RunResult
-from sim_many import report
+from sim_many import report, spare_the_collector
 
 ALL, THEN = "all", "--then"
 
@@ -116,6 +121,5 @@ def one_after_the_other(given: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # a run is a function of its seed only with the same order of sets
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
+    spare_the_collector()
     sys.exit(one_after_the_other(sys.argv[1:]) if THEN in sys.argv else main(sys.argv[1:]))

@@ -22,7 +22,7 @@ from sim_checks import RunResult
 from sim_faults import Scenario, scenario
 from sim_job import Simulation
 from sim_kinds import Kind, flags
-from sim_many import report
+from sim_many import report, spare_the_collector
 
 BATCH = 20
 
@@ -140,4 +140,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    spare_the_collector()
     sys.exit(main())

@@ -1,7 +1,6 @@
 """Model workers around the real coordinator, to see what it decides."""
 
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from bamboo_core.coordinator.events import (
     Tick,
     WorkerLost,
 )
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.job.manifest import parse_manifest
