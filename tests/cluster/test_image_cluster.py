@@ -2,9 +2,11 @@
 
 import secrets
 import signal
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -25,10 +27,10 @@ class Contained(Operator):
         self._built, self._name = built, f"bamboo-test-{secrets.token_hex(4)}"
         super().__init__(cluster, namespace, folder)
 
-    def command(self, arguments: list[str]) -> list[str]:
+    def run(self, arguments: list[str], env: dict[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:
         for path in self._folder.iterdir():
             path.chmod(0o644)  # the image's user is neither root nor the one who runs the tests
-        return self._built.store.podman(
+        command = self._built.store.podman(
             "run",
             "--rm",
             "--name",
@@ -41,6 +43,7 @@ class Contained(Operator):
             self._built.operator,
             *arguments,
         )
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
     def remove(self) -> None:
         call(self._built.store.podman("rm", "--force", "--time", "0", "--ignore", self._name), RUN_SECONDS)

@@ -2,15 +2,19 @@
 
 import contextlib
 import copy
+import json
 import os
 import secrets
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -18,6 +22,7 @@ from certificates import issue, trusting
 from cluster.client import ApiError, Client, Json
 from cluster.control_plane import free_ports
 from cluster.handle import OLDEST_SUPPORTED, Cluster
+from cluster.preloaded import PARENT
 from crd_kit import STATUS_VALIDATOR, strip_rules
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +66,50 @@ def allow_lease(cluster: Cluster, namespace: str) -> None:
             cluster.api.create(manifest)
 
 
+@cache
+def _parent() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Forks operators until this process ends: importing what they import takes longer than most tests need them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        return ours, subprocess.Popen([sys.executable, "-P", str(PARENT)], stdin=theirs)
+
+
+class Forked:
+    """A process that is as one of `python -m bamboo_operator` would be, and what tests use of a Popen."""
+
+    def __init__(self, arguments: list[str], env: Mapping[str, str], log: int) -> None:
+        start = {"arguments": ["bamboo_operator", *arguments], "env": dict(env), "folder": os.getcwd(), "enter": []}
+        told, tells = os.pipe()
+        try:
+            socket.send_fds(_parent()[0], [json.dumps(start).encode()], [log, tells])
+        finally:
+            os.close(tells)
+        self._told = os.fdopen(told, "rb", buffering=0)  # or the second line may be read with the first
+        self.pid = int(self._told.readline())
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None and select.select([self._told], [], [], 0)[0]:
+            self._code = int(self._told.readline() or -signal.SIGKILL)
+            self._told.close()
+        return self._code
+
+    def wait(self, seconds: float = STOP_SECONDS) -> int:
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("bamboo_operator", seconds)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class Operator:
     """Started at once. kill() and start() again: as after a crash or an upgrade, with the same key and address.
 
@@ -80,7 +129,7 @@ class Operator:
         self.trusting = trusting(folder)
         self.port, self.web_port = free_ports(2)
         self.log = folder / "operator.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
         self.start()
 
     def another(self, identity: str) -> "Operator":
@@ -96,13 +145,11 @@ class Operator:
         arguments += ["--namespace", self._namespace, "--key-file", str(self._folder / "key"), *self._tls]
         arguments += ["--lease", f"{self._namespace}/{LEASE}", "--identity", self.identity, *self.more]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(arguments), env={**os.environ, "KUBECONFIG": str(self._kubeconfig)}, stdout=log, stderr=log
-            )
+            self.process = self.run(arguments, {**os.environ, "KUBECONFIG": str(self._kubeconfig)}, log)
 
-    def command(self, arguments: list[str]) -> list[str]:
+    def run(self, arguments: list[str], env: dict[str, str], log: BinaryIO) -> "subprocess.Popen[bytes] | Forked":
         """How the operator is run."""
-        return [sys.executable, "-m", "bamboo_operator", *arguments]
+        return Forked(arguments, env, log.fileno())
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self.process is not None
