@@ -86,7 +86,7 @@ def test_one_that_is_lost_is_replaced_all_the_same() -> None:
     assert value.figures.restores == 0
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
     one = valued(12, stabilizationSeconds=120)
     trace = generate(Generation(nodes=12, hours=8, removal=0.2, addition=0.9), seed)

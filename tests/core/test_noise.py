@@ -103,9 +103,9 @@ class Noisy(Slowed):
 
 MODELS = [
     ("computing", 6, 1_000, 1e9),
-    ("equal links", 6, 10**8, 1e8),
+    pytest.param("equal links", 6, 10**8, 1e8, marks=pytest.mark.slow),
     ("slow links", 8, 10**9, 1e8),
-    ("nine workers", 9, 10**6, 1e9),
+    pytest.param("nine workers", 9, 10**6, 1e9, marks=pytest.mark.slow),
 ]
 
 
