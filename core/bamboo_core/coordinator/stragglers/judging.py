@@ -44,8 +44,9 @@ def judge(turn: Turn) -> bool:
     measured, before, paces = measurements(state), of_replaced(state), own_paces(state)
     among_others = speeds([*measured, *before])
     alone = [worker for worker, _ in paces if not among_others.others.get(worker)]
-    measured += of_earlier(paces, alone)
-    found = speeds(measured)
+    earlier = of_earlier(paces, alone)
+    measured += earlier
+    found = speeds(measured) if earlier or before else among_others
     slow = _judged(state, speeds([*measured, *before]) if before else found, turn.now)
     turn.put(known.judged(slow, paces, estimate(state, found), turn.now))
     _tell(turn, known.slow)
