@@ -56,27 +56,12 @@ def test_a_job_waits_for_capacity_and_says_so(installed: Cluster, namespace: str
 # Checkpoints
 
 
-def test_the_final_weights_are_kept_in_a_volume_claim(installed: Cluster, namespace: str, operator: Operator) -> None:
-    document = small("keeper", 20, checkpoint={"storage": claimed(installed, namespace)})
-    job = Job(installed.api, namespace, document)
-    status = job.until("Complete")
-    accepted = condition(status, "Accepted")
-    assert (accepted["status"], accepted["reason"]) == ("True", "Accepted")
-    assert status["checkpoint"]["lastStep"] == 20, "the last step has one"
-    told = job.told("WeightsSaved")
-    kept = folder_of_the_claim(installed, namespace)
-    (folder,) = (one for one in kept.iterdir() if one.name != "keeper")
-    assert [one.name for one in (kept / "keeper").iterdir()] == ["checkpoints"]
-    assert told == f"the final weights are in /{folder.name}/weights of claim kept"
-    files = [load_file(one) for one in (folder / "weights").iterdir()]
-    assert len(files) == 2
-    assert_close(files[0] | files[1], undisturbed(document).weights, rtol=0, atol=0)
-
-
 def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
-    """All pods at once, and later, when it is suspended, all pods and what the operator knew."""
+    """All pods at once, and later, when it is suspended, all pods and what the operator knew. The claim also keeps its
+    final weights.
+    """
     checkpoint = {"storage": claimed(installed, namespace), "everySteps": 1}
     document = small("lasting", 30, training=training(30, 8, 2), checkpoint=checkpoint)
     paced, slow = slowed(document, tmp_path, 2.5)
@@ -95,7 +80,19 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     assert job.told("Restored")
     slow.unlink()
     status = job.until("Complete")
-    assert add_digests(status["digests"]) == digest_of_undisturbed(document)
+    accepted = condition(status, "Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("True", "Accepted")
+    assert status["checkpoint"]["lastStep"] == 30, "the last step has one"
+    expected = undisturbed(document)
+    assert add_digests(status["digests"]) == add_digests(expected.digests)
+    told = job.told("WeightsSaved")
+    kept = folder_of_the_claim(installed, namespace)
+    (folder,) = (one for one in kept.iterdir() if one.name != "lasting")
+    assert [one.name for one in (kept / "lasting").iterdir()] == ["checkpoints"]
+    assert told == f"the final weights are in /{folder.name}/weights of claim kept"
+    files = [load_file(one) for one in (folder / "weights").iterdir()]
+    assert len(files) == 2
+    assert_close(files[0] | files[1], expected.weights, rtol=0, atol=0)
 
 
 @contextmanager
