@@ -1,5 +1,6 @@
 """The real operator as a process of its own, under its own ServiceAccount, and the objects that it needs."""
 
+import atexit
 import contextlib
 import copy
 import json
@@ -67,11 +68,14 @@ def allow_lease(cluster: Cluster, namespace: str) -> None:
 
 
 @cache
-def _parent() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _parent() -> socket.socket:
     """Forks operators until this process ends: importing what they import takes longer than most tests need them."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        return ours, subprocess.Popen([sys.executable, "-P", str(PARENT)], stdin=theirs)
+        process = subprocess.Popen([sys.executable, "-P", str(PARENT)], stdin=theirs)
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # first; then the parent ends
+    return ours
 
 
 class Forked:
@@ -81,7 +85,7 @@ class Forked:
         start = {"arguments": ["bamboo_operator", *arguments], "env": dict(env), "folder": os.getcwd(), "enter": []}
         told, tells = os.pipe()
         try:
-            socket.send_fds(_parent()[0], [json.dumps(start).encode()], [log, tells])
+            socket.send_fds(_parent(), [json.dumps(start).encode()], [log, tells])
         finally:
             os.close(tells)
         self._told = os.fdopen(told, "rb", buffering=0)  # or the second line may be read with the first
