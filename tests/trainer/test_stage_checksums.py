@@ -33,3 +33,10 @@ def test_a_sum_sees_what_cancels_out() -> None:
     up_and_down = values.clone()
     up_and_down[10], up_and_down[11] = 1 + 2**-23, 1 - 2**-23
     assert checksum(values) != checksum(up_and_down)
+
+
+def test_a_device_comes_to_the_sum_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.arange(size, dtype=torch.uint8) for size in (0, 5, 8, 1001)]
+    here = [checksum(one) for one in tensors]
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    assert [checksum(one) for one in tensors] == here

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,15 +17,22 @@ _SIGN: Final = (1 << 64) - 1
 def checksum(tensor: Tensor) -> int:
     """Equal bits give equal numbers on every device, and others another one but for one in 2**64 or so."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if data.storage_offset() % 8:
-        data = data.clone()
     whole = data.numel() // 8 * 8
-    words, rest = data[:whole].view(torch.int64), bytes(data[whole:].tolist())
-    weights = _weights(tensor.device)
-    total = (words[:CHUNK] * weights[: words.numel()]).sum()  # most tensors have no more
+    if data.is_cpu and whole <= 8 * CHUNK:  # numpy takes a third of torch's time for a small tensor
+        there = data.numpy()
+        total = int(np.dot(there[:whole].view(np.int64), _weights(data.device).numpy()[: whole // 8]))
+        rest = there[whole:].tobytes()
+    else:
+        total, rest = int(_total(data[:whole])), bytes(data[whole:].tolist())
+    return (total * 31 + int.from_bytes(rest, "little")) & _SIGN
+
+
+def _total(data: Tensor) -> Tensor:
+    words, weights = (data.clone() if data.storage_offset() % 8 else data).view(torch.int64), _weights(data.device)
+    total = (words[:CHUNK] * weights[: words.numel()]).sum()
     for chunk in torch.split(words[CHUNK:], CHUNK) if words.numel() > CHUNK else ():
         total.mul_(_STEP).add_((chunk * weights[: chunk.numel()]).sum())
-    return (int(total) * 31 + int.from_bytes(rest, "little")) & _SIGN
+    return total
 
 
 def checksum_of(tensors: Iterable[Tensor], values: Iterable[object] = ()) -> int:
