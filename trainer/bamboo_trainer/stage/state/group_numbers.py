@@ -10,7 +10,7 @@ none was kept by a version that left the choice to torch, and goes on with that 
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
@@ -43,8 +43,14 @@ class GroupNumbers:
     def of(self, slot: str) -> dict[str, Scalar]:
         """By key, with MARK; those that have changed. TaskError for one that is no number."""
         number = self._places.get(slot)
-        if number is None:
-            return {}
+        return {} if number is None else self._changed(number)
+
+    def of_all(self) -> Iterator[tuple[str, dict[str, Scalar]]]:
+        """Each slot with what `of` returns for it; looks at every group once."""
+        changed = {number: self._changed(number) for number in dict.fromkeys(self._places.values())}
+        return ((slot, changed[number]) for slot, number in self._places.items())
+
+    def _changed(self, number: int) -> dict[str, Scalar]:
         group, first, found = self._groups[number], self._first[number], dict[str, Scalar]()
         for key in sorted(group.keys() - self._others):
             value = group[key]

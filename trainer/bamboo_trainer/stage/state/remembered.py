@@ -65,9 +65,7 @@ class Remembered:
     def of_groups(self) -> dict[str, Scalar]:
         """Numbers of parameter groups that change from step to step, with those of its group for each parameter."""
         return {
-            f"{state_of(slot.name)}{key}": value
-            for slot in self._slots
-            for key, value in self._groups.of(slot.name).items()
+            f"{state_of(slot)}{key}": value for slot, changed in self._groups.of_all() for key, value in changed.items()
         }
 
     def trial(self, version: int) -> OptimizerTrial | None:
