@@ -62,7 +62,6 @@ class Row:
 
     task: dict[str, Any] | Callable[[Path], dict[str, Any]]
     numbers: dict[str, Any] | None = None
-    mode: str = "Replicas"
     deep: int = 3
     wide: Grid = (2, 2)
     kills: tuple[str, ...] = ("Backward", "OptimizerStep")
@@ -241,9 +240,6 @@ ROWS: dict[str, Row] = {
         steps=(3,),
         fast=RESUMED,
     ),
-    "running buffers in four pipelines": Row(
-        task=own("running_tasks:build", checkpointed=[1]), mode="Auto", wide=(2, 4), kills=("Backward",)
-    ),
     "mean loss with losses of layers": Row(task=own("weighted_tasks:build", weighted=False), wide=(2, 4)),
     "made_before": shared("made_before", "deep"),
     "cached": shared("cached", "resumed"),
@@ -342,7 +338,7 @@ class Table:
         spec = {
             "task": self._tasks[name],
             "training": row.numbers or NUMBERS,
-            "redundancy": {"mode": row.mode},
+            "redundancy": {"mode": "Replicas"},
             **(row.spec or {}),
             **more,
         }
