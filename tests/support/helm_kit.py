@@ -143,7 +143,7 @@ class Helm:
         for api in apis:
             arguments += ["--api-versions", api]
         text = self.run(*arguments, values=values or {})
-        return [document for document in yaml.safe_load_all(text) if document]
+        return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]  # eight times as fast
 
 
 def one(objects: Sequence[Json], kind: str, name: str | None = None) -> Json:
