@@ -1,14 +1,16 @@
 """One cache of compiled code for all tests and runs, as users' jobs have one: a layer is compiled once.
 
-It is another one for each state of what compiles: torch, and the code that gives layers to it.
+It is another one for each state of what compiles: torch, and the code that gives layers to it. All checkouts share it.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 from bamboo_trainer import compilation
 from cluster.build import cache_folder
@@ -19,6 +21,24 @@ def compiled_cache() -> Iterator[None]:
     sources = sorted(Path(compilation.__path__[0]).glob("*.py"))
     state = [version("torch"), *(path.read_text() for path in sources)]
     digest = hashlib.sha256("\0".join(state).encode()).hexdigest()[:12]
+    folder = cache_folder() / f"compiled-{digest}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / f"compiled-{digest}"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        _name_torch_alike(folder, patch)
         yield
+
+
+def _name_torch_alike(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """torch's cache knows compiled code by the compiler's command, which names the folder of torch: it gets one name
+    for all environments that have this version.
+    """
+    from torch.utils import cpp_extension
+
+    link = folder / "torch"
+    if not link.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f"torch.{os.getpid()}"
+        made.symlink_to(Path(torch.__path__[0]), target_is_directory=True)
+        made.replace(link)
+    patch.setattr(cpp_extension, "_TORCH_PATH", str(link))
+    patch.setattr(cpp_extension, "TORCH_LIB_PATH", str(link / "lib"))

@@ -39,21 +39,21 @@ SECONDS = 600.0
 
 
 def built() -> Path:
-    """The library, compiled once for each state of its source and of torch, and kept outside the checkout. Raises
+    """The library. All checkouts share one for each state of its source and version of torch, outside of them. Raises
     CalledProcessError with the compiler's words.
     """
-    torch = _torch()
-    libraries = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+    torch, flags = _torch(), ["-shared", "-fPIC", "-std=c++20", "-O1"]
     includes = ["-isystem", str(torch / "include"), "-isystem", str(torch / "include/torch/csrc/api/include")]
-    command = [COMPILER, "-shared", "-fPIC", "-std=c++20", "-O1", *includes, str(SOURCE), *libraries, "-o"]
-    state = [" ".join(command), version("torch"), *(path.read_text() for path in sorted(SOURCE.parent.glob("*.[ch]*")))]
+    libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]  # begin() has loaded them when this one is loaded
+    state = [*flags, version("torch"), *(path.read_text() for path in sorted(SOURCE.parent.glob("*.[ch]*")))]
     digest = hashlib.sha256("\0".join(state).encode()).hexdigest()[:12]
     library = cache_folder() / f"pretended-gpu-{digest}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         unfinished = library.with_suffix(f".{os.getpid()}")
         try:
-            subprocess.run([*command, str(unfinished)], check=True, capture_output=True, text=True, timeout=SECONDS)
+            command = [COMPILER, *flags, *includes, str(SOURCE), *libraries, "-o", str(unfinished)]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
             unfinished.rename(library)
         finally:
             unfinished.unlink(missing_ok=True)
