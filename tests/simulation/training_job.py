@@ -235,7 +235,7 @@ class Job:
         self.spec = replace(spec, worker=replace(spec.worker, devices=per_worker or spec.worker.devices))
         task, seed = self.spec.task, self.spec.training.seed
         training = shown_to_build(self.spec.training)
-        if task.entrypoint.startswith("bamboo_trainer.models."):
+        if task.entrypoint.startswith(("bamboo_trainer.models.", "plain_models:")):
             told = ALONE if task.entrypoint in NOT_TOLD else training
             self.task = model(task.entrypoint, json.dumps(task.config), seed, told)
         else:
