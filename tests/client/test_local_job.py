@@ -35,11 +35,11 @@ def build(config):
 """
 SCRIPT = """\
 import bamboo
-from bamboo.local.scratch import collect
-from bamboo_trainer.models import mlp
 
 
 def build(config):
+    from bamboo_trainer.models import mlp  # the program itself needs no torch
+
     return mlp.build(config)
 
 
