@@ -39,7 +39,8 @@ from bamboo_core.planning.steps.grid_rates import GridRates
 
 CASES: Final = ("6h", "3h", "1h", "30m", "10m", "5m", "p3-scaled", "gcp-scaled")
 NODES: Final = 30
-GB: Final = 1e9
+GIB: Final = 2**30
+USABLE: Final = 0.9  # of a card; the rest is left to torch
 FP32: Final = 4  # bytes of a number
 FLOW: Final = 3e9  # bytes a second of a connection: 24 Gb/s
 DETECTION: Final = 0.1  # seconds until a loss is known
@@ -62,7 +63,9 @@ class Shape:
     vocabulary: int
 
     def profile(self, memory: float, scale: float) -> ModelProfile:
-        """Return a profile in fp32 with AdamW and checkpointed blocks. scale: seconds of a floating-point operation."""
+        """Return a profile in fp32 with AdamW and checkpointed blocks, which keep only their inputs: what the layer
+        before gives. scale: seconds of a floating-point operation.
+        """
         tokens = self.samples * self.context
         boundary = tokens * self.width * FP32
         block = 12 * self.width**2 + 13 * self.width
@@ -78,7 +81,6 @@ class Shape:
                 parameters=numbers * FP32,
                 optimizer=2 * numbers * FP32,
                 gradients=numbers * FP32,
-                activations=boundary,
                 boundary=boundary,
                 cost=(3 + again) * forward,
             )
@@ -86,7 +88,7 @@ class Shape:
         blocks = (layer(block, operations, 1),) * self.blocks
         return ModelProfile(
             name="oobleck",
-            device=f"{memory / GB:g} GB",
+            device=f"{memory / GIB:g} GiB",
             samples=self.samples,
             layers=(layer(ends, 0.0, 0), *blocks, layer(ends, 2 * tokens * ends, 0)),
             network=Network(flow=FLOW, machine=FLOW, latency=1e-4),
@@ -211,7 +213,7 @@ def scaled(shape: Shape, memory: float, speed: float) -> ModelProfile:
         profile = shape.profile(memory, scale)
         found = GridRates(profile.figures, spec, profile.machine.memory).best(NODES)
         if found is None:
-            raise ValueError(f"--memory: no grid of {NODES} nodes fits devices of {memory / GB:g} GB")
+            raise ValueError(f"--memory: no grid of {NODES} nodes fits a card with {memory / GIB:.1f} GiB to use")
         scale *= shape.batch / speed / found.seconds
     return shape.profile(memory, scale)
 
@@ -226,7 +228,6 @@ def run_cell(name: str, shape: Shape, case: str, measured: Measured, trace: Trac
     return {
         "model": name,
         "case": case,
-        "memory": memory / GB,
         "ours": trained / trace.duration,
         "outcome": result.outcome,
         "message": result.message,
@@ -243,7 +244,7 @@ def run(
     data: Annotated[Path | None, typer.Option(help="The folder with throughput.csv and the tables of nodes.")] = None,
     models: Annotated[str | None, typer.Option(help="Only these models, with commas.")] = None,
     cases: Annotated[str | None, typer.Option(help="Only these cases, with commas.")] = None,
-    memory: Annotated[float, typer.Option(min=1, help="GB of a device.")] = 48.0,
+    memory: Annotated[float, typer.Option(min=1, help="GiB of a card.")] = 48.0,
     merge: Annotated[str | None, typer.Option(help="Files with cells, with commas; nothing is run.")] = None,
     json: Annotated[Path | None, typer.Option(help='Write the cells to this file, or to "-".')] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
@@ -262,7 +263,7 @@ def run(
         for number, (model, case) in enumerate(chosen, start=1):
             say(f"{number} of {len(chosen)}: {model}, {case}")
             measured, trace = read_measured(data / "throughput.csv", model), read_trace(str(data / f"{case}.csv"))
-            cells.append(run_cell(model, MODELS[model], case, measured, trace, memory * GB))
+            cells.append(run_cell(model, MODELS[model], case, measured, trace, USABLE * memory * GIB))
             say(f"{cells[-1]['ours']:.2f} samples/s, {cells[-1]['outcome']}, after {cells[-1]['seconds']} s")
             write_json(json, {"cells": cells})
     else:
