@@ -17,7 +17,7 @@ from bamboo_core.coordinator.grids.record import StepTime
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec, stabilization_seconds
 from bamboo_core.planning.plan import Plan
-from bamboo_core.planning.portions import without_portions
+from bamboo_core.planning.portions import groups_of, without_portions
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
 from bamboo_core.planning.ring import are_apart
 from bamboo_core.planning.splits.resplit import Grid, grid_of
@@ -272,7 +272,7 @@ def now_expected(state: CoordinatorState, rates: GridRates) -> float:
 
 def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
     """Seconds until the step in progress is done under the plan in force: the share that is not done, of what the whole
-    step would take with the workers that are left.
+    step would take with the workers that are left. About a group of microbatches is run again.
     """
     plan, since, known = state.current_plan, state.progress.last_at, rate(state, rates, grid_of(state.current_plan))
     if not is_short(state) or known is None:
@@ -280,7 +280,8 @@ def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
     whole = scale(state, rates) * rates.seconds_of(plan, plan.target)
     step, lost = state.grids.short
     lost = max(lost, since) if step == state.step else now
-    return (1 - (lost - since) / known.seconds) * whole - (now - lost)
+    done = (lost - since) / known.seconds - 1 / groups_of(plan.layouts, 0)
+    return (1 - max(0.0, done)) * whole - (now - lost)
 
 
 def outlook(state: CoordinatorState, now: float) -> float:
