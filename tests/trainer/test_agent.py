@@ -31,6 +31,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import CheckpointId, Peer, Plan
+from bamboo_trainer.data.record import record_of
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import RealInterrupt
 from bamboo_trainer.telemetry.time_account import TimeAccount
@@ -39,6 +40,7 @@ from manifest_kit import bamboojob, training
 from stage_kit import small_task
 
 STOP = Stop(reason="JobOver", message="the job is over")
+READY = WorkerReady(samples=12, steps=2, data=record_of(small_task(), 0))
 
 
 class Own(BaseException):
@@ -148,7 +150,7 @@ def test_who_is_refused_ends_without_a_word(agent: WorkerAgent, said: list[Messa
 def test_a_worker_says_what_its_data_are_once_the_task_is_loaded(agent: WorkerAgent, channel: Channel) -> None:
     assert channel.heartbeat().doing == "starting"
     run(agent, welcome(), STOP)
-    assert channel.said == [WorkerReady(samples=12, steps=2), Bye()]
+    assert channel.said == [READY, Bye()]
 
 
 def test_a_task_that_fails_ends_the_worker_with_the_reason(
@@ -196,12 +198,11 @@ def test_a_task_that_would_end_the_process_has_failed(agent: WorkerAgent, said: 
 def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(agent: WorkerAgent, channel: Channel) -> None:
     def answers(message: Message | None) -> Iterator[ToWorker]:
         if isinstance(message, NoticeReceived):
-            yield STOP if channel.said.count(ready) == 2 else welcome()  # the coordinator was restarted
-        elif channel.said == [ready]:
+            yield STOP if channel.said.count(READY) == 2 else welcome()  # the coordinator was restarted
+        elif channel.said == [READY]:
             for _ in range(2):  # a person may send one, and the kubelet another
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    ready = WorkerReady(samples=12, steps=2)
     channel.answers = answers
     before = time.monotonic()
     assert run(agent, welcome()) == EXIT_DRAINED
@@ -214,7 +215,7 @@ def test_a_signal_after_the_grace_period_ends_the_worker_at_once(
     agent: WorkerAgent, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answers(message: Message | None) -> Iterator[ToWorker]:
-        if channel.said == [WorkerReady(samples=12, steps=2)]:
+        if channel.said == [READY]:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGTERM)
             yield STOP
