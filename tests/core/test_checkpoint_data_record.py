@@ -18,15 +18,15 @@ DATA = DataRecord(samples=400, order="0" * 16, looked_at=(FIRST, LAST))
         (replace(DATA, samples=1, looked_at=(FIRST,)), ("400 samples", "1 sample")),
         (
             replace(DATA, order="1" * 16),
-            ("another order of samples (digest 0000000000000000)", "digest 1111111111111111"),
+            ("an order of samples of digest 0000000000000000", "one of digest 1111111111111111"),
         ),
         (
             replace(DATA, looked_at=(FIRST, replace(LAST, form="int64 [9]"))),
-            ("int64 [8], int64 [8] as sample 399", "int64 [9]"),
+            ("int64 [8], int64 [8] as sample 399", "int64 [9] as sample 399"),
         ),
         (
             replace(DATA, looked_at=(replace(FIRST, digest="c" * 16), LAST)),
-            ("another sample 0 (digest aaaaaaaaaaaaaaaa)", "digest cccccccccccccccc"),
+            ("a sample 0 of digest aaaaaaaaaaaaaaaa", "a sample 0 of digest cccccccccccccccc"),
         ),
         (replace(DATA, looked_at=(replace(FIRST, digest=""), LAST)), None),
         (replace(DATA, looked_at=(LAST,)), None),

@@ -245,7 +245,7 @@ def test_attempts_that_all_fail_have_an_end_together() -> None:
 
 def test_a_checkpoint_of_other_data_ends_the_job_with_both() -> None:
     world = World(2, 1, 0, checkpoint={"everySteps": 8})
-    other = "data of 400 samples, and the job's have 300 samples"
+    other = "data with 400 samples, and the job's have 300 samples"
     world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=8, id="a"), other_data=other)
     world.settle()
     assert world.finish is not None

@@ -141,9 +141,9 @@ def test_other_data_than_a_checkpoint_was_trained_with_are_told(tmp_path: Path, 
     }
     answers = {name: worker.find() for name, worker in told.items()}
     assert answers["same"] == found
-    assert answers["fewer"] == replace(found, other_data="data of 400 samples, and the job's have 300 samples")
+    assert answers["fewer"] == replace(found, other_data="data with 400 samples, and the job's have 300 samples")
     a, b = "a" * 16, "b" * 16
-    other = f"data of another sample 0 (digest {a}), and the job's have digest {b}"
+    other = f"data with a sample 0 of digest {a}, and the job's have a sample 0 of digest {b}"
     assert answers["changed"] == replace(found, other_data=other)
     for worker in (writer, *told.values()):
         worker.part.close()

@@ -40,14 +40,14 @@ def test_each_change_is_told() -> None:
     assert told(of(points(400)), seed=1) is not None
     assert told(of(points(400), points(400).long())) == (
         "float32 [2], float32 [2] as sample 0",
-        "float32 [2], int64 [2]",
+        "float32 [2], int64 [2] as sample 0",
     )
     assert told(of(points(400), points(400).flip(0))) is not None, "rows of another order"
     last = points(400)
     last[-1, 0] += 1
     found = told(of(last))
     assert found is not None
-    assert found[0].startswith("another sample 399 ")
+    assert found[0].startswith("a sample 399 ")
 
 
 def test_a_text_that_grew_or_changed_is_told(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_text_that_grew_or_changed_is_told(tmp_path: Path) -> None:
     assert difference(before, grown) == (f"{before.samples} samples", f"{grown.samples} samples")
     found = difference(before, changed)
     assert found is not None
-    assert found[0].startswith("another sample 0 ")
+    assert found[0].startswith("a sample 0 ")
 
 
 class Restless:

@@ -85,4 +85,7 @@ def test_a_worker_with_other_data_is_not_taken() -> None:
     spare = next(w for w in world.state.workers if not world.plan.owned_by(w))
     world.tell(Received(spare, protocol.WorkerReady(samples=90, steps=50)))
     assert spare not in world.state.workers
-    assert world.state.admission.misfit == (spare, f"{spare} has data of 90 samples, and those of w0 have 100 samples")
+    assert world.state.admission.misfit == (
+        spare,
+        f"{spare} has data with 90 samples, and those of w0 have 100 samples",
+    )

@@ -39,14 +39,15 @@ def difference(before: DataRecord, now: DataRecord) -> tuple[str, str] | None:
     if before.samples != now.samples:
         return count(before.samples, "sample"), count(now.samples, "sample")
     if before.order != now.order:
-        return f"another order of samples (digest {before.order})", f"digest {now.order}"
+        return f"an order of samples of digest {before.order}", f"one of digest {now.order}"
     there = {one.sample: one for one in now.looked_at}
     for one in before.looked_at:
         other = there.get(one.sample)
         if other is None:
             continue
         if one.form != other.form:
-            return f"{one.form} as sample {one.sample}", other.form
+            return f"{one.form} as sample {one.sample}", f"{other.form} as sample {one.sample}"
         if one.digest and other.digest and one.digest != other.digest:
-            return f"another sample {one.sample} (digest {one.digest})", f"digest {other.digest}"
+            name = f"a sample {one.sample} of digest"
+            return f"{name} {one.digest}", f"{name} {other.digest}"
     return None

@@ -339,7 +339,7 @@ class Checkpointing:
     def _other_data(self, manifest: CheckpointManifest) -> str:
         """What a checkpoint was trained with and what this worker has, if these differ and may not."""
         found = difference(manifest.of_data, self._data)
-        return "" if found is None else f"data of {found[0]}, and the job's have {found[1]}"
+        return "" if found is None else f"data with {found[0]}, and the job's have {found[1]}"
 
     # in either
 

@@ -72,7 +72,7 @@ def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) 
     other = _other_data(known, said)
     if other is None:
         return False
-    text = f"{worker} has data of {other[1]}, and those of {first} have {other[0]}"
+    text = f"{worker} has data with {other[1]}, and those of {first} have {other[0]}"
     if state.plan is None:
         turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; every worker needs the same")
         return True
