@@ -69,7 +69,7 @@ def test_bamboos_figures_are_the_coordinators(job: ComparedJob) -> None:
     assert found.usd == pytest.approx(0.91 * found.node_seconds / 3600)
 
 
-@pytest.mark.parametrize("name", ["checkpoint", OURS])
+@pytest.mark.parametrize("name", ["checkpoint", pytest.param(OURS, marks=pytest.mark.slow)])
 def test_what_is_chosen_by_value_is_not_dearer_and_as_fast_as_on_demand_nodes(job: ComparedJob, name: str) -> None:
     trace = made(job, 0.1, hours=2.0)
     fast, cheap = (compared(name, job, trace, objective=one) for one in Aim)
