@@ -48,7 +48,10 @@ def begin_again(turn: Turn) -> None:
     message = "the step in progress would be done later than on a faster grid: it begins again there"
     turn.do(Emit("Resplitting", message))
     turn.put(turn.state.checkpoints.left_behind(), turn.state.inquiry.over())
-    _begin_to_look(turn, *(() if nothing_trained(turn.state) else ("Resplitting", message)))
+    if nothing_trained(turn.state):
+        _begin_to_look(turn)
+    else:
+        _begin_to_look(turn, "Resplitting", message)
 
 
 def _begin_to_look(turn: Turn, reason: str = "", message: str = "", *, pausing: bool = False) -> None:
