@@ -146,6 +146,17 @@ def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
     assert max(extra[9::10]) < 0.25
 
 
+def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> None:
+    """Also if others of the microbatches of the stage change hands with it."""
+    first = StepLoss(
+        lost=((1, 20.0),), planned=20.0, runs=(((0, 1), ((0, 4, 0), (4, 8, 3))),), kept=(((0, 1), (0, (2,), 0.0)),)
+    )
+    runs = ((0, 1), ((0, 4, 0), (4, 8, 0))), ((0, 2), ((0, 8, 0),))
+    second = StepLoss(lost=((2, 24.0), (3, 24.0)), planned=24.0, runs=runs)
+    one = group(3, 8, busy=(0.0,) * 4)
+    assert execute(one, first).end < 24 + 2 * 8 * 3 < execute(one, first, second).end < 24 + 3 * 8 * 3
+
+
 @given(st.data())
 def test_whoever_runs_which_microbatches_the_step_ends(data: st.DataObject) -> None:
     """Contiguous ranges of several cells, of any lengths: no order of 1F1B waits for one that waits for it."""

@@ -383,7 +383,7 @@ class _Execution:
         for d, s in anew:
             for place in ((d, s - 1), (d, s + 1)):
                 for i, cell in enumerate(self._cells.get(place, ())):
-                    if cell.resumed and place not in moved:
+                    if cell.resumed:
                         self._workers[cell.run[2]].cells.remove(cell)
                         self._cells[place][i] = whole = self._begun(place, cell.run, taken_over=True, left=cell.run[0])
                         self._ends.pop(place, None)

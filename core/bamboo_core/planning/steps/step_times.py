@@ -104,7 +104,7 @@ class StepModel:
             losses = [
                 loss
                 for (at, _), before, after in zip(changes, plans, plans[1:], strict=False)
-                if (loss := self._loss(before, after, layout, part, gone, at))
+                if (loss := self._loss(before, after, layout, part, {w: t for w, t in gone.items() if t <= at}, at))
             ]
             times = execute(part.group, *losses) if losses else self._times(part.group)
             if losses:
