@@ -93,7 +93,7 @@ def leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "has_room", lambda device, size: False)
 
 
-@pytest.mark.parametrize("pipelines", [1, 2])
+@pytest.mark.parametrize("pipelines", [pytest.param(1, id="alone"), 2])
 def test_a_gpu_without_room_for_sums_and_states_comes_to_the_same_bits(
     pipelines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

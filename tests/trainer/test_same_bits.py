@@ -128,7 +128,7 @@ def fp16(**config: Any) -> Row:
         steps=(1,),
         kills=("Backward",) if config else PHASES,
         anywhere=not config,
-        fast=RESUMED if not config else ("wide",) if len(config) == 2 else (),
+        fast=("wide",) if config else RESUMED,
     )
 
 
@@ -147,8 +147,6 @@ ROWS: dict[str, Row] = {
         task={"entrypoint": ENTRYPOINT, "config": config_of("gpt2")}, numbers=numbers(**ROUNDED), fast=()
     ),
     "fp16": fp16(),
-    "fp16, losses of layers": fp16(balanced=True),
-    "fp16, a weighted loss": fp16(weighted=True),
     "fp16, both": fp16(balanced=True, weighted=True),
     # steps
     "fused AdamW": Row(task=own("test_fused_optimizers:build_open"), deep=4, kills=("OptimizerStep", "ReplicaUpdate")),
