@@ -51,7 +51,7 @@ def begin_again(turn: Turn) -> None:
     if nothing_trained(turn.state):
         _begin_to_look(turn)
     else:
-        _begin_to_look(turn, "Resplitting", message)
+        _begin_to_look(turn, "RestoreFailed", message)
 
 
 def _begin_to_look(turn: Turn, reason: str = "", message: str = "", *, pausing: bool = False) -> None:
