@@ -13,7 +13,6 @@ import aiohttp
 
 from bamboo_core.control.codec import decode_from_coordinator, encode
 from bamboo_core.control.memory import Memory
-from bamboo_core.control.plan_change import HeardPlans
 from bamboo_core.control.protocol import (
     Bye,
     Heartbeat,
@@ -45,30 +44,22 @@ MEMORY = Memory(peak=7 << 30, limit=16 << 30)
 
 
 class SharedEar:
-    """What the workers of a job are told, decoded once for all: the same frame after the same plan is the same plan.
+    """Decodes each long frame once for all workers of a job.
+
     Each worker has a machine of its own for that; here a thousand would hold up each other.
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, str | bytes], Message] = OrderedDict()
+        self._known: OrderedDict[str | bytes, Message] = OrderedDict()
 
-    def heard(self, last: Plan | None, frame: str | bytes) -> Message:
-        """last: the plan that the worker had before."""
+    def heard(self, frame: str | bytes) -> Message:
         if len(frame) < LONG_FRAME:
-            return self._decoded(last, frame)
-        key = (last.epoch if last is not None else -1, frame)
-        if key not in self._known:
-            self._known[key] = self._decoded(last, frame)
+            return decode_from_coordinator(frame)
+        if frame not in self._known:
+            self._known[frame] = decode_from_coordinator(frame)
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
-        return self._known[key]
-
-    @staticmethod
-    def _decoded(last: Plan | None, frame: str | bytes) -> Message:
-        plans = HeardPlans()
-        if last is not None:
-            plans.heard(SendPlan(plan=last))
-        return plans.heard(decode_from_coordinator(frame))
+        return self._known[frame]
 
 
 @dataclass(eq=False, slots=True)
@@ -160,13 +151,11 @@ class Standin:
             hello = Hello(worker=self.name, host=self._address, port=7000, plan=self._plan)
             await socket.send_str(encode(hello).decode())
             parts = [asyncio.create_task(part) for part in (self._write(socket), self._beat(socket))]
-            last: Plan | None = None  # over this connection
             try:
                 async for frame in socket:
                     if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                         return  # a ping was not answered in time
-                    now, message = time.monotonic(), self.play.ear.heard(last, frame.data)
-                    last = message.plan if isinstance(message, SendPlan) else last
+                    now, message = time.monotonic(), self.play.ear.heard(frame.data)
                     self._obey(message, now)
                     if self._over:
                         await socket.send_str(encode(Bye()).decode())

@@ -23,10 +23,9 @@ from _plane import Json
 from bamboo.profiles.files import read_profile
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.generate import Generation, generate
-from bamboo_core.control import codec, protocol
+from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.codec import Frames
-from bamboo_core.control.plan_change import PlanChanges, SendPlan, SentPlans
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import AddWorkers, Event, Send, WorkerLost
 from bamboo_core.coordinator.job_status import status
@@ -64,14 +63,12 @@ def document(workers: int, *, chosen: bool) -> Json:
 
 @dataclass
 class Job:
-    """The coordinator and the coordinator's ends of its channels."""
+    """The coordinator and what it sends."""
 
     workers: int
     now: float = 0.0
     pending: deque[Event] = field(default_factory=deque)
-    changes: PlanChanges = field(default_factory=PlanChanges)
     frames: Frames = field(default_factory=Frames)
-    channels: dict[WorkerId, SentPlans] = field(default_factory=dict)
     made: list[Json] = field(default_factory=list)  # of each plan
 
     def __post_init__(self) -> None:
@@ -92,15 +89,13 @@ class Job:
         before, began = self.state.plan, time.process_time()
         self.state, commands = coordinator.step(self.state, event, self.now)
         decided = time.process_time()
-        plans: list[tuple[WorkerId, SendPlan]] = []
-        size = whole = 0
+        plans: list[tuple[WorkerId, protocol.SendPlan]] = []
+        size = 0
         for command in commands:
             match command:
-                case Send(worker, SendPlan() as message):
+                case Send(worker, protocol.SendPlan() as message):
                     plans.append((worker, message))
-                    channel = self.channels.setdefault(worker, SentPlans(self.changes))
-                    frame = self.frames.of(channel.said(message))
-                    size += len(frame)
+                    size += len(self.frames.of(message))
                 case Send(worker, protocol.ProfileRequest()):
                     self.pending.append(Received(worker, protocol.Profile(costs=(1.0,) * LAYERS)))
                 case AddWorkers():
@@ -108,13 +103,11 @@ class Job:
         encoded = time.process_time()
         if plans and self.state.plan is not before:
             plan = plans[0][1].plan
-            whole = len(codec.encode(plans[0][1])) * len(plans)
             self.made.append(
                 {
                     "reason": plan.reason,
                     "workers": len(plans),
                     "bytes": size,
-                    "whole": whole,
                     "decision": decided - began,
                     "encoding": encoded - decided,
                     "answers": 0.0,
@@ -173,14 +166,14 @@ def run(
         [
             reason,
             str(len(them)),
-            *(f"{median([one[key] for one in them]) / 1e6:.2f}" for key in ("whole", "bytes")),
+            f"{median([one['bytes'] for one in them]) / 1e6:.2f}",
             *(f"{1e3 * median([one[key] for one in them]):.1f}" for key in ("decision", "encoding", "answers")),
         ]
         for reason, them in found.items()
     ]
     show(
         f"a change with {workers} workers, medians",
-        ("plan", "plans", "MB as whole plans", "MB sent", "decision, ms", "encoding, ms", "all answers, ms"),
+        ("plan", "plans", "MB sent", "decision, ms", "encoding, ms", "all answers, ms"),
         rows,
     )
     seconds = _status_seconds(job.state)

@@ -7,20 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 
-from bamboo_core.control import client as control_module
 from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo_core.control.client import Control
-from bamboo_core.control.codec import decode_from_coordinator
 from bamboo_core.control.memory import Memory
-from bamboo_core.control.plan_change import PlanChange, SendPlan, WholePlanWanted
 from bamboo_core.control.protocol import Bye, CellFinished, Heartbeat, Hello, Message, Refused, StepCommitted, Stop
 from bamboo_core.control.server import ControlServer, token_check
-from bamboo_core.job.spec import RedundancySpec, TrainingSpec
-from bamboo_core.planning.grid import initial_plan
-from bamboo_core.planning.plan import Cell, Peer, Plan
+from bamboo_core.planning.plan import Cell
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -84,72 +78,6 @@ async def test_hello_messages_and_heartbeats_go_both_ways() -> None:
             control.send(Bye())
         await until(lambda: channel.of(ChannelClosed))
         assert channel.messages(Bye) == [Bye()]
-
-
-def plans(count: int) -> list[Plan]:
-    """One after the other, of workers of which none is there."""
-    peers = [Peer(worker=f"w{n}", host="h", port=1) for n in range(8)]
-    first = initial_plan(
-        peers, ((0, 4), (4, 8)), 4, TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1), RedundancySpec()
-    )
-    return [msgspec.structs.replace(first, epoch=n + 1, workers=first.workers[n:]) for n in range(count)]
-
-
-@pytest.fixture
-def frames(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What comes from the coordinator, before it is heard."""
-    come: list[Any] = []
-
-    def decode(data: bytes) -> Any:
-        come.append(decode_from_coordinator(data))
-        return come[-1]
-
-    monkeypatch.setattr(control_module, "decode_from_coordinator", decode)
-    return come
-
-
-async def test_plans_after_the_first_one_go_as_changes_and_arrive_whole(
-    frames: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    known = plans(4)
-    async with Channel() as channel, client(channel.url) as (control, heard):
-        await until(lambda: channel.of(WorkerJoined))
-        for plan in known[:3]:
-            channel.server.send("w0", SendPlan(plan=plan))
-        await until(lambda: len(heard) == 3)
-        assert [type(frame) for frame in frames] == [SendPlan, PlanChange, PlanChange]
-        control.send(WholePlanWanted(problem="of a test"))
-        await until(lambda: len(heard) == 4)
-        channel.server.send("w0", SendPlan(plan=known[3]))
-        await until(lambda: len(heard) == 5)
-        assert heard == [SendPlan(plan=plan) for plan in (*known[:3], known[2], known[3])]
-        assert [type(frame) for frame in frames[3:]] == [SendPlan, PlanChange]
-        assert not channel.messages(WholePlanWanted)
-    assert "w0 can make nothing of a change of the plan: of a test" in caplog.text
-
-
-async def test_a_change_that_cannot_be_used_is_answered_by_the_whole_plan(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second, third = plans(3)
-    lost: list[Any] = []
-
-    def losing(data: bytes) -> Any:
-        message = decode_from_coordinator(data)
-        if isinstance(message, PlanChange) and not lost:
-            lost.append(message)
-            raise ValueError("lost on its way")
-        return message
-
-    monkeypatch.setattr(control_module, "decode_from_coordinator", losing)
-    async with Channel() as channel, client(channel.url) as (_, heard):
-        await until(lambda: channel.of(WorkerJoined))
-        channel.server.send("w0", SendPlan(plan=first))
-        channel.server.send("w0", SendPlan(plan=second))
-        channel.server.send("w0", SendPlan(plan=third))
-        await until(lambda: len(heard) == 2)
-        assert heard == [SendPlan(plan=first), SendPlan(plan=third)]
-    assert "asked for the whole plan: it is a change to the plan of epoch 2, and here is that of 1" in caplog.text
 
 
 async def test_a_wrong_token_is_refused() -> None:

@@ -65,11 +65,8 @@ def _moved(f: Arguments) -> Facts:
 # ways that several journeys take
 
 
-def sent(to: str, said: Callable[[Any], Facts], *, plan: bool = False) -> tuple[Mark, ...]:
-    """The marks of a message to a worker, from when it is one of the turn's commands until it is on the network. plan:
-    it is one, and goes as a change.
-    """
-    change = at(f"{CORE}/control/plan_change.py SentPlans.said", COORDINATING, lambda f: said(f["message"]))
+def sent(to: str, said: Callable[[Any], Facts]) -> tuple[Mark, ...]:
+    """The marks of a message to a worker, from when it is one of the turn's commands until it is on the network."""
 
     def of_worker(f: Arguments) -> Facts:
         found = said(f["message"])
@@ -83,18 +80,16 @@ def sent(to: str, said: Callable[[Any], Facts], *, plan: bool = False) -> tuple[
             taken_by="CoordinatorRunner.handle",
             **WAITING,
         ),
-        *((change,) if plan else ()),
         at(f"{CORE}/control/codec.py Frames.of", COORDINATING, first=True),
         at(f"{CORE}/control/server.py _Channel.write", COORDINATING, lambda f: {to: f["self"].worker}, **WAITING),
     )
 
 
-def heard(by: str, said: Callable[[Any], Facts], *, plan: bool = False) -> tuple[Mark, ...]:
+def heard(by: str, said: Callable[[Any], Facts]) -> tuple[Mark, ...]:
     """The marks of the same message in the worker, until it is in its inbox."""
     return (
         at(f"{CORE}/control/client.py Control._receive", by, through=Through.NETWORK),
         at(f"{CORE}/control/codec.py decode_from_coordinator", by),
-        *((at(f"{CORE}/control/plan_change.py HeardPlans.heard", by),) if plan else ()),
         at(
             f"{TRAINER}/worker/inbox.py Inbox.put",
             by,
@@ -222,8 +217,8 @@ JOURNEYS = (
                 lambda f: {"worker": next(iter(f["view"].leaving), None)},
             ),
             at(f"{CORE}/coordinator/planner.py _issue", COORDINATING, _moved),
-            *sent("heir", _plan, plan=True),
-            *heard("heir", _plan, plan=True),
+            *sent("heir", _plan),
+            *heard("heir", _plan),
             obeyed("heir"),
             at(f"{TRAINER}/routing/plan_state.py PlanState.offer", "heir", lambda f: {"epoch": f["plan"].epoch}),
             at(
@@ -255,7 +250,7 @@ JOURNEYS = (
             at(f"{CORE}/coordinator/terms.py JobTerms.edited", COORDINATING),
             at(f"{CORE}/planning/elastic.py _reorder", COORDINATING),
             at(f"{CORE}/coordinator/planner.py _issue", COORDINATING, lambda f: {"epoch": f["plan"].epoch}),
-            *sent("worker", _plan, plan=True),
+            *sent("worker", _plan),
         ),
     ),
     Journey(
@@ -372,8 +367,8 @@ JOURNEYS = (
                 taken_by="step",
                 **WAITING,
             ),
-            *sent("reader", _plan, plan=True),
-            *heard("reader", _plan, plan=True),
+            *sent("reader", _plan),
+            *heard("reader", _plan),
             obeyed("reader"),
             at(
                 f"{TRAINER}/checkpoint/checkpointing.py Checkpointing.restore",

@@ -9,7 +9,6 @@ from typing import Any
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo_core.control.plan_change import PlanChanges
 from bamboo_core.control.protocol import Message
 from bamboo_core.control.server import Authenticate, Unauthorized, Unavailable
 from bamboo_core.coordinator.events import Event
@@ -111,7 +110,6 @@ class Workers:
         self.copy_seconds, self.devices = 0.0, 1
         self.history: dict[str, bytes] | None = None  # no callback is told from one
         self.checks = Checks(oracle)
-        self.changes = PlanChanges()
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid
         self.reachable_at = 0.0  # the operator, from the workers
@@ -164,7 +162,6 @@ class Workers:
             to_worker=node.put,
             lossy=self.lossy,
             heartbeat=node.heartbeat,
-            changes=self.changes,
             hello=lambda: protocol.Hello(
                 worker=node.name, host="memory", port=1, plan=node.engine.plan_told if node.engine else None
             ),

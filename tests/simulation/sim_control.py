@@ -1,7 +1,5 @@
 """The control channel of one simulated worker: it behaves as `bamboo_core.control.client` and the server do.
 
-Plans go over it as they do over a real one: whole, or as what differs from the last one that it has carried.
-
 First in, first out, both ways. What is said while the channel is cut waits at the worker; the coordinator's end drops
 it. What was on its way when the channel was cut is lost (`lossy`), as with bytes in a broken socket, or arrives.
 """
@@ -12,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo_core.control.plan_change import HeardPlans, PlanChanges, SentPlans
 from bamboo_core.control.protocol import Heartbeat, Hello, Message
 from bamboo_core.coordinator.events import Event
 from bamboo_core.names import HEARTBEAT_SECONDS
@@ -23,9 +20,7 @@ BACKOFF_SECONDS = (0.05, 2.0)
 
 
 class Channel:
-    """hello, heartbeat: what the worker says of itself. up: at the worker's end; open: at the coordinator's. changes:
-    of plans, made for the whole job.
-    """
+    """hello, heartbeat: what the worker says of itself. up: at the worker's end; open: at the coordinator's."""
 
     def __init__(
         self,
@@ -38,7 +33,6 @@ class Channel:
         hello: Callable[[], Hello],
         heartbeat: Callable[[], Heartbeat],
         lossy: bool,
-        changes: PlanChanges,
     ) -> None:
         self.clock, self.rng, self.worker, self.lossy = clock, rng, worker, lossy
         self.to_coordinator, self.to_worker, self.hello, self.heartbeat = to_coordinator, to_worker, hello, heartbeat
@@ -47,7 +41,6 @@ class Channel:
         self.up = self.open = self.ended = self.frozen = False
         self.connection = self.opened = 0  # the worker's, and the one that the coordinator serves
         self.lost = 0  # connections up to this one carry nothing any more
-        self.changes, self.sent, self.heard = changes, SentPlans(changes), dict[int, HeardPlans]()  # by connection
         self.reachable_at = 0.0
         self.latest_out = self.latest_in = 0.0
         self._beat()
@@ -67,7 +60,6 @@ class Channel:
             return
         self.up = True
         self.connection += 1
-        self.heard[self.connection] = HeardPlans()
         self._transmit(WorkerJoined(self.hello()), self.connection)
         self._write()
 
@@ -93,7 +85,7 @@ class Channel:
         if connection <= self.lost:
             return
         if isinstance(event, WorkerJoined):
-            self.open, self.opened, self.sent = True, connection, SentPlans(self.changes)
+            self.open, self.opened = True, connection
         elif connection != self.opened or not self.open:
             return
         self.to_coordinator(event)
@@ -101,7 +93,7 @@ class Channel:
     def _deliver(self, message: Message, connection: int) -> None:
         if self.ended or connection <= self.lost:
             return
-        self.to_worker(self.heard[connection].heard(message))
+        self.to_worker(message)
 
     # the coordinator's end
 
@@ -110,7 +102,7 @@ class Channel:
         if self.open:
             delay = self.delay * self.rng.uniform(1.0, 3.0)
             self.latest_in = max(self.latest_in, self.clock.now + delay)
-            self.clock.at(self.latest_in, partial(self._deliver, self.sent.said(message), self.opened))
+            self.clock.at(self.latest_in, partial(self._deliver, message, self.opened))
 
     def _noticed(self, connection: int) -> None:
         if self.open and self.opened == connection:

@@ -13,7 +13,6 @@ from typing import Any
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.history_feed import HistoryFeed
-from bamboo_core.control.plan_change import PlanChanges
 from bamboo_core.control.protocol import Message
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.coordinator import CoordinatorState
@@ -73,7 +72,6 @@ class Simulation:
         self.history: dict[str, bytes] | None = {} if scenario.tells else None  # its files
         self.feed, self.feeds = HistoryFeed("shell-0", lambda: self.clock.now), 1
         self.nodes: dict[str, Node] = {}
-        self.changes = PlanChanges()
         self.wanted, self.capacity = 0, scenario.capacity
         self.finish: Finish | None = None
         self.failure: str | None = None
@@ -294,7 +292,6 @@ class Simulation:
                     plan=node.engine.plan_told if node.engine else None,
                 ),
                 heartbeat=node.heartbeat,
-                changes=self.changes,
             )
 
         costs = (1.0,) * self.scenario.arithmetic.layers

@@ -16,8 +16,7 @@ from typing import Any
 import aiohttp
 
 from bamboo_core.control.codec import MAX_MESSAGE_BYTES, decode_from_coordinator, encode
-from bamboo_core.control.plan_change import HeardPlans, UnusableChange
-from bamboo_core.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker, WholePlanWanted
+from bamboo_core.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker
 from bamboo_core.control.server import REFUSED_HEADER
 from bamboo_core.names import HEARTBEAT_SECONDS
 
@@ -34,7 +33,7 @@ CLOSE_SECONDS = 0.02  # some turns of the loop, in which what the session has cl
 class Control:
     """token, hello: called at every connection; a token may not be there yet (OSError). heartbeat: called for each one.
 
-    deliver: gets every message of the coordinator, and each plan whole. All in this object's own thread; they must
+    deliver: gets every message of the coordinator. All in this object's own thread; they must
     neither block nor raise.
     authority: PEM of who signed the certificate of a wss: coordinator; "" for those that this machine trusts.
     """
@@ -128,14 +127,14 @@ class Control:
 
     async def _connect(self, session: aiohttp.ClientSession) -> bool:
         """One connection, until it breaks or close() is called. True if the coordinator said anything."""
-        heard, plans = False, HeardPlans()
+        heard = False
 
         async def read(socket: aiohttp.ClientWebSocketResponse) -> None:
             nonlocal heard
             async for frame in socket:
                 if frame.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                     heard = True
-                    self._receive(frame.data, plans)
+                    self._receive(frame.data)
 
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
@@ -163,12 +162,9 @@ class Control:
             timeout=aiohttp.ClientWSTimeout(ws_close=0.5),
         )
 
-    def _receive(self, data: str | bytes, plans: HeardPlans) -> None:
+    def _receive(self, data: str | bytes) -> None:
         try:
-            message = plans.heard(decode_from_coordinator(data))
-        except UnusableChange as error:
-            logger.warning("asked for the whole plan: %s", error)
-            self.send(WholePlanWanted(problem=str(error)))
+            message = decode_from_coordinator(data)
         except ValueError as error:
             logger.warning("ignored a message of the coordinator: %s", error)
         else:

@@ -13,9 +13,6 @@ from bamboo_core.control.memory import Memory, SentTraffic
 from bamboo_core.control.message import MOST as MOST
 from bamboo_core.control.message import Count as Count
 from bamboo_core.control.message import Message as Message
-from bamboo_core.control.plan_change import PlanChange as PlanChange
-from bamboo_core.control.plan_change import SendPlan as SendPlan
-from bamboo_core.control.plan_change import WholePlanWanted as WholePlanWanted
 from bamboo_core.control.platform import Platform
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.job.spec import MOST_LAYERS
@@ -306,7 +303,6 @@ ToCoordinator = (
     | WorkerWarning
     | StateSums
     | SpotCheckDiffers
-    | WholePlanWanted
     | WorkerFailed
     | Bye
 )
@@ -329,6 +325,12 @@ class ProfileRequest(Message, frozen=True):
 
 class ReportRequest(Message, frozen=True):
     pass
+
+
+class SendPlan(Message, frozen=True):
+    """The newest plan, whole, whatever this worker had before."""
+
+    plan: Plan
 
 
 class FindCheckpoint(Message, frozen=True):
@@ -411,7 +413,6 @@ ToWorker = (
     | ProfileRequest
     | ReportRequest
     | SendPlan
-    | PlanChange
     | FindCheckpoint
     | TakeCheckpoint
     | KeepLastState

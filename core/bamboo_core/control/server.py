@@ -15,7 +15,6 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo_core.control.codec import MAX_MESSAGE_BYTES, Frames, decode_from_worker, encode
-from bamboo_core.control.plan_change import PlanChanges, SentPlans, WholePlanWanted
 from bamboo_core.control.protocol import Hello, Message, Refused
 from bamboo_core.names import PROTOCOL_VERSION
 from bamboo_core.planning.plan import WorkerId
@@ -63,7 +62,6 @@ def token_check(token: str) -> Authenticate:
 class _Channel:
     worker: WorkerId
     socket: web.WebSocketResponse
-    plans: SentPlans
     outbox: asyncio.Queue[str | bytes] = field(default_factory=asyncio.Queue)
 
     async def write(self) -> None:
@@ -78,10 +76,7 @@ class _Channel:
 
 
 class Channels:
-    """The channels of one job's workers. Calls `on_event` in the loop that serves the requests. authenticate: asked
-    before anything the caller says is read. Returns as which worker it may come in, None for any; raises Unauthorized
-    for a caller that must go away, Unavailable for one that may try again. heartbeat: seconds between pings; a channel
-    whose pong is missing for half of it is closed.
+    """The channels of one job's workers. Calls `on_event` in the loop that serves the requests.
 
     authenticate: asked before anything the caller says is read. Returns as which worker it may come in, None for any;
     raises Unauthorized for a caller that must go away, Unavailable for one that may try again.
@@ -95,7 +90,7 @@ class Channels:
         self._authenticate = authenticate
         self._heartbeat = heartbeat
         self._channels: dict[WorkerId, _Channel] = {}
-        self._changes, self._frames = PlanChanges(), Frames()
+        self._frames = Frames()
         self._sockets: set[web.WebSocketResponse] = set()
         self._closing: set[asyncio.Task[bool]] = set()
         self._closed = False
@@ -114,7 +109,7 @@ class Channels:
     def send(self, worker: WorkerId, message: Message) -> None:
         """Queues the message and returns. Dropped if the worker has no channel: it says Hello when it comes back."""
         if (channel := self._channels.get(worker)) is not None:
-            channel.outbox.put_nowait(self._frames.of(channel.plans.said(message)))
+            channel.outbox.put_nowait(self._frames.of(message))
 
     @property
     def connected(self) -> frozenset[WorkerId]:
@@ -184,7 +179,7 @@ class Channels:
         await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=reason.encode())
 
     async def _serve(self, hello: Hello, socket: web.WebSocketResponse) -> None:
-        channel = _Channel(hello.worker, socket, SentPlans(self._changes))
+        channel = _Channel(hello.worker, socket)
         older = self._channels.get(hello.worker)
         self._channels[hello.worker] = channel
         writer = asyncio.create_task(channel.write())
@@ -198,10 +193,7 @@ class Channels:
             while (message := await self._receive(socket, hello.worker)) is not None:
                 if self._channels.get(hello.worker) is not channel:
                     break
-                if isinstance(message, WholePlanWanted):
-                    self._repeat_plan(channel, message)
-                else:
-                    self._on_event(Received(hello.worker, message))
+                self._on_event(Received(hello.worker, message))
                 if wait := bucket.wait(time.monotonic()):
                     await asyncio.sleep(wait)
         finally:
@@ -209,11 +201,6 @@ class Channels:
             if self._channels.get(hello.worker) is channel:
                 del self._channels[hello.worker]
                 self._on_event(ChannelClosed(hello.worker))
-
-    def _repeat_plan(self, channel: _Channel, wanted: WholePlanWanted) -> None:
-        logger.warning("%s can make nothing of a change of the plan: %s", channel.worker, wanted.problem)
-        if (plan := channel.plans.whole()) is not None:
-            channel.outbox.put_nowait(self._frames.of(plan))
 
     async def _receive(self, socket: web.WebSocketResponse, sender: str) -> Message | None:
         """The next message; None once the socket is closed, also because of what came."""
