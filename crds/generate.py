@@ -1,16 +1,18 @@
 """Writes the CRD in this folder: `make docs`. A test fails if the committed file is stale.
 
-The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults are in its
-annotations, descriptions below its fields, rules in `bamboo_core.job.manifest_rules`. The status's is made from
-`bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
+The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults are in its annotations,
+descriptions below its fields, rules in `bamboo_core.job.manifest_rules`, whose functions become CEL. The status's is
+made from `bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
 """
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from textwrap import dedent
+from typing import Any, Final
 
 import yaml
 from msgspec.inspect import (
@@ -123,7 +125,7 @@ def _may_be_absent(one: ApiField) -> bool:
 def _rules(kind: type) -> Iterator[Schema]:
     for rule in RULES.get(kind, ()):
         path = {"fieldPath": f".{rule.path}"} if rule.path else {}
-        yield {"rule": rule.cel, **path, "message": rule.expected}
+        yield {"rule": cel(rule.holds, Term("self", kind)).text, **path, "message": rule.expected}
 
 
 def _kept_if_absent(fields: tuple[ApiField, ...]) -> Iterator[Schema]:
@@ -154,6 +156,104 @@ def _suspended_rules(kind: type, above: str) -> Iterator[Schema]:
         if free and not kept:
             same, message = f"has(self.{path}) == has(oldSelf.{path})", COMES_AND_GOES
         yield {"rule": f"oldSelf.suspend || self.suspend || ({same})", "fieldPath": f".{path}", "message": message}
+
+
+# Rules in CEL
+
+
+CONDITIONAL, UNARY, PRIMARY = 0, 6, 7  # how tightly an expression binds
+OPERATORS: Final = {
+    ast.Or: ("||", 1),
+    ast.And: ("&&", 2),
+    **{kind: (text, 3) for kind, text in {ast.Eq: "==", ast.Is: "==", ast.NotEq: "!="}.items()},
+    **{kind: (text, 3) for kind, text in {ast.LtE: "<=", ast.GtE: ">="}.items()},
+    **{kind: (text, 4) for kind, text in {ast.Add: "+", ast.Sub: "-"}.items()},
+    **{kind: (text, 5) for kind, text in {ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%"}.items()},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """An expression in CEL. kind: of an object of the API, or of the objects in a list."""
+
+    text: str
+    kind: type | None = None
+    binds: int = PRIMARY
+
+    def within(self, binds: int) -> str:
+        """The text, in parentheses where it binds less tightly."""
+        return self.text if self.binds >= binds else f"({self.text})"
+
+
+def cel(function: Callable[..., Any], *arguments: Term) -> Term:
+    """What a function of `manifest_rules`, or a property, returns for these arguments."""
+    (definition,) = ast.parse(dedent(inspect.getsource(function))).body
+    assert isinstance(definition, ast.FunctionDef)
+    *_, last = definition.body
+    assert isinstance(last, ast.Return)
+    assert last.value is not None
+    names = [argument.arg for argument in definition.args.args]
+    return Translation(function.__globals__, dict(zip(names, arguments, strict=True))).term(last.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """Translates the expressions of a function. outside: its module's names. names: its arguments."""
+
+    outside: Mapping[str, Any]
+    names: Mapping[str, Term]
+
+    def term(self, node: ast.expr) -> Term:
+        match node:
+            case ast.BoolOp(op, values):
+                sign, binds = OPERATORS[type(op)]
+                return Term(f" {sign} ".join(self.term(value).within(binds) for value in values), None, binds)
+            case ast.Compare(one, [ast.Is() | ast.IsNot() as op], [ast.Constant(None)]):
+                there = f"has({self.term(one).text})"
+                return Term(there) if isinstance(op, ast.IsNot) else Term(f"!{there}", None, UNARY)
+            case ast.BinOp(one, op, other) | ast.Compare(one, [op], [other]):
+                sign, binds = OPERATORS[type(op)]
+                return Term(f"{self.term(one).within(binds)} {sign} {self.term(other).within(binds + 1)}", None, binds)
+            case ast.UnaryOp(ast.Not(), one):
+                return Term(f"!{self.term(one).within(UNARY)}", None, UNARY)
+            case ast.IfExp(test, one, other):
+                parts = self.term(test).within(1), self.term(one).within(1), self.term(other).text
+                return Term("{} ? {} : {}".format(*parts), None, CONDITIONAL)
+            case ast.Call(ast.Name("all"), [ast.GeneratorExp(each, [ast.comprehension(ast.Name(name), values)])]):
+                of = self.term(values)
+                inner = Translation(self.outside, {**self.names, name: Term(name, of.kind)}).term(each)
+                return Term(f"{of.text}.all({name}, {inner.text})")
+            case ast.Call(ast.Name("len" | "str" as name), [one]):
+                return Term(f"{ {'len': 'size', 'str': 'string'}[name] }({self.term(one).text})")
+            case ast.Call(ast.Attribute(one, "endswith"), [end]):
+                return Term(f"{self.term(one).text}.endsWith({self.term(end).text})")
+            case ast.Call(ast.Name(name), arguments):
+                return cel(self.outside[name], *map(self.term, arguments))
+            case ast.Subscript(one, key):
+                return Term(f"{self.term(one).text}[{self.term(key).text}]")
+            case ast.Attribute(ast.Name(name), attribute) if name not in self.names:
+                return literal(getattr(self.outside[name], attribute))
+            case ast.Attribute(one, attribute):
+                return field_of(self.term(one), attribute)
+            case ast.Name(name):
+                return self.names[name] if name in self.names else literal(self.outside[name])
+            case ast.Constant(value):
+                return literal(value)
+        raise TypeError(f"no CEL for {ast.unparse(node)}")
+
+
+def field_of(term: Term, attribute: str) -> Term:
+    """A field of an object of the API, or what a property of its type comes to."""
+    assert term.kind is not None
+    for one in api_fields(term.kind):
+        if one.attribute == attribute:
+            kind = one.form.kind if isinstance(one.form, Object | ObjectList) else None
+            return Term(f"{term.text}.{one.name}", kind)
+    return cel(getattr(term.kind, attribute).fget, term)
+
+
+def literal(value: str | int) -> Term:
+    return Term(f"'{value}'" if isinstance(value, str) else str(value))
 
 
 # The status

@@ -31,9 +31,9 @@ def test_the_length_of_a_training_in_other_units() -> None:
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({"epochs": 1}, "spec.training: expected exactly one of steps, epochs and tokens, got steps and epochs"),
-        ({"steps": None}, "spec.training: expected exactly one of steps, epochs and tokens, got none"),
-        ({"steps": None, "epochs": 1, "tokens": 2}, "got epochs and tokens"),
+        ({"epochs": 1}, "spec.training: expected exactly one of steps, epochs and tokens (steps 10, epochs 1)"),
+        ({"steps": None}, "spec.training: expected exactly one of steps, epochs and tokens"),
+        ({"steps": None, "epochs": 1, "tokens": 2}, "(epochs 1, tokens 2)"),
         ({"steps": None, "epochs": 0.5}, "spec.training.epochs: expected an integer"),
     ],
 )
@@ -236,14 +236,14 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
         (f"{T}.steps", 1.0, "spec.training.steps: expected an integer >= 1, got 1.0"),
         (f"{T}.steps", 2**31, "spec.training.steps: expected an integer <= 2147483647, got 2147483648"),
         (f"{T}.steps", -(2**80), "spec.training.steps: expected an integer >= 1, got a huge integer"),
-        (f"{T}.steps", ABSENT, "spec.training: expected exactly one of steps, epochs and tokens, got none"),
+        (f"{T}.steps", ABSENT, "spec.training: expected exactly one of steps, epochs and tokens"),
         (f"{T}.seed", -1, "spec.training.seed: expected an integer >= 0, got -1"),
         (f"{T}.precision", "fp8", 'spec.training.precision: expected one of fp32, bf16, fp16, got "fp8"'),
         (f"{T}.maxGradientNorm", 0, "spec.training.maxGradientNorm: expected a number > 0 and <= 1e9, got 0"),
         (
             f"{T}.microBatchSize",
             3,
-            f"{T}.globalBatchSize: expected a multiple of {T}.microBatchSize (3), got 8",
+            f"{T}.globalBatchSize: expected a multiple of {T}.microBatchSize, got 8 (microBatchSize 3)",
         ),
         (f"{T}.globalBatchsize", 8, f"{T}.globalBatchsize: unknown field, did you mean globalBatchSize?"),
         (f"{T}.xyz", 8, f"{T}.xyz: unknown field"),
@@ -258,23 +258,26 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
         (
             "spec.topology.stages",
             ABSENT,
-            "spec.topology.stages: required, expected a number of stages, or spec.elastic, with which they are chosen",
+            "spec.topology.stages: expected a number of stages, or spec.elastic, with which they are chosen",
         ),
         ("spec.elastic", {}, "spec.elastic.maxWorkers: required, expected an integer >= 1"),
         (
             "spec.elastic",
             {"maxWorkers": 1},
-            "spec.elastic.maxWorkers: expected at least the 2 workers of the smallest grid (2 x 1), got 1",
+            "spec.elastic.maxWorkers: expected at least the workers of the smallest grid (stages x pipelines), got 1"
+            " (stages 2)",
         ),
         (
             "spec.elastic",
             {"maxWorkers": 4, "minWorkers": 5},
-            "spec.elastic.minWorkers: expected at most spec.elastic.maxWorkers (4), got 5",
+            "spec.elastic.minWorkers: expected at most spec.elastic.maxWorkers, got 5 (maxWorkers 4)",
         ),
         (
             "spec.topology.pipelines",
             5,
-            "spec.topology.pipelines: expected at most the number of microbatches in a step (4), got 5",
+            "spec.topology.pipelines: expected at most spec.training.gradientGroups (by default up to 16 equal ones; with"
+            " reproducible false the number of microbatches in a step), got 5"
+            " (microBatchSize 2, globalBatchSize 8, reproducible true)",
         ),
         (
             "spec.redundancy.mode",
@@ -348,6 +351,6 @@ def test_all_problems_are_told_at_once() -> None:
         f"metadata.name: {LABEL}, got 3",
         "spec.stanby: unknown field, did you mean standby?",
         'spec.topology.stages: expected an integer >= 1, got "auto"',
-        "spec.training.globalBatchSize: expected a multiple of spec.training.microBatchSize (3), got 8",
+        "spec.training.globalBatchSize: expected a multiple of spec.training.microBatchSize, got 8 (microBatchSize 3)",
         'spec.training.steps: expected an integer >= 1, got "ten"',
     ]

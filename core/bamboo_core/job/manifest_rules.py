@@ -1,150 +1,129 @@
-"""The rules between a manifest's fields, each for the parser and, in CEL, for the CRD.
+"""The rules between a manifest's fields, each written once: as a function, from which the CRD's CEL is made, too.
 
-A rule belongs to a type of the API and is judged of each such object. Its two forms say the same of a job in which
-every field fits by itself; tests/chart/test_crd_agrees.py holds them together.
+A rule belongs to a type of the API and is judged of each such object, in which a field that was not given and follows
+from others is None, as an API server does not store it. crds/generate.py translates the function: it returns one
+expression of fields, constants, other such functions and properties, with `and`, `or`, `not`, comparisons, arithmetic,
+`... if ... else ...`, `len`, `str`, `endswith` and `all(... for n in ...)`.
 """
 
-import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from bamboo_core.job.fields import Problem
+from bamboo_core.job.fields import Problem, show
 from bamboo_core.job.misspelled_fields import is_within
-from bamboo_core.job.model import ReadObject
-from bamboo_core.job.placement_spec import WorkerSpec
-from bamboo_core.job.spec import (
-    BudgetSpec,
-    ElasticSpec,
-    JobSpec,
-    TopologySpec,
-    fewest_stages,
-    smallest_grid,
-)
-from bamboo_core.job.training_spec import (
-    DEFAULT_GROUPS,
-    ParameterPrecision,
-    Precision,
-    TrainingSpec,
-)
+from bamboo_core.job.model import Mark, Object, ObjectList, ReadObject, api_fields
+from bamboo_core.job.placement_spec import GPU_SUFFIX, WorkerSpec
+from bamboo_core.job.spec import BudgetSpec, ElasticSpec, JobSpec, TopologySpec
+from bamboo_core.job.training_spec import DEFAULT_GROUPS, ParameterPrecision, Precision, TrainingSpec
 
 T = TypeVar("T")
-_READ_IN_CEL = re.compile(r"\bself((?:\.[a-zA-Z]+\b(?!\())+)")  # a field, and no method
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule of a type of the API.
 
-    path: from the object to the field that is wrong where the rule does not hold; "" is the object. expected: what is
-    said of it. problem: what the parser says of an object, with the path from it on. reads: the rule is not judged
-    where one of these fields is wrong by itself, or was written under another name.
+    path: from the object to the field that is wrong where the rule does not hold; "" is the object. expected: the
+    sentence about it, to which the parser adds the values that it has read.
     """
 
     path: str
-    cel: str
     expected: str
-    problem: Callable[[ReadObject], Problem | None]
-    reads: frozenset[str]
+    holds: Callable[[Any], bool]
 
 
-RULES: dict[type, list[Rule]] = {}  # by their types, in the order in which they are told
+RULES: dict[type, list[Rule]] = {}  # by their types, in the order in which problems are reported
 
 
-def check_rules(found: Sequence[ReadObject], problems: list[Problem], misspelt: Collection[str]) -> None:
-    """Add what is wrong in these objects to the problems. misspelt: paths of fields written under another name."""
-    wrong = {*misspelt, *(problem.path for problem in problems)}
-    for one in found:
-        for rule in RULES.get(type(one.value), ()):
-            judged = not wrong or not any(is_within(_below(one.path, path), wrong) for path in rule.reads)
-            if judged and (problem := rule.problem(one)):
-                problems.append(replace(problem, path=_below(one.path, problem.path)))
-
-
-def _below(path: str, inner: str) -> str:
-    return f"{path}.{inner}" if inner else path
-
-
-def rule(
-    kind: type[T],
-    path: str,
-    expected: str,
-    *,
-    cel: str,
-    got: Callable[[T], str] = lambda value: "",
-    said: Callable[[T], str] | None = None,
-) -> Callable[[Callable[[T], bool]], Callable[[T], bool]]:
-    """Registers what has to hold of an object's values. The rule reads the fields that its CEL names.
-
-    got: what the parser adds to what was expected, with the values. said: what it says instead.
-    """
-    reads = frozenset({path} | {named.removeprefix(".") for named in _READ_IN_CEL.findall(cel)})
+def rule(kind: type[T], path: str, expected: str) -> Callable[[Callable[[T], bool]], Callable[[T], bool]]:
+    """Register what has to hold of an object's values; see `Rule`."""
 
     def register(holds: Callable[[T], bool]) -> Callable[[T], bool]:
-        def problem(found: ReadObject) -> Problem | None:
-            if holds(found.value):
-                return None
-            return Problem(path, said(found.value) if said else expected + got(found.value))
-
-        RULES.setdefault(kind, []).append(Rule(path, cel, expected, problem, reads))
+        RULES.setdefault(kind, []).append(Rule(path, expected, holds))
         return holds
 
     return register
 
 
+def check_rules(found: Sequence[ReadObject], problems: list[Problem], misspelt: Collection[str]) -> None:
+    """Add the rules that do not hold in these objects to the problems, but for those that have read a wrong field.
+
+    misspelt: paths of fields written under another name.
+    """
+    wrong = {*misspelt, *(problem.path for problem in problems)}
+    objects = {one.path: one for one in found}
+    for one in found:
+        for rule in RULES.get(type(one.value), ()):
+            path = f"{one.path}.{rule.path}" if rule.path else one.path
+            read: dict[str, Any] = {path: None}
+            if not rule.holds(_Stored(one.path, objects, read)) and not any(is_within(name, wrong) for name in read):
+                problems.append(Problem(path, rule.expected + _values(read.pop(path), read)))
+
+
+def _values(got: Any, read: Mapping[str, Any]) -> str:
+    """Return the end of a rule's sentence: the value of its field, and those of the others, of numbers and texts."""
+    others = [f"{path.rpartition('.')[2]} {show(value)}" for path, value in read.items() if _is_shown(value)]
+    return (f", got {show(got)}" if _is_shown(got) else "") + (f" ({', '.join(others)})" if others else "")
+
+
+def _is_shown(value: Any) -> bool:
+    return isinstance(value, int | str)
+
+
+class _Stored:
+    """An object as rules see it, with the attributes of its type.
+
+    objects: all that were read, by path. read: gets the path and value of each field that is asked for.
+    """
+
+    def __init__(self, path: str, objects: Mapping[str, ReadObject], read: dict[str, Any]) -> None:
+        self._path, self._objects, self._read = path, objects, read
+
+    def __getattr__(self, name: str) -> Any:
+        this = self._objects[self._path]
+        one = next((one for one in api_fields(type(this.value)) if one.attribute == name), None)
+        if one is None:
+            return getattr(type(this.value), name).fget(self)
+        path = f"{self._path}.{one.name}"
+        value = getattr(this.value, one.attribute)
+        if Mark.FOLLOWS in one.marks and not isinstance(one.form, Object) and one.name not in this.given:
+            value = None
+        self._read[path] = value
+        match one.form:
+            case Object():
+                return None if value is None else _Stored(path, self._objects, self._read)
+            case ObjectList():
+                return [_Stored(f"{path}[{i}]", self._objects, self._read) for i in range(len(value))]
+        return value
+
+
 # Of the training
 
-_LENGTHS = ("steps", "epochs", "tokens")
-_ONE_LENGTH = "expected exactly one of steps, epochs and tokens"
+
+@rule(TrainingSpec, "", "expected exactly one of steps, epochs and tokens")
+def _one_length_is_given(t: TrainingSpec) -> bool:
+    return (
+        (1 if t.steps is not None else 0) + (1 if t.epochs is not None else 0) + (1 if t.tokens is not None else 0)
+    ) == 1
 
 
-def _length_problem(found: ReadObject) -> Problem | None:
-    """Return what is wrong if not exactly one of the lengths is given; one that does not fit counts as given."""
-    given = [name for name in _LENGTHS if name in found.given]
-    return None if len(given) == 1 else Problem("", f"{_ONE_LENGTH}, got {' and '.join(given) or 'none'}")
-
-
-_COUNT = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in _LENGTHS)
-RULES[TrainingSpec] = [Rule("", f"{_COUNT} == 1", _ONE_LENGTH, _length_problem, frozenset({"", *_LENGTHS}))]
-
-
-@rule(
-    TrainingSpec,
-    "globalBatchSize",
-    "expected a multiple of spec.training.microBatchSize",
-    cel="self.microBatchSize <= 0 || self.globalBatchSize % self.microBatchSize == 0",
-    got=lambda t: f" ({t.micro_batch_size}), got {t.global_batch_size}",
-)
+@rule(TrainingSpec, "globalBatchSize", "expected a multiple of spec.training.microBatchSize")
 def _microbatches_are_whole(t: TrainingSpec) -> bool:
-    return t.global_batch_size % t.micro_batch_size == 0
+    return t.micro_batch_size <= 0 or t.global_batch_size % t.micro_batch_size == 0
 
 
-@rule(
-    TrainingSpec,
-    "parameterPrecision",
-    "expected bf16 only with spec.training.precision bf16",
-    cel="self.parameterPrecision == 'fp32' || self.precision == 'bf16'",
-)
+@rule(TrainingSpec, "parameterPrecision", "expected bf16 only with spec.training.precision bf16")
 def _parameters_are_rounded_with_layers(t: TrainingSpec) -> bool:
     return t.parameter_precision is ParameterPrecision.FP32 or t.precision is Precision.BF16
 
 
-@rule(
-    TrainingSpec,
-    "boundaryPrecision",
-    "expected bf16 only with spec.training.precision bf16",
-    cel="self.boundaryPrecision == 'fp32' || self.precision == 'bf16'",
-)
+@rule(TrainingSpec, "boundaryPrecision", "expected bf16 only with spec.training.precision bf16")
 def _boundaries_are_rounded_with_layers(t: TrainingSpec) -> bool:
     return t.boundary_precision is ParameterPrecision.FP32 or t.precision is Precision.BF16
 
 
-@rule(
-    TrainingSpec,
-    "gradientGroups",
-    "expected only with spec.training.reproducible true",
-    cel="!has(self.gradientGroups) || self.reproducible",
-)
+@rule(TrainingSpec, "gradientGroups", "expected only with spec.training.reproducible true")
 def _groups_are_for_reproducible_sums(t: TrainingSpec) -> bool:
     return t.gradient_groups is None or t.reproducible
 
@@ -153,129 +132,83 @@ def _groups_are_for_reproducible_sums(t: TrainingSpec) -> bool:
     TrainingSpec,
     "gradientGroups",
     "expected at most the number of microbatches in a step (globalBatchSize / microBatchSize)",
-    cel="!has(self.gradientGroups) || self.microBatchSize <= 0"
-    " || self.gradientGroups <= self.globalBatchSize / self.microBatchSize",
-    said=lambda t: f"expected at most {_in_step(t)}, got {t.gradient_groups}",
 )
 def _groups_are_of_microbatches(t: TrainingSpec) -> bool:
-    return t.gradient_groups is None or not _microbatches_are_whole(t) or t.gradient_groups <= t.microbatches
-
-
-def _in_step(t: TrainingSpec) -> str:
-    return f"the number of microbatches in a step ({t.microbatches})"
+    return t.gradient_groups is None or t.micro_batch_size <= 0 or t.gradient_groups <= t.microbatches
 
 
 # Of pipelines and the batch: each pipeline has microbatches of its own, whole groups of them if gradients are summed in
-# groups.
-
-_IN_STEP = "self.training.globalBatchSize / self.training.microBatchSize"
-_NO_STEP = f"self.training.microBatchSize <= 0 || {_IN_STEP} == 0"  # which other rules refuse
-_MOST_GROUPS = DEFAULT_GROUPS - 1
-_MOST_PIPELINES = (
-    f"(!self.training.reproducible ? {_IN_STEP} : has(self.training.gradientGroups) ? self.training.gradientGroups"
-    f" : ({_IN_STEP} + ({_IN_STEP} + {_MOST_GROUPS}) / {DEFAULT_GROUPS} - 1)"
-    f" / (({_IN_STEP} + {_MOST_GROUPS}) / {DEFAULT_GROUPS}))"
-)
-_WITH_BATCH = (
-    f"expected at most spec.training.gradientGroups (by default up to {DEFAULT_GROUPS} equal ones; with reproducible"
-    " false the number of microbatches in a step)"
-)
-
-
-def _over_batch(job: JobSpec) -> str:
-    t = job.training
-    grouped = f"spec.training.gradientGroups ({t.most_pipelines})"
-    most = _in_step(t) if t.most_pipelines == t.microbatches else grouped
-    return f"expected at most {most}, got {job.topology.pipelines}"
+# groups. Another rule refuses a step without a microbatch.
 
 
 @rule(
     JobSpec,
     "topology.pipelines",
-    _WITH_BATCH,
-    cel=f"{_NO_STEP} || !has(self.topology.pipelines) || self.topology.pipelines <= {_MOST_PIPELINES}",
-    said=_over_batch,
+    f"expected at most spec.training.gradientGroups (by default up to {DEFAULT_GROUPS} equal ones; with reproducible"
+    " false the number of microbatches in a step)",
 )
 def _pipelines_have_microbatches(job: JobSpec) -> bool:
-    return not _microbatches_are_whole(job.training) or job.topology.pipelines <= job.training.most_pipelines
+    return (
+        job.training.micro_batch_size <= 0
+        or job.training.microbatches == 0
+        or job.topology.pipelines is None
+        or job.topology.pipelines <= job.training.most_pipelines
+    )
 
 
 # Of the grid: what topology fixes, and elastic opens
 
-_FIXED = "(has(self.topology.stages) || has(self.topology.split))"
-_FEWEST_STAGES = (
-    "(has(self.topology.stages) ? self.topology.stages : has(self.topology.split) ? size(self.topology.split)"
-    " : self.elastic.minStages)"
-)
 
-
-@rule(
-    TopologySpec,
-    "split",
-    "expected a number of layers for each of the stages",
-    cel="!has(self.split) || !has(self.stages) || size(self.split) == self.stages",
-    said=lambda grid: f"expected a number of layers for each of the {grid.stages} stages, got {len(grid.split or ())}",
-)
+@rule(TopologySpec, "split", "expected a number of layers for each of the stages")
 def _split_is_of_the_stages(grid: TopologySpec) -> bool:
-    return grid.split is None or len(grid.split) == grid.stages
+    return grid.split is None or grid.stages is None or len(grid.split) == grid.stages
 
 
-_UNKNOWN_STAGES = "expected a number of stages, or spec.elastic, with which they are chosen"
+def _stages_are_known(job: JobSpec) -> bool:
+    return job.topology.stages is not None or job.topology.split is not None
 
 
-@rule(
-    JobSpec,
-    "topology.stages",
-    _UNKNOWN_STAGES,
-    cel=f"has(self.elastic) || {_FIXED}",
-    said=lambda job: f"required, {_UNKNOWN_STAGES}",
-)
+@rule(JobSpec, "topology.stages", "expected a number of stages, or spec.elastic, with which they are chosen")
 def _stages_are_known_or_chosen(job: JobSpec) -> bool:
-    return job.elastic is not None or not job.topology.chooses_stages
+    return job.elastic is not None or _stages_are_known(job)
 
 
 @rule(
     JobSpec,
     "topology.pipelines",
     "expected only without spec.topology.stages or without spec.elastic, for which nothing else is left to choose",
-    cel=f"!has(self.elastic) || !has(self.topology.pipelines) || !{_FIXED}",
 )
 def _something_is_left_to_choose(job: JobSpec) -> bool:
-    return job.elastic is None or job.topology.chooses_stages or job.topology.chooses_pipelines
+    return job.elastic is None or job.topology.pipelines is None or not _stages_are_known(job)
 
 
-@rule(
-    JobSpec,
-    "elastic.minStages",
-    "expected only without a number of stages in spec.topology",
-    cel=f"!has(self.elastic) || self.elastic.minStages == 1 || !{_FIXED}",
-)
+@rule(JobSpec, "elastic.minStages", "expected only without a number of stages in spec.topology")
 def _bounded_stages_are_chosen(job: JobSpec) -> bool:
-    return job.elastic is None or job.elastic.min_stages == 1 or job.topology.chooses_stages
+    return job.elastic is None or job.elastic.min_stages == 1 or not _stages_are_known(job)
+
+
+def _fewest_stages(topology: TopologySpec, elastic: ElasticSpec) -> int:
+    return (
+        topology.stages
+        if topology.stages is not None
+        else len(topology.split)
+        if topology.split is not None
+        else elastic.min_stages
+    )
 
 
 @rule(
     JobSpec,
     "elastic.maxWorkers",
     "expected at least the workers of the smallest grid (stages x pipelines)",
-    cel=f"!has(self.elastic) || self.elastic.maxWorkers >= {_FEWEST_STAGES}"
-    " * (has(self.topology.pipelines) ? self.topology.pipelines : 1)",
-    said=lambda job: (
-        f"expected at least the {smallest_grid(job)} workers of the smallest grid"
-        f" ({fewest_stages(job)} x {job.topology.pipelines}), got {job.elastic and job.elastic.max_workers}"
-    ),
 )
 def _most_workers_are_enough_for_a_grid(job: JobSpec) -> bool:
-    return job.elastic is None or job.elastic.max_workers >= smallest_grid(job)
+    return job.elastic is None or job.elastic.max_workers >= _fewest_stages(job.topology, job.elastic) * (
+        job.topology.pipelines if job.topology.pipelines is not None else 1
+    )
 
 
-@rule(
-    ElasticSpec,
-    "minWorkers",
-    "expected at most spec.elastic.maxWorkers",
-    cel="self.minWorkers <= self.maxWorkers",
-    got=lambda elastic: f" ({elastic.max_workers}), got {elastic.min_workers}",
-)
+@rule(ElasticSpec, "minWorkers", "expected at most spec.elastic.maxWorkers")
 def _fewest_workers_are_no_more_than_most(elastic: ElasticSpec) -> bool:
     return elastic.min_workers <= elastic.max_workers
 
@@ -283,73 +216,45 @@ def _fewest_workers_are_no_more_than_most(elastic: ElasticSpec) -> bool:
 # Of a worker's devices, which each run layers of its stage; it has as many GPUs if it has any
 
 
-def _asks_for_others(resources: str) -> str:
-    """In CEL, that none of these is a number of GPUs other than the devices."""
-    same = f"string({resources}[n]) == string(self.devices)"
-    return f"(!has({resources}) || {resources}.all(n, !n.endsWith('/gpu') || {same}))"
+def _are_gpus(devices: int, asked: Mapping[str, str | int] | None) -> bool:
+    return asked is None or all(not n.endswith(GPU_SUFFIX) or str(asked[n]) == str(devices) for n in asked)
 
 
-def _other_gpus(worker: WorkerSpec) -> str | None:
-    return next((gpus for gpus in worker.resources.gpus if gpus != str(worker.devices)), None)
-
-
-@rule(
-    WorkerSpec,
-    "devices",
-    "expected the number of GPUs in spec.worker.resources",
-    cel="self.devices == 1 || !has(self.resources)"
-    f" || ({_asks_for_others('self.resources.limits')} && {_asks_for_others('self.resources.requests')})",
-    got=lambda worker: f" ({_other_gpus(worker)}), got {worker.devices}",
-)
+@rule(WorkerSpec, "devices", "expected the number of GPUs in spec.worker.resources")
 def _devices_are_the_gpus(worker: WorkerSpec) -> bool:
-    return worker.devices == 1 or _other_gpus(worker) is None
+    return (
+        worker.devices == 1
+        or worker.resources is None
+        or (_are_gpus(worker.devices, worker.resources.limits) and _are_gpus(worker.devices, worker.resources.requests))
+    )
 
 
-@rule(
-    JobSpec,
-    "worker.devices",
-    "expected at most the layers of each stage in spec.topology.split",
-    cel="!has(self.topology.split) || self.topology.split.all(n, n >= self.worker.devices)",
-    got=lambda job: f" ({min(job.topology.split or (0,))}), got {job.worker.devices}",
-)
+@rule(JobSpec, "worker.devices", "expected at most the layers of each stage in spec.topology.split")
 def _devices_have_layers(job: JobSpec) -> bool:
-    return job.topology.split is None or min(job.topology.split) >= job.worker.devices
+    return job.topology.split is None or all(n >= job.worker.devices for n in job.topology.split)
 
 
-# Of checkpoints
+# Of checkpoints, and of the budget: what has no price cannot be counted
 
 
-@rule(
-    JobSpec,
-    "checkpoint.keepBest",
-    "expected only with spec.training.evaluation",
-    cel="!has(self.checkpoint) || !self.checkpoint.keepBest || has(self.training.evaluation)",
-)
+@rule(JobSpec, "checkpoint.keepBest", "expected only with spec.training.evaluation")
 def _the_best_state_is_measured(job: JobSpec) -> bool:
     return job.checkpoint is None or not job.checkpoint.keep_best or job.training.evaluation is not None
 
 
-# Of the budget: what has no price cannot be counted.
-
-
-@rule(
-    BudgetSpec,
-    "",
-    "expected money or doneBy, got none of them",
-    cel="has(self.money) || has(self.doneBy)",
-)
+@rule(BudgetSpec, "", "expected money or doneBy")
 def _a_budget_is_of_something(budget: BudgetSpec) -> bool:
     return budget.money is not None or budget.done_by is not None
 
 
-@rule(
-    JobSpec,
-    "budget",
-    "expected only doneBy without a pricePerHour in each of spec.nodePools",
-    cel="!has(self.budget) || !has(self.budget.money) || has(self.nodePools)"
-    " && self.nodePools.size() != 0 && self.nodePools.all(n, has(n.pricePerHour))",
-)
+@rule(JobSpec, "budget", "expected only doneBy without a pricePerHour in each of spec.nodePools")
 def _money_is_of_prices(job: JobSpec) -> bool:
-    if job.budget is None or job.budget.money is None:
-        return True
-    return bool(job.node_pools) and all(pool.price_per_hour is not None for pool in job.node_pools)
+    return (
+        job.budget is None
+        or job.budget.money is None
+        or (
+            job.node_pools is not None
+            and len(job.node_pools) != 0
+            and all(n.price_per_hour is not None for n in job.node_pools)
+        )
+    )

@@ -182,15 +182,23 @@ class TrainingSpec:
     @property
     def groups(self) -> int | None:
         """In how many groups gradients are summed; None: in as many as there are pipelines."""
-        if not self.reproducible:
-            return None
-        size = -(-self.microbatches // DEFAULT_GROUPS)
-        return self.gradient_groups or -(-self.microbatches // size)
+        return self.most_pipelines if self.reproducible else None
 
     @property
     def most_pipelines(self) -> int:
-        """Each one has a share of a step."""
-        return self.groups or self.microbatches
+        """Each one has a share of a step: a microbatch, or a group of them."""
+        return (
+            self.microbatches
+            if not self.reproducible
+            else self.gradient_groups
+            if self.gradient_groups is not None
+            else (self.microbatches + self.usual_group - 1) // self.usual_group
+        )
+
+    @property
+    def usual_group(self) -> int:
+        """The number of microbatches in each group but the last one, unless the manifest says how many groups."""
+        return (self.microbatches + DEFAULT_GROUPS - 1) // DEFAULT_GROUPS
 
 
 def _steps(amount: int, per_step: int) -> int:
@@ -200,5 +208,5 @@ def _steps(amount: int, per_step: int) -> int:
 @completes(TrainingSpec)
 def _complete_steps(values: Values, around: Mapping[str, Any]) -> None:
     """The data say how many steps epochs or tokens are."""
-    if values["epochs"] is not None or values["tokens"] is not None:
+    if values["steps"] is None and (values["epochs"] is not None or values["tokens"] is not None):
         values["steps"] = UNKNOWN_STEPS
