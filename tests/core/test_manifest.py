@@ -275,8 +275,8 @@ LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 
         (
             "spec.topology.pipelines",
             5,
-            "spec.topology.pipelines: expected at most spec.training.gradientGroups (by default up to 16 equal ones; with"
-            " reproducible false the number of microbatches in a step), got 5"
+            "spec.topology.pipelines: expected at most spec.training.gradientGroups (by default up to 16 equal ones;"
+            " with reproducible false the number of microbatches in a step), got 5"
             " (microBatchSize 2, globalBatchSize 8, reproducible true)",
         ),
         (
