@@ -82,9 +82,10 @@ class _Stored:
 
     def __getattr__(self, name: str) -> Any:
         this = self._objects[self._path]
-        one = next((one for one in api_fields(type(this.value)) if one.attribute == name), None)
+        kind: type = type(this.value)
+        one = next((one for one in api_fields(kind) if one.attribute == name), None)
         if one is None:
-            return getattr(type(this.value), name).fget(self)
+            return getattr(kind, name).fget(self)
         path = f"{self._path}.{one.name}"
         value = getattr(this.value, one.attribute)
         if Mark.FOLLOWS in one.marks and not isinstance(one.form, Object) and one.name not in this.given:
