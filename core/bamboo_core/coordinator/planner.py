@@ -229,8 +229,11 @@ def _start(turn: Turn) -> None:
         return
     fit = fitting(state)
     ready = [r.peer for w, r in state.ready.items() if r.notice_until is None and r.cut_since is None and w in fit]
-    if spec.elastic and not _has_waited(state, len(ready), turn.now):
-        return
+    if spec.elastic:
+        if not _has_waited(state, len(ready), turn.now):
+            return
+        following.keep_rates(turn)
+        state = turn.state
     grid = _first_grid(state, len(ready))
     stages = _first_stages(state, grid) if grid else None
     if grid is None and spec.elastic and ready:

@@ -34,7 +34,7 @@ def watch(turn: Turn) -> None:
     state = turn.state
     if state.spec.elastic is None:
         if state.spec.redundancy.mode is RedundancyMode.AUTO and state.grids.rates is None:
-            turn.put(state.grids.with_rates(choosing.rates_of(state), state.grids.network))  # they are looked at often
+            keep_rates(turn)
         return
     staying = state.roster.staying
     _note(turn, staying)
@@ -48,6 +48,12 @@ def watch(turn: Turn) -> None:
         turn.put(grids.content())
     else:
         turn.put(grids.worth(better.grid, turn.now, restarting=False).expecting(better))
+
+
+def keep_rates(turn: Turn) -> None:
+    """Keep what is computed of grids, which is looked at often."""
+    grids = turn.state.grids
+    turn.put(grids.with_rates(choosing.rates_of(turn.state), grids.network))
 
 
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
