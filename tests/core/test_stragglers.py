@@ -1,7 +1,5 @@
 """Workers that are slow, not dead, and layers that take longer than counted: who is found, and what is done."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +14,7 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
 )
 from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.splits.by_speed import REST_SECONDS
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.planning.splits.stage_times import StageTimes
 from slow_world import Slowed, trained
@@ -45,7 +44,7 @@ def test_without_a_standby_it_gets_fewer_layers() -> None:
     slow = world.owner(1)
     world.slowness[slow] = 3.0
     world.train(60)
-    assert world.reasons() == ["StragglerFound", "Rebalancing", "Rebalanced"]
+    assert world.reasons() == ["StragglerFound", "Rebalancing"]
     assert (world.layers(slow), world.layers(world.owner(0))) == ([2], [6])
     assert "instead of" in world.said("Rebalancing")[0]
     plan = world.plan
@@ -61,7 +60,7 @@ def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
     world = trained(4, 1, 0)
     world.work = {0: 4.0, 1: 4.0}
     world.train(60)
-    assert world.reasons() == ["Rebalancing", "Rebalanced"]
+    assert world.reasons() == ["Rebalancing"]
     assert "counted" in world.said("Rebalancing")[0]
     plan = world.plan
     assert plan.stages == ((0, 1), (1, 2), (2, 5), (5, 8))
@@ -196,7 +195,7 @@ def test_one_that_is_still_in_the_way_with_the_fewest_layers_is_replaced_and_the
     slow = world.owner(2, pipeline=1)
     world.slowness[slow] = 3.0
     world.train(400)
-    assert world.reasons()[:5] == ["StragglerFound", "Rebalancing", "Rebalanced", *ASKED[1:]]
+    assert world.reasons()[:4] == ["StragglerFound", "Rebalancing", *ASKED[1:]]
     assert world.plan.stages == ((0, 2), (2, 4), (4, 6), (6, 8))
     assert world.layers(slow) == []
 
@@ -213,15 +212,18 @@ def asking() -> tuple[Slowed, str]:
 
 
 def test_nobody_is_waited_for_for_ever() -> None:
-    """It stays, the request is taken back, and the next one comes ever later."""
+    """It stays, the request is taken back, and the next one comes after a rest."""
     world, slow = asking()
+    again_at = world.now + REST_SECONDS
     world.train(158, seconds=4.0)
     assert world.reasons() == [*ASKED[:2], "StragglerKept"]
     assert slow in world.said("StragglerKept")[0]
     assert (surplus_requests(world.state), world.owner(0, 1)) == (1, slow)
     world.tell(RequestsWithdrawn(1))
-    world.train(750, seconds=4.0)
-    assert 2 <= world.reasons().count("StragglerReplacementRequested") <= 4
+    while world.now < again_at:
+        assert world.reasons().count("StragglerReplacementRequested") == 1
+        world.train(1, seconds=4.0)
+    assert world.reasons().count("StragglerReplacementRequested") == 2
 
 
 @pytest.mark.parametrize("how", ["it recovers", "it is lost"])
@@ -248,18 +250,13 @@ def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: 
     assert ("Rebalancing" in world.reasons()) == fits
 
 
-def test_workers_that_are_slow_one_after_the_other_are_replaced_ever_more_rarely() -> None:
+def test_no_more_workers_are_replaced_than_the_job_has() -> None:
+    """They are slow one after the other."""
     world = trained(4, 1, 1)
-    steps: list[int] = []
-    for _ in range(600):
+    for _ in range(200):
         world.slowness = {world.owner(1): 3.0}
-        known = world.state.stragglers.replacements
         world.train(1)
-        if world.state.stragglers.replacements > known:
-            steps.append(world.state.step)
-    pauses = [b - a for a, b in pairwise(steps)]
-    assert 3 <= len(steps) <= 5
-    assert all(later > 1.5 * earlier for earlier, later in pairwise(pauses[1:])), pauses
+    assert world.state.stragglers.replacements == 5
 
 
 def replacing() -> tuple[Slowed, str, str]:

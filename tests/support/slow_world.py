@@ -108,8 +108,6 @@ class Slowed(World):
             "StragglerRecovered",
             "StragglerReplaced",
             "Rebalancing",
-            "Rebalanced",
-            "RebalancingDidNotPay",
             "StragglerReplacementRequested",
             "StragglerKept",
         )

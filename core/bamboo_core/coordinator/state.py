@@ -20,7 +20,7 @@ from bamboo_core.coordinator.moves import Moves
 from bamboo_core.coordinator.plans import Plans
 from bamboo_core.coordinator.progress import Progress
 from bamboo_core.coordinator.replacing import replace
-from bamboo_core.coordinator.splits.record import BalanceState, Splits
+from bamboo_core.coordinator.splits.record import Splits
 from bamboo_core.coordinator.stragglers.record import StragglerState
 from bamboo_core.coordinator.terms import JobTerms
 from bamboo_core.coordinator.workers.record import (
@@ -60,7 +60,6 @@ class CoordinatorState:
     grids: GridState = field(default_factory=GridState)
     holding: Holding = field(default_factory=Holding)
     stragglers: StragglerState = field(default_factory=StragglerState)
-    balance: BalanceState = field(default_factory=BalanceState)
     guard: GuardState = field(default_factory=GuardState)
 
     @property
@@ -148,7 +147,6 @@ Record = (
     | GridState
     | Holding
     | StragglerState
-    | BalanceState
     | GuardState
 )
 _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}

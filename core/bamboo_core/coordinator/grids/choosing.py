@@ -299,7 +299,7 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
     whole = sum(layer.parameters + layer.optimizer for layer in rates.figures.layers)
     held = whole / grid.stages * (1 + state.spec.redundancy.on(grid.pipelines).kept)
     moving = LEAST_PAUSE + held / rates.figures.network.flow
-    return moving if state.balance.pause is None else (moving + state.balance.pause) / 2
+    return moving if state.splits.pause is None else (moving + state.splits.pause) / 2
 
 
 def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, margin: float = WORTH) -> bool:

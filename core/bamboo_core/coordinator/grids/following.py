@@ -133,7 +133,7 @@ def _learn(turn: Turn) -> None:
     state, plan = turn.state, turn.state.current_plan
     known = state.grids.on(grid_of(plan), plan.origin, state.step, turn.now)
     due = state.step > known.heard and state.step >= known.looked + _steps_apart(state)
-    if (due or not known.looks) and (costs := _look(turn)):
+    if (due or not known.looks) and (costs := _look(state)):
         known = known.looking(costs, state.step)
     if choosing.is_short(state):
         known = known.disturbed(state.step).lacking(state.step, turn.now)
@@ -155,15 +155,14 @@ def _learn(turn: Turn) -> None:
     turn.put(known.with_rates(rates, known.network))
 
 
-def _look(turn: Turn) -> tuple[float, ...] | None:
-    """What each layer takes now: by the workers that were compared in this turn, else by what each says, which it does
-    as soon as it has timed some microbatches. None if not all layers are timed.
+def _look(state: CoordinatorState) -> tuple[float, ...] | None:
+    """What each layer takes now, by what workers say, each as soon as it has timed some microbatches. None if not all
+    layers are timed.
     """
-    state, plan, known = turn.state, turn.state.current_plan, turn.state.stragglers
+    plan = state.current_plan
     if state.phase != "Running" or len(plan.layouts) > 1 or plan.sources:
         return None
-    judged = known.estimate if known.looked_at == turn.now else None
-    found = judged or estimate(state, speeds(measurements(state)))
+    found = estimate(state, speeds(measurements(state)))
     return found.costs if found is not None else None
 
 

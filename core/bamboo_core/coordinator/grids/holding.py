@@ -148,7 +148,7 @@ class Worth:
         self.batch = spec.training.global_batch_size
         self.most, self.held = whole_workers(spec), known.target
         # what a choice depends on; times in steps, so that they do not become others all the time
-        spans = (choosing.outlook(state, now), state.balance.pause or 0.0)
+        spans = (choosing.outlook(state, now), state.splits.pause or 0.0)
         steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
         self.key = (
             rates,

@@ -1,13 +1,10 @@
-"""What a coordinator knows of the split of the layers: one that it is changing, and which ones are faster."""
+"""What a coordinator knows of the split of the layers: one that it is changing to, and one that is faster."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bamboo_core.job.spec import PipelineSchedule
 from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
-from bamboo_core.planning.splits.backoff import Backoff
 from bamboo_core.planning.splits.resplit import Grid
-from bamboo_core.planning.splits.tried_splits import Trial, TriedSplit, remembering
 from bamboo_core.planning.splits.uneven_split import Ranges
 
 
@@ -55,17 +52,34 @@ class Filling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FasterSplit:
+    """A split with which a step is expected to be shorter. why: for a person."""
+
+    stages: Ranges
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """resplit: layers that are to be split anew, if they are. filling: who is filled before that. Only the methods here
-    make a new value.
+    """What is known of splits of the layers. Only the methods here make a new value.
+
+    resplit: layers that are to be split anew, if they are. filling: who is filled before that. uneven: since when, and
+    since which step, another split is expected to be faster (`by_speed`); faster: that one, once it is for long enough.
+    evened: the workers, cell by cell, for whose speeds the layers were split, and when. pause: of the last split, in
+    seconds.
     """
 
     resplit: Resplit | None = None
     filling: Filling | None = None
+    uneven: tuple[float, int] | None = None
+    faster: FasterSplit | None = None
+    evened: tuple[tuple[WorkerId, ...], float] | None = None
+    pause: float | None = None
 
     def wished(self, number: int, at: int, stages: Ranges | None, now: float) -> "Splits":
         """A cut at that step is wished for. stages: of the split that is taken for the sake of speed."""
-        return replace(self, resplit=Resplit(number=number, at=at, since=now, stages=stages))
+        resplit = Resplit(number=number, at=at, since=now, stages=stages)
+        return replace(self, resplit=resplit, uneven=None, faster=None)
 
     def asked_of(self, root: WorkerId, now: float) -> "Splits":
         assert self.resplit is not None
@@ -89,6 +103,15 @@ class Splits:
         """The layers are split as they are to be, or the wish is withdrawn."""
         return self if self.resplit is None else replace(self, resplit=None)
 
+    def expecting(self, since: tuple[float, int] | None, faster: FasterSplit | None) -> "Splits":
+        """Another split has been expected to be faster since then; None if none is. faster: the one to take."""
+        same = (since, faster) == (self.uneven, self.faster)
+        return self if same else replace(self, uneven=since, faster=faster)
+
+    def made(self, evened: tuple[tuple[WorkerId, ...], float] | None, seconds: float | None) -> "Splits":
+        """Layers were split anew. evened: for whose speeds. seconds: for which the job stopped, if that is known."""
+        return replace(self, evened=evened, pause=seconds)
+
     def filled(self, filling: Filling | None) -> "Splits":
         return self if filling is self.filling else replace(self, filling=filling)
 
@@ -103,80 +126,3 @@ class OwnPace:
 
     newest: tuple[float, ...] = ()
     usual: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BalanceState:
-    """Splits for the sake of speed, and whether they pay (`rebalancing`). Only the methods here make a new value.
-
-    uneven: since when, and since which step, another split of the layers is expected to be faster; better: that split,
-    once it is for long enough. trial: the newest split for the sake of speed, until it is known whether it pays;
-    unpaid: it did not, and the one before it is to be taken again. tried: what steps took with the splits that were
-    measured. schedule: by which steps ran that these and the trial were measured with.
-    backoff, acted_step: of splits for the sake of speed, and of replacements of slow workers. pause: of the last split,
-    in seconds.
-    """
-
-    uneven: tuple[float, int] | None = None
-    better: Trial | None = None
-    trial: Trial | None = None
-    unpaid: bool = False
-    tried: tuple[TriedSplit, ...] = ()
-    schedule: PipelineSchedule | None = None
-    backoff: Backoff = field(default_factory=Backoff)
-    acted_step: int = 0
-    pause: float | None = None
-
-    def wanted(self, now: float) -> "BalanceState":
-        """Something is to be done about speeds."""
-        return replace(self, backoff=self.backoff.wanted(now))
-
-    def acted(self, shortest: float, step: int, now: float) -> "BalanceState":
-        """Something is done about speeds: a replacement or a split. shortest: seconds from one measure to the next, at
-        least. step: how many are committed.
-        """
-        backoff = self.backoff.after(shortest, now)
-        return replace(self, backoff=backoff, acted_step=step, uneven=None, better=None, trial=None, unpaid=False)
-
-    def on_trial(self, split: Trial, before: TriedSplit) -> "BalanceState":
-        """That split is made. before: what a step took until now."""
-        return replace(self, trial=split, tried=remembering(self.tried, before))
-
-    def expecting(self, since: tuple[float, int], better: Trial | None) -> "BalanceState":
-        """Another split has been expected to be faster since then; better: that is to be made."""
-        return replace(self, uneven=since, better=better)
-
-    def expecting_nothing(self) -> "BalanceState":
-        """No split is better."""
-        if not (self.uneven or self.better or self.unpaid):
-            return self
-        return replace(self, uneven=None, better=None, unpaid=False)
-
-    def asked_for(self) -> "BalanceState":
-        """Layers are about to be split anew, be it for another reason."""
-        return replace(self, better=None, uneven=None)
-
-    def under(self, schedule: PipelineSchedule) -> "BalanceState":
-        """By another schedule steps take other times with the same split, so nothing that was measured can be
-        compared.
-        """
-        if self.schedule is schedule:
-            return self
-        known = self
-        if self.schedule is not None:
-            known = replace(self, trial=None, tried=(), unpaid=False, uneven=None, better=None)
-        return replace(known, schedule=schedule)
-
-    def without_trial(self) -> "BalanceState":
-        """Nothing can be said of the split that was on trial."""
-        return replace(self, trial=None)
-
-    def judged(self, measured: TriedSplit, *, unpaid: bool) -> "BalanceState":
-        """It is known what a step takes with the split that was on trial, unless speeds are others by now. unpaid: the
-        one before it is to be taken again.
-        """
-        return replace(self, trial=None, tried=remembering(self.tried, measured), unpaid=unpaid)
-
-    def paused(self, seconds: float | None) -> "BalanceState":
-        """A split has stopped the job for so long; None: nobody knows for how long."""
-        return replace(self, pause=seconds)

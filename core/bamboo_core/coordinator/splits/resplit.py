@@ -12,9 +12,9 @@ from typing import Final
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import copies
-from bamboo_core.coordinator.events import Send
+from bamboo_core.coordinator.events import Emit, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
-from bamboo_core.coordinator.splits import rebalancing
+from bamboo_core.coordinator.splits.by_speed import places
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
@@ -52,7 +52,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
     plan, steps = state.current_plan, state.spec.training.steps
     ending = state.step + 4 >= steps  # which is to have a checkpoint, too
     busy = ending or state.ending.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
-    if busy or known_work(state) is None or not (is_resized(state, now) or state.balance.better):
+    if busy or known_work(state) is None or not (is_resized(state, now) or state.splits.faster):
         return False
     if any((cell, replica) not in state.plans.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
         return False  # what is lost with one worker until the cut could not be moved any more
@@ -106,12 +106,11 @@ def _somebody_leaves(state: CoordinatorState) -> bool:
 def wish(turn: Turn) -> None:
     """Ask for a cut soon."""
     state, wish = turn.state, turn.state.checkpoints.numbered()
-    better = None if is_resized(state, turn.now) else state.balance.better
-    stages = better.stages if better else None
+    faster = None if is_resized(state, turn.now) else state.splits.faster
+    stages = faster.stages if faster else None
     turn.put(wish, state.splits.wished(wish.number, state.step + AHEAD_STEPS, stages, turn.now))
-    turn.put(state.balance.asked_for())
-    if better:
-        rebalancing.decided(turn, better)
+    if faster:
+        turn.do(Emit("Rebalancing", faster.why))
     _ask_root(turn)
 
 
@@ -182,9 +181,10 @@ def last_plan(turn: Turn) -> Plan | None:
     state, plan = turn.state, turn.state.plan
     if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
         return None
-    since = state.splits.resplit.since if state.splits.resplit else None
-    stopped = None if since is None else turn.now - since
-    turn.put(state.balance.paused(stopped))
+    resplit = state.splits.resplit
+    stopped = turn.now - resplit.since if resplit else None
+    evened = (places(state), turn.now) if resplit and resplit.stages else None
+    turn.put(state.splits.made(evened, stopped))
     return moved_plan(plan, tuple(state.live(plan).values()), stopped)
 
 

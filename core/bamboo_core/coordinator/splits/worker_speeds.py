@@ -107,9 +107,8 @@ def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
         is_end = stage in (0, len(plan.stages) - 1)
         reading.append(_reading(owned, stage) * found.seconds[layers] if is_end else 0.0)
         costs += (share * (found.seconds[layers] - reading[-1]) for share in shares)
-    compared = frozenset(worker for worker, others in found.others.items() if others)
     ends = (reading[0], reading[-1] if len(reading) > 1 else 0.0)
-    return WorkEstimate(tuple(costs), dict(found.slowness), ends, compared)
+    return WorkEstimate(tuple(costs), dict(found.slowness), ends)
 
 
 def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.coordinator.splits.rebalancing import FAMILIAR_STEPS, is_settling, lasts
+from bamboo_core.coordinator.splits.by_speed import WORTH, lasts
 from bamboo_core.coordinator.splits.worker_speeds import (
     by_counted_costs,
     estimate,
@@ -25,6 +25,8 @@ from bamboo_core.coordinator.stragglers.record import Straggler
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.splits.speeds import Speeds, speeds
 
+FAMILIAR_STEPS: Final = 3  # committed under a plan before anything is judged
+SETTLING_STEPS: Final = 40  # committed under a plan, in which who could be compared before can be again
 LOOK_SECONDS: Final = 1.0  # from one look to the next, at least
 SLOWER: Final = 1.3  # than others, from which factor on it is a straggler,
 STILL_SLOWER: Final = 1.15  # and down to which it stays one
@@ -32,7 +34,6 @@ SLOWER_BY_COSTS: Final = 2.0  # than the counted costs of its layers say, if the
 STILL_SLOWER_BY_COSTS: Final = 1.5
 TOLD_SECONDS: Final = 15.0  # for which a straggler must have been slow to be told of, if less than is waited to act
 ALIKE: Final = 1.2  # figures that differ by less are not told anew
-NOTICEABLE: Final = 0.1  # of a step: who holds it up by less is left alone; half of it, once it is a straggler
 
 
 def judge(turn: Turn) -> bool:
@@ -62,6 +63,11 @@ def _is_familiar(state: CoordinatorState) -> bool:
     return old and len(plan.layouts) == 1 and not plan.sources and state.splits.resplit is None
 
 
+def _is_settling(state: CoordinatorState) -> bool:
+    """Is the plan so new that forwards of replicas may not have been timed yet?"""
+    return state.step < state.plans.since_step + SETTLING_STEPS
+
+
 def _judged(state: CoordinatorState, found: Speeds, now: float) -> dict[WorkerId, Straggler]:
     """Those who are, and since when. Who has not measured its stage yet, or cannot be compared yet, is what it was."""
     plan, before, times = state.current_plan, state.stragglers.slow, owned_times(state)
@@ -70,7 +76,7 @@ def _judged(state: CoordinatorState, found: Speeds, now: float) -> dict[WorkerId
         worker = plan.at(cell).owner
         excess = found.excess(worker)
         earlier = before.get(worker)
-        if cell not in times or (excess is None and earlier and earlier.compared and is_settling(state)):
+        if cell not in times or (excess is None and earlier and earlier.compared and _is_settling(state)):
             slow.update({worker: earlier} if earlier else {})
             continue
         factor, compared = (by_costs.get(worker, 1.0), False) if excess is None else (excess, True)
@@ -91,7 +97,7 @@ def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
     else:
         limit = STILL_SLOWER_BY_COSTS if known else SLOWER_BY_COSTS
     longer = (seen.seconds - seen.usual) * len(state.current_plan.target.split[seen.cell.pipeline])
-    return seen.seconds >= limit * seen.usual and longer >= NOTICEABLE * state.usual_step * (0.5 if known else 1.0)
+    return seen.seconds >= limit * seen.usual and longer >= WORTH * state.usual_step * (0.5 if known else 1.0)
 
 
 def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, now: float) -> Straggler:

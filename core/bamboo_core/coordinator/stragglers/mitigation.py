@@ -1,9 +1,10 @@
 """What is done about workers that are slow.
 
 If another worker stands by, it takes the place of the slow one, as if that had a notice. Else the layers are split anew
-(`rebalancing`), if that pays; so they are if layers take longer than was counted. Where no split helps, one worker more
-is asked for, which then takes the place of the slow one. Whatever does not last makes the next time farther away: a job
-all of whose workers are slow in turn is not moved about without end. See docs/design/stragglers.md.
+(`by_speed`), if that pays; so they are if layers take longer than was counted. Where no split helps, one worker more is
+asked for, which then takes the place of the slow one. A job all of whose workers are slow in turn is not moved about
+without end: both are done once in `REST_SECONDS`, splits for the same workers, and no more workers are replaced than
+the job has. See docs/design/stragglers.md.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Final
 
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.planner import planning_view
-from bamboo_core.coordinator.splits.rebalancing import WORTH, acted, is_free, look_after, may_act, pays
+from bamboo_core.coordinator.splits.by_speed import REST_SECONDS, WORTH, is_free, look_after, pays
 from bamboo_core.coordinator.splits.worker_speeds import owned_times, seconds_of
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.stragglers.judging import judge, told
@@ -43,11 +44,9 @@ def keep_those_without_replacement(turn: Turn) -> None:
 def _mitigate(turn: Turn) -> None:
     state = turn.state
     worker = _worst(state)
-    if worker is not None and _has_replacement(turn):
-        turn.put(state.balance.wanted(turn.now))
-        if may_act(state, turn.now) or (state.stragglers.asked_at is not None and is_free(state)):
-            _replace(turn, worker)
-            return
+    if worker is not None and _has_replacement(turn) and is_free(state):
+        _replace(turn, worker)
+        return
     seen_slow = state.stragglers.slow
     look_after(
         turn,
@@ -68,16 +67,12 @@ def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
             why = f"no worker has come within {ASKING_SECONDS:g} s to take its place"
             turn.do(Emit("StragglerKept", f"{worker} stays: {why}", True))
         return
-    balance = state.balance
-    split = balance.uneven or balance.better or balance.trial or balance.unpaid
-    if worker is None or split or state.membership.requested or _has_enough(state) or not known.slow[worker].compared:
+    busy = state.splits.uneven or state.membership.requested or not is_free(state)
+    if worker is None or busy or turn.now < known.again_at or not known.slow[worker].compared or _has_enough(state):
         return
     gain = _held_up_by(state, known.slow[worker])
-    if gain < WORTH * (state.usual_step or 0.0) or not pays(state, gain):
-        return
-    turn.put(balance.wanted(turn.now))
-    if may_act(turn.state, turn.now):
-        turn.put(acted(turn), known.asking(turn.now))
+    if gain >= WORTH * (state.usual_step or 0.0) and pays(state, gain):
+        turn.put(known.asking(turn.now, turn.now + REST_SECONDS))
         text = f"one more worker is asked for, to take the place of {worker}: {told(worker, known.slow[worker])}"
         turn.do(Emit("StragglerReplacementRequested", text))
 
@@ -121,8 +116,6 @@ def _has_enough(state: CoordinatorState) -> bool:
 def _replace(turn: Turn, worker: WorkerId) -> None:
     known, plan = turn.state.stragglers, turn.state.current_plan
     seen = known.slow[worker]
-    if known.asked_at is None:  # else to ask for it was the measure
-        turn.put(acted(turn))
     turn.put(known.replacing(worker, plan.stages[seen.cell.stage]))
     replace_worker(turn, worker)
     turn.do(Emit("StragglerReplaced", f"a worker that stands by takes the place of {worker}: {told(worker, seen)}"))

@@ -34,7 +34,8 @@ class StragglerState:
     slow: also those that are not found yet. paces: of owners, by the layers that they run now. estimate: the newest
     that covers all layers. looked_at: when that was found, in seconds.
     replaced: what workers took that were replaced, by their layers; replacements: how many were. asked_at: since when
-    one worker more than the job has is asked for, to take the place of a slow one.
+    one worker more than the job has is asked for, to take the place of a slow one; again_at: when that may be done
+    again.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class StragglerState:
     replaced: Mapping[tuple[WorkerId, Layers], float] = field(default_factory=dict)
     replacements: int = 0
     asked_at: float | None = None
+    again_at: float = 0.0
 
     def judged(
         self,
@@ -61,9 +63,9 @@ class StragglerState:
         replaced = {**self.replaced, (worker, layers): self.slow[worker].seconds}
         return replace(self, replaced=replaced, replacements=self.replacements + 1, asked_at=None)
 
-    def asking(self, now: float) -> "StragglerState":
+    def asking(self, now: float, again_at: float) -> "StragglerState":
         """For one worker more."""
-        return replace(self, asked_at=now)
+        return replace(self, asked_at=now, again_at=again_at)
 
     def not_asking(self) -> "StragglerState":
         return self if self.asked_at is None else replace(self, asked_at=None)

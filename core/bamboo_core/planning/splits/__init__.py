@@ -1,1 +1,1 @@
-"""Layers split over stages: evenly or not, anew, and what steps took with each split. Pure."""
+"""Layers split over stages: evenly or not, and anew. Pure."""

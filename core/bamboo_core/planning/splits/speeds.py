@@ -36,7 +36,6 @@ class WorkEstimate:
     costs: tuple[float, ...]  # of each layer, counted or in seconds
     slowness: Mapping[WorkerId, float] = field(default_factory=dict)  # of workers; 1 if unknown
     reading: tuple[float, float] = (0.0, 0.0)  # what the first stage and the last one take on top, for their data
-    compared: frozenset[WorkerId] = frozenset()  # those whose slowness is known
 
     def fixed(self, stages: int) -> list[float]:
         """What does not depend on its layers, of each stage."""
