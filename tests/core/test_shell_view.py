@@ -9,6 +9,7 @@ from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import PROGRESS, Status, Tick
 from bamboo_core.coordinator.shell_view import may_look_different, shell_view
+from bamboo_core.coordinator.workers.record import WorkerEnds
 from bamboo_core.planning.plan import Cell
 from checkpoint_world import train
 from world import World
@@ -30,7 +31,7 @@ def test_whatever_a_status_tells_beside_progress_is_looked_at(world: World) -> N
         replace(state, membership=state.membership.losing("w9", taken=True)),
         replace(state, membership=state.membership.without("w9")),
         replace(state, membership=state.membership.requesting(1)),
-        replace(state, ends=state.ends.failed("w0 exited")),
+        replace(state, ends=WorkerEnds(restarts=1, failures=("w0 exited",))),
         replace(state, admission=state.admission.refusing("w9", "torch 3", 1.0)),
         replace(state, plans=replace(state.plans, synced=state.plans.synced - {(Cell(0, 0), shadow)})),
         replace(state, workers=state.workers.noticed("w0", 60.0, 60.0)),

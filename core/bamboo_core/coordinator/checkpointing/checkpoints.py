@@ -4,6 +4,7 @@ The root marks the commit after which the state is kept; whoever is named as a w
 and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
 """
 
+from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
@@ -11,7 +12,7 @@ from bamboo_core.control import evaluations, protocol
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.intervals import interval
-from bamboo_core.coordinator.checkpointing.record import CheckpointState
+from bamboo_core.coordinator.checkpointing.record import MOST_KEPT, CheckpointState
 from bamboo_core.coordinator.ending.record import Stopping
 from bamboo_core.coordinator.events import Emit, Outcome, Send
 from bamboo_core.coordinator.state import CoordinatorState, Turn
@@ -102,7 +103,7 @@ def stop(turn: Turn, reason: str, message: str) -> None:
     if state.spec.checkpoint and unheard:
         turn.put(ending)
     elif state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
-        turn.put(ending, state.checkpoints.due_at_once())
+        turn.put(ending, replace(state.checkpoints, retry=True))
     else:
         turn.finish(Outcome.INTERRUPTED, reason, message)
 
@@ -144,7 +145,7 @@ def _keep_the_endangered(turn: Turn) -> None:
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
         return
     if any(set(holders) <= noticed for holders in state.certain_holders(state.plan)):
-        turn.put(c.for_endangered(noticed, state.step))
+        turn.put(replace(c, endangered=noticed, retry=state.step > c.last_step))
 
 
 def _came_too_late(turn: Turn) -> bool:
@@ -285,7 +286,20 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
     step = c.writing.step if c.writing else turn.state.step
     turn.do(Emit("CheckpointAbandoned", f"the checkpoint of step {step} is given up: {one_line(why)}", True))
     final_failed = step >= turn.state.spec.training.steps and c.writing is not None
-    turn.put(c.abandoned(reason, turn.state.step, retry=retry, final_failed=final_failed))
+    turn.put(
+        replace(
+            c,
+            writers=(),
+            writing=None,
+            parts={},
+            asked=None,
+            retry=retry and not c.final,
+            last_step=turn.state.step,
+            counts=c.counts.abandoning(reason),
+            final=False,
+            final_failures=c.final_failures + final_failed,
+        )
+    )
     copies.given_up(turn, c.writing)
 
 
@@ -346,7 +360,7 @@ def _commit_if_written(turn: Turn) -> None:
 def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.CheckpointCommitted) -> None:
     c = turn.state.checkpoints
     if message.tidied and c.tidying == (message.checkpoint, worker):
-        turn.put(c.tidied())
+        turn.put(replace(c, tidying=None))
         c = turn.state.checkpoints
     if message.checkpoint != c.writing:
         _heard_again(turn, message.checkpoint)
@@ -364,7 +378,7 @@ def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
     """
     c = turn.state.checkpoints
     if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
-        turn.put(c.with_found(checkpoint))
+        turn.put(replace(c, kept=(checkpoint, *c.kept)[:MOST_KEPT]))
 
 
 def is_tidying(turn: Turn) -> bool:
@@ -380,4 +394,4 @@ def checkpoint_failed(turn: Turn, worker: WorkerId, message: protocol.Checkpoint
     if c.writers and message.checkpoint == c.writing:
         _abandon(turn, AbandonReason.STORE_FAILED, why)
     elif c.writers and c.writing is None:
-        turn.put(c.failing(message.checkpoint, why))
+        turn.put(replace(c, failed={**c.failed, message.checkpoint: why}))

@@ -5,9 +5,11 @@ being written two steps before the end, or if the root hears the wish too late, 
 Then those who have finished the stages, and keep them until they are told to leave, are asked for their states.
 """
 
+from dataclasses import replace
 from hashlib import sha256
 
 from bamboo_core.control import protocol
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
 from bamboo_core.coordinator.checkpointing.record import MOST_FAILURES
 from bamboo_core.coordinator.events import Emit, Send
@@ -23,7 +25,8 @@ def begin(turn: Turn) -> bool:
         return False
     steps, writers = state.spec.training.steps, _finishers(state)
     if not all(writers):
-        turn.put(c.final_given_up())
+        counts = c.counts.abandoning(AbandonReason.WRITER_LOST)
+        turn.put(replace(c, final_failures=MOST_FAILURES, counts=counts, writers=(), retry=False))
         text = f"the state of step {steps} gets no checkpoint: stage {writers.index(())} ended on workers that are gone"
         turn.do(Emit("CheckpointAbandoned", text, True))
         return False
@@ -35,7 +38,7 @@ def begin(turn: Turn) -> bool:
     }
     wished = c.wished(steps, writers, dealt, turn.now)
     attempt = sha256(f"{state.terms.secret} {wished.number} last".encode()).hexdigest()[:12]
-    turn.put(wished.of_last_state(CheckpointId(step=steps, id=attempt)))
+    turn.put(replace(wished, parts={}, writing=CheckpointId(step=steps, id=attempt), final=True))
     _ask(turn)
     return True
 

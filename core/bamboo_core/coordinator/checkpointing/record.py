@@ -1,4 +1,4 @@
-"""What a coordinator knows of the job's checkpoints. Only the methods of a record here make a new value of it."""
+"""What a coordinator knows of the job's checkpoints. Only this room makes a new value of a record here."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -82,10 +82,6 @@ class CheckpointState:
             stall=0.0,
         )
 
-    def of_last_state(self, attempt: CheckpointId) -> "CheckpointState":
-        """The one that was wished for is of the last state, which those have who have finished."""
-        return replace(self, parts={}, writing=attempt, final=True)
-
     def asking(self, worker: WorkerId | None, now: float) -> "CheckpointState":
         """Who has to act; None: all who write."""
         return replace(self, asked=worker, asked_at=now)
@@ -111,10 +107,6 @@ class CheckpointState:
         early = {**self.early, checkpoint: {**known, **parts}}
         return replace(told, early=dict(list(early.items())[-MOST_EARLY:]))
 
-    def failing(self, checkpoint: CheckpointId, why: str) -> "CheckpointState":
-        """A worker cannot write its share of one whose commit is not heard of yet."""
-        return replace(self, failed={**self.failed, checkpoint: why})
-
     def uncommitted(self) -> tuple[CheckpointId, ...]:
         """Return the checkpoints of which parts may be written, and which no worker was asked to commit."""
         return (*self.early, *((self.writing,) if self.writing and self.asked is None else ()))
@@ -138,43 +130,9 @@ class CheckpointState:
             tidying=None if tidied else (checkpoint, worker),
         )
 
-    def tidied(self) -> "CheckpointState":
-        return replace(self, tidying=None)
-
-    def abandoned(self, reason: AbandonReason, step: int, *, retry: bool, final_failed: bool) -> "CheckpointState":
-        """The one in progress is given up. step: how many are committed. final_failed: it was of the last state."""
-        return replace(
-            self,
-            writers=(),
-            writing=None,
-            parts={},
-            asked=None,
-            retry=retry and not self.final,
-            last_step=step,
-            counts=self.counts.abandoning(reason),
-            final=False,
-            final_failures=self.final_failures + final_failed,
-        )
-
-    def final_given_up(self) -> "CheckpointState":
-        """There will be none of the last state."""
-        counts = self.counts.abandoning(AbandonReason.WRITER_LOST)
-        return replace(self, final_failures=MOST_FAILURES, counts=counts, writers=(), retry=False)
-
     # when one is due
 
-    def due_at_once(self) -> "CheckpointState":
-        return replace(self, retry=True)
-
-    def for_endangered(self, noticed: frozenset[WorkerId], step: int) -> "CheckpointState":
-        """All who hold a stage have notice. step: how many are committed."""
-        return replace(self, endangered=noticed, retry=step > self.last_step)
-
     # those that there are
-
-    def with_found(self, checkpoint: CheckpointId) -> "CheckpointState":
-        """A worker says that this one is there, to a coordinator that has not seen it written."""
-        return replace(self, kept=(checkpoint, *self.kept)[:MOST_KEPT])
 
     def distrusting(self, newest_good: int) -> "CheckpointState":
         """Those after that version, of which one may be in the making, may be of wrong states."""
@@ -201,10 +159,6 @@ class CheckpointState:
         return replace(self, kept=kept, kept_at=self.kept_at if kept[:1] == self.kept[:1] else None)
 
     # the job goes back
-
-    def dropped(self) -> "CheckpointState":
-        """The job goes back to one before the one in progress."""
-        return replace(self, asked=None, writers=(), writing=None, parts={}, early={}, final=False)
 
     def left_behind(self) -> "CheckpointState":
         """If one is in progress, it counts as given up, as the job goes back."""
@@ -246,26 +200,8 @@ class RestoringState:
     message: str = ""
     back_since: float | None = None
 
-    def going_back(self, reason: str, message: str, now: float, *, pausing: bool) -> "RestoringState":
-        """pausing: what has just failed would fail again at once."""
-        return replace(
-            self,
-            looked=False,
-            found=None,
-            asked=None,
-            asked_at=now,
-            pausing=pausing,
-            reason=reason,
-            message=message,
-            back_since=now if self.back_since is None else self.back_since,
-        )
-
     def asking(self, worker: WorkerId, now: float) -> "RestoringState":
         return replace(self, asked=worker, asked_at=now, question=self.question + 1)
-
-    def hindered(self, problem: str) -> "RestoringState":
-        """The worker that looks is asked again after a while."""
-        return replace(self, problem=problem)
 
     def told(self, said: protocol.CheckpointFound) -> "RestoringState":
         """A worker has looked."""

@@ -1,5 +1,6 @@
 """Going on from a checkpoint: from which one, after what, and what is repeated. `checkpoints` makes them."""
 
+from dataclasses import replace
 from typing import Final
 
 from bamboo_core.control import protocol
@@ -56,8 +57,21 @@ def begin_again(turn: Turn) -> None:
 
 def _begin_to_look(turn: Turn, reason: str = "", message: str = "", *, pausing: bool = False) -> None:
     """pausing: what has just failed would fail again at once."""
-    state = turn.state
-    turn.put(state.checkpoints.dropped(), state.restoring.going_back(reason, message, turn.now, pausing=pausing))
+    state, back_since = turn.state, turn.state.restoring.back_since
+    turn.put(
+        replace(state.checkpoints, asked=None, writers=(), writing=None, parts={}, early={}, final=False),
+        replace(
+            state.restoring,
+            looked=False,
+            found=None,
+            asked=None,
+            asked_at=turn.now,
+            pausing=pausing,
+            reason=reason,
+            message=message,
+            back_since=turn.now if back_since is None else back_since,
+        ),
+    )
     turn.enter("Restoring")
 
 
@@ -133,7 +147,7 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
     if message.problem:
         if message.problem != c.problem:
             turn.do(Emit("CheckpointStoreUnavailable", one_line(message.problem), True))
-        turn.put(c.hindered(message.problem))
+        turn.put(replace(c, problem=message.problem))
         return
     if message.other_data and message.checkpoint:
         text = f"the checkpoint of step {message.checkpoint.step} was trained with {one_line(message.other_data)}"

@@ -38,17 +38,10 @@ class WeightsSaving:
         """These workers are asked to write these stages."""
         return replace(self, asked={**self.asked, **writers})
 
-    def committed_by(self, worker: WorkerId) -> "WeightsSaving":
-        """That worker is asked to make the folder."""
-        return replace(self, committing=worker)
-
     def asked_again(self, worker: WorkerId) -> "WeightsSaving":
         """What that worker was asked for may not have reached it, nor its answer us."""
         asked = {stage: other for stage, other in self.asked.items() if other != worker}
         return replace(self, asked=asked, committing=None if self.committing == worker else self.committing)
-
-    def with_written(self, stage: int) -> "WeightsSaving":
-        return replace(self, written=self.written | {stage})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +62,6 @@ class Ending:
     def with_finished(self, cell: Cell, digest: str, worker: WorkerId) -> "Ending":
         finished = {**dict(self.finished), cell: digest}
         return replace(self, finished=tuple(sorted(finished.items())), finishers={**self.finishers, cell: worker})
-
-    def begun(self, number: int, stages: int) -> WeightsSaving:
-        """A saving of the final weights of so many stages, of which nobody knows yet."""
-        return WeightsSaving(number=number, stages=stages)
 
     def with_saving(self, saving: WeightsSaving) -> "Ending":
         return replace(self, saving=saving)

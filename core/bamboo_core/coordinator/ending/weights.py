@@ -6,11 +6,13 @@ written of one that is given up as the job ends is removed by the workers.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.coordinator.checkpointing.checkpoints import first_number
 from bamboo_core.coordinator.ending.finish import complete
+from bamboo_core.coordinator.ending.record import WeightsSaving
 from bamboo_core.coordinator.events import Outcome, Send
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Cell, WorkerId
@@ -23,7 +25,9 @@ def ask_to_save(turn: Turn) -> None:
     state = turn.state
     assert state.terms.save_path is not None
     writers = _writers(state)
-    saving = state.ending.saving or state.ending.begun(first_number(state.terms.secret, turn.now), len(writers))
+    saving = state.ending.saving or WeightsSaving(
+        number=first_number(state.terms.secret, turn.now), stages=len(writers)
+    )
     about: dict[str, Any] = {"path": state.terms.save_path, "number": saving.number, "stages": len(writers)}
     if missing := {stage: worker for stage, worker in writers.items() if stage not in saving.written}:
         new = {stage: worker for stage, worker in missing.items() if saving.asked.get(stage) != worker}
@@ -31,7 +35,7 @@ def ask_to_save(turn: Turn) -> None:
         turn.do(*(Send(worker, Save(stage=stage, **about)) for stage, worker in new.items()))
     else:
         worker = next((w for w in (*writers.values(), *state.ready) if w in state.workers), writers[0])
-        asked = saving.committed_by(worker)
+        asked = replace(saving, committing=worker)
         if asked != saving:
             turn.do(Send(worker, CommitWeights(**about)))
     if asked != state.ending.saving:
@@ -52,7 +56,7 @@ def _writers(state: CoordinatorState) -> dict[int, WorkerId]:
 def _saved(turn: Turn, worker: WorkerId, message: Saved) -> None:
     saving, plan = turn.state.ending.saving, turn.state.plan
     if saving and plan and message.number == saving.number and message.stage < len(plan.stages):
-        turn.put(turn.state.ending.with_saving(saving.with_written(message.stage)))
+        turn.put(turn.state.ending.with_saving(replace(saving, written=saving.written | {message.stage})))
 
 
 def _committed(turn: Turn, worker: WorkerId, message: WeightsCommitted) -> None:

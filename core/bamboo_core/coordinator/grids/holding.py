@@ -6,6 +6,7 @@ A worker that adds less than it costs is given back, and no other is asked for i
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate
 from statistics import median
 from typing import Final
@@ -38,13 +39,14 @@ UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they c
 
 def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> None:
     """The shell says what workers cost."""
-    turn.put(turn.state.holding.priced(prices, more))
+    turn.put(replace(turn.state.holding, prices=dict(prices), more=more))
 
 
 def edited(turn: Turn) -> None:
     """All workers may be held from now on, whatever they are worth."""
     if not gives_back(turn.state.spec):
-        turn.put(turn.state.holding.of_all())
+        known = turn.state.holding
+        turn.put(Holding(prices=known.prices, more=known.more, zones=known.zones))
 
 
 def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
@@ -240,7 +242,7 @@ def resume(turn: Turn) -> None:
     """After our own restart: as many as run stages, until it is measured anew how many are worth their price."""
     known, plan = turn.state.holding, turn.state.plan
     if gives_back(turn.state.spec) and plan is not None:
-        turn.put(known.of_cells(grid_of(plan).cells))
+        turn.put(replace(known, target=grid_of(plan).cells))
 
 
 def aim(turn: Turn, rates: GridRates) -> None:
@@ -250,13 +252,13 @@ def aim(turn: Turn, rates: GridRates) -> None:
         return
     worth = Worth(state, rates, turn.now)
     number = known.best[1] if known.best and known.best[0] == worth.key else worth_most(state, worth, rates, turn.now)
-    known = known.looked(worth.key, number, turn.now)
+    known = replace(known, best=(worth.key, number), looked_at=turn.now)
     if number is None or number == known.target:
-        changed = known.content()
+        changed = replace(known, aim=None)
     elif known.aim is None or known.aim[0] != number:
-        changed = known.aiming(number, turn.now)
+        changed = replace(known, aim=(number, turn.now))
     elif turn.now - known.aim[1] >= stabilization_seconds(state.spec):
-        changed = known.chosen(number, _told(worth, number))
+        changed = replace(known, aim=None, target=number, told=_told(worth, number))
         turn.do(Emit("WorkersChosen", changed.told))
     else:
         changed = known

@@ -58,42 +58,14 @@ class Holding:
     best: tuple[object, int | None] | None = field(default=None, compare=False, repr=False)
     told: str = ""
 
-    def priced(self, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> "Holding":
-        """The shell says what workers cost."""
-        return replace(self, prices=dict(prices), more=more)
-
-    def of_all(self) -> "Holding":
-        """All workers are held from now on, whatever they are worth."""
-        return Holding(prices=self.prices, more=self.more, zones=self.zones)
-
     def seen(self, there: Mapping[WorkerId, tuple[str, float]], zones: Mapping[str, Exposure]) -> "Holding":
         """Who stays now, and what became of those before them."""
         return replace(self, there=there, zones=zones)
 
-    def of_cells(self, number: int) -> "Holding":
-        """As many as run stages, until it is measured how many are worth their price."""
-        return replace(self, target=number)
-
-    def looked(self, by: object, number: int | None, now: float) -> "Holding":
-        """By these figures that number is the best; None if no grid fits."""
-        return replace(self, best=(by, number), looked_at=now)
-
-    def content(self) -> "Holding":
-        """No other number is better."""
-        return replace(self, aim=None)
-
-    def aiming(self, number: int, now: float) -> "Holding":
-        """Another number is better, from now on."""
-        return replace(self, aim=(number, now))
-
-    def chosen(self, number: int, told: str) -> "Holding":
-        """So many are held. told: why."""
-        return replace(self, aim=None, target=number, told=told)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridState:
-    """Which grid the workers suffice for. Only the methods here make a new value.
+    """Which grid the workers suffice for. Only this room makes a new value.
 
     resize: the grid that is worth a change, and since when, if it is another one than now.
     rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.

@@ -6,6 +6,7 @@ job goes back to a checkpoint from before, at the second it ends. See docs/desig
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from bamboo_core.control.guard import SpotCheckDiffers, StateSums
@@ -62,7 +63,7 @@ def _plan(turn: Turn) -> Plan | None:
 
 def _differs(turn: Turn, text: str, newest_good: int) -> None:
     """Go back to a checkpoint, or end the job. newest_good: the newest version that the difference has no part in."""
-    turn.put(turn.state.guard.differing())
+    turn.put(replace(turn.state.guard, told={}, differences=turn.state.guard.differences + 1))
     if turn.state.spec.checkpoint is None:
         turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}; the job keeps no checkpoints to go back to; {CAUSES}")
     elif turn.state.guard.differences > 1:

@@ -1,4 +1,4 @@
-"""What a coordinator knows of the sums of states. Only the methods of a record here make a new value of it."""
+"""What a coordinator knows of the sums of states. Only this room makes a new value of a record here."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -55,7 +55,3 @@ class GuardState:
             if not (told.equal if told else frozenset()).issuperset(workers):
                 return False
         return True
-
-    def differing(self) -> "GuardState":
-        """One more difference is found, and what was told is of states that are given up."""
-        return replace(self, told={}, differences=self.differences + 1)

@@ -61,7 +61,7 @@ class FasterSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """What is known of splits of the layers. Only the methods here make a new value.
+    """What is known of splits of the layers. Only this room makes a new value.
 
     resplit: layers that are to be split anew, if they are. filling: who is filled before that. uneven: since when, and
     since which step, another split is expected to be faster (`by_speed`); faster: that one, once it is for long enough.
@@ -107,10 +107,6 @@ class Splits:
         """Another split has been expected to be faster since then; None if none is. faster: the one to take."""
         same = (since, faster) == (self.uneven, self.faster)
         return self if same else replace(self, uneven=since, faster=faster)
-
-    def made(self, evened: tuple[tuple[WorkerId, ...], float] | None, seconds: float | None) -> "Splits":
-        """Layers were split anew. evened: for whose speeds. seconds: for which the job stopped, if that is known."""
-        return replace(self, evened=evened, pause=seconds)
 
     def filled(self, filling: Filling | None) -> "Splits":
         return self if filling is self.filling else replace(self, filling=filling)

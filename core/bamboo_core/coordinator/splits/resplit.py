@@ -7,6 +7,7 @@ begun, nobody gives up what it holds: whoever is lost on the way, the job goes o
 See docs/design/resplit.md.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -184,7 +185,7 @@ def last_plan(turn: Turn) -> Plan | None:
     resplit = state.splits.resplit
     stopped = turn.now - resplit.since if resplit else None
     evened = (places(state), turn.now) if resplit and resplit.stages else None
-    turn.put(state.splits.made(evened, stopped))
+    turn.put(replace(state.splits, evened=evened, pause=stopped))
     return moved_plan(plan, tuple(state.live(plan).values()), stopped)
 
 

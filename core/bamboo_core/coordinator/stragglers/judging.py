@@ -49,7 +49,8 @@ def judge(turn: Turn) -> bool:
     measured += earlier
     found = speeds(measured) if earlier or before else among_others
     slow = _judged(state, speeds([*measured, *before]) if before else found, turn.now)
-    turn.put(known.judged(slow, paces, estimate(state, found), turn.now))
+    work = estimate(state, found) or known.estimate  # None if it does not cover all layers
+    turn.put(replace(known, slow=slow, paces=paces, estimate=work, looked_at=turn.now))
     _tell(turn, known.slow)
     return True
 

@@ -8,6 +8,7 @@ the job has. See docs/design/stragglers.md.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from bamboo_core.coordinator.events import Emit
@@ -72,7 +73,7 @@ def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
         return
     gain = _held_up_by(state, known.slow[worker])
     if gain >= WORTH * (state.usual_step or 0.0) and pays(state, gain):
-        turn.put(known.asking(turn.now, turn.now + REST_SECONDS))
+        turn.put(replace(known, asked_at=turn.now, again_at=turn.now + REST_SECONDS))
         text = f"one more worker is asked for, to take the place of {worker}: {told(worker, known.slow[worker])}"
         turn.do(Emit("StragglerReplacementRequested", text))
 
@@ -116,6 +117,8 @@ def _has_enough(state: CoordinatorState) -> bool:
 def _replace(turn: Turn, worker: WorkerId) -> None:
     known, plan = turn.state.stragglers, turn.state.current_plan
     seen = known.slow[worker]
-    turn.put(known.replacing(worker, plan.stages[seen.cell.stage]))
+    # if the next one takes as long for these layers, it was not the worker
+    replaced = {**known.replaced, (worker, plan.stages[seen.cell.stage]): seen.seconds}
+    turn.put(replace(known, replaced=replaced, replacements=known.replacements + 1, asked_at=None))
     replace_worker(turn, worker)
     turn.do(Emit("StragglerReplaced", f"a worker that stands by takes the place of {worker}: {told(worker, seen)}"))

@@ -29,7 +29,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerState:
-    """What is known of workers' speeds, and who was replaced for them. Only the methods here make a new value.
+    """What is known of workers' speeds, and who was replaced for them. Only this room makes a new value.
 
     slow: also those that are not found yet. paces: of owners, by the layers that they run now. estimate: the newest
     that covers all layers. looked_at: when that was found, in seconds.
@@ -46,26 +46,6 @@ class StragglerState:
     replacements: int = 0
     asked_at: float | None = None
     again_at: float = 0.0
-
-    def judged(
-        self,
-        slow: Mapping[WorkerId, Straggler],
-        paces: Mapping[tuple[WorkerId, Layers], OwnPace],
-        estimate: WorkEstimate | None,
-        now: float,
-    ) -> "StragglerState":
-        """As workers have been looked at now. estimate: None if it does not cover all layers."""
-        newest = self.estimate if estimate is None else estimate
-        return replace(self, slow=slow, paces=paces, estimate=newest, looked_at=now)
-
-    def replacing(self, worker: WorkerId, layers: Layers) -> "StragglerState":
-        """What it took for these layers is remembered: if the next one takes as long, it was not the worker."""
-        replaced = {**self.replaced, (worker, layers): self.slow[worker].seconds}
-        return replace(self, replaced=replaced, replacements=self.replacements + 1, asked_at=None)
-
-    def asking(self, now: float, again_at: float) -> "StragglerState":
-        """For one worker more."""
-        return replace(self, asked_at=now, again_at=again_at)
 
     def not_asking(self) -> "StragglerState":
         return self if self.asked_at is None else replace(self, asked_at=None)

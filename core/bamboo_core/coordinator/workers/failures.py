@@ -5,7 +5,9 @@ decided here does not depend on which of them comes first.
 """
 
 from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import Turn
+from bamboo_core.coordinator.workers.record import WorkerEnd
 from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.names import EXIT_FENCED, EXIT_OK
 from bamboo_core.planning.plan import WorkerId
@@ -20,7 +22,8 @@ def most_losses(spec: JobSpec) -> int:
 
 def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None:
     """Remember that the worker has gone, until the next commit. disrupted: it was taken away."""
-    turn.put(turn.state.ends.ended(worker, how, disrupted=disrupted))
+    ends, end = turn.state.ends, WorkerEnd(how=how, disrupted=disrupted)
+    turn.put(replace(ends, since_commit={**ends.since_commit, worker: end}))
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
@@ -28,7 +31,7 @@ def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, 
     state = turn.state
     if worker not in state.ends.unexplained:
         return
-    turn.put(state.ends.explained(worker))
+    turn.put(replace(state.ends, unexplained=state.ends.unexplained - {worker}))
     before = state.ends.since_commit.get(worker)
     if exit_code is None:
         if before and not removed:  # that we ended it does not say why it had been missed
@@ -59,8 +62,9 @@ def judge_end(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) 
 
 
 def _count(turn: Turn, failure: str) -> None:
-    turn.put(turn.state.ends.failed(failure))
-    failures = turn.state.ends.failures
+    ends = turn.state.ends
+    failures = (*ends.failures, failure)
+    turn.put(replace(ends, failures=failures, restarts=ends.restarts + 1))
     if len(failures) > turn.state.spec.backoff_limit:
         many = len(failures) > 1
         ended = f"{len(failures)} workers failed" if many else "a worker failed"

@@ -7,6 +7,7 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
 from bamboo_core.coordinator.grids.choosing import are_owners_apart
 from bamboo_core.coordinator.grids.holding import to_have
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.failures import by_itself, judge_end, note_end, note_exit
 from bamboo_core.job.spec import RedundancyMode
@@ -121,7 +122,7 @@ def declare_lost(
     noticed = record.notice_until is not None
     note_end(turn, worker, detail, disrupted=noticed or (known and exit_code is None))
     if not known:
-        turn.put(turn.state.ends.missed(worker))
+        turn.put(replace(turn.state.ends, unexplained=turn.state.ends.unexplained | {worker}))
     judge_end(turn, worker, detail, None if noticed and exit_code == EXIT_OK else exit_code)
 
 
@@ -217,11 +218,13 @@ def peer_down(turn: Turn, reporter: WorkerId, message: protocol.PeerDown) -> Non
     if peer.cut_since is not None:
         declare_lost(turn, message.peer, f"its control channel is closed, and {reporter} cannot reach it")
     elif (reporter, message.peer) not in turn.state.liveness.links:
-        turn.put(turn.state.liveness.broken(reporter, message.peer, turn.now))
+        known = turn.state.liveness
+        turn.put(replace(known, links={**known.links, (reporter, message.peer): turn.now}))
 
 
 def peer_up(turn: Turn, reporter: WorkerId, message: protocol.PeerUp) -> None:
-    turn.put(turn.state.liveness.mended(reporter, message.peer))
+    known, mended = turn.state.liveness, (reporter, message.peer)
+    turn.put(replace(known, links={pair: since for pair, since in known.links.items() if pair != mended}))
 
 
 def check_deadlines(turn: Turn) -> None:
@@ -274,7 +277,7 @@ def _patience(turn: Turn) -> float:
         found = ALONE_SECONDS
     before = state.liveness.patience if turn.now < state.liveness.patient_until else 0.0
     if found and found >= before:
-        turn.put(state.liveness.patient(found, turn.now + ALL_BACK_SECONDS))
+        turn.put(replace(state.liveness, patience=found, patient_until=turn.now + ALL_BACK_SECONDS))
     return max(found, before)
 
 

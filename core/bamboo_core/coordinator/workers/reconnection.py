@@ -6,6 +6,7 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import restoring
 from bamboo_core.coordinator.events import Emit, RemoveWorker, Send
 from bamboo_core.coordinator.grids import holding
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import Turn
 from bamboo_core.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
 from bamboo_core.planning.plan import Plan, WorkerId
@@ -50,7 +51,7 @@ def _await_the_first(turn: Turn) -> None:
     if waited >= patience:
         _nobody_came_back(turn, f"no worker of the job came back within {patience:g} s")
     elif waited >= ALONE_SECONDS and not state.membership.silence_told:
-        turn.put(state.membership.with_silence_told())
+        turn.put(replace(state.membership, silence_told=True))
         running = count(state.membership.requested, "worker")
         text = f"{running} running, none has reconnected to the operator in {ALONE_SECONDS:g} s"
         turn.do(Emit("WorkersSilent", text, True))

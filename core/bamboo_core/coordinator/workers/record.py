@@ -229,7 +229,7 @@ class Workers(dict[WorkerId, WorkerRecord]):
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Membership:
-    """Who is not there any more, and how many are to come. Only the methods here make a new value.
+    """Who is not there any more, and how many are to come. Only this room makes a new value.
 
     gone: declared lost, refused or dismissed, for good. counted: workers that are not gone and whose preemption a
     coordinator before this one has counted, or which it told to leave. requested: workers asked for that have not
@@ -283,13 +283,10 @@ class Membership:
             return replace(self, counted=self.counted - {worker})  # the next notice is another one
         return replace(self, notices=self.notices + 1, preemptions=self.preemptions + 1)
 
-    def with_silence_told(self) -> "Membership":
-        return replace(self, silence_told=True)
-
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Liveness:
-    """Who can reach whom, and how long is waited for who cannot be heard. Only the methods here make a new value.
+    """Who can reach whom, and how long is waited for who cannot be heard. Only this room makes a new value.
 
     links: (reporter, peer) -> since when the reporter cannot reach the peer. first_signs: of workers just lost, when
     the first sign of it was. patience: seconds more to wait, until patient_until, since most were not heard.
@@ -303,12 +300,6 @@ class Liveness:
     def witness_of(self, worker: WorkerId) -> WorkerId | None:
         """Another worker that cannot reach it."""
         return next((reporter for reporter, peer in self.links if peer == worker), None)
-
-    def broken(self, reporter: WorkerId, peer: WorkerId, now: float) -> "Liveness":
-        return replace(self, links={**self.links, (reporter, peer): now})
-
-    def mended(self, reporter: WorkerId, peer: WorkerId) -> "Liveness":
-        return replace(self, links={pair: since for pair, since in self.links.items() if pair != (reporter, peer)})
 
     def back(self, worker: WorkerId) -> "Liveness":
         """It says again whom it cannot reach."""
@@ -326,13 +317,10 @@ class Liveness:
         """A plan goes on without those that were lost."""
         return replace(self, first_signs={}) if self.first_signs else self
 
-    def patient(self, seconds: float, until: float) -> "Liveness":
-        return replace(self, patience=seconds, patient_until=until)
-
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class WorkerEnds:
-    """How workers ended. Only the methods here make a new value.
+    """How workers ended. Only this room makes a new value.
 
     failures: of workers that ended for reasons of their own, and how, since the last commit; restarts: all of these.
     unexplained: lost, and how they ended is not known (yet). since_commit: of the workers lost since the last commit.
@@ -342,19 +330,6 @@ class WorkerEnds:
     restarts: int = 0
     unexplained: frozenset[WorkerId] = frozenset()
     since_commit: Mapping[WorkerId, WorkerEnd] = field(default_factory=dict)
-
-    def ended(self, worker: WorkerId, how: str, *, disrupted: bool) -> "WorkerEnds":
-        """disrupted: it was taken away."""
-        return replace(self, since_commit={**self.since_commit, worker: WorkerEnd(how=how, disrupted=disrupted)})
-
-    def missed(self, worker: WorkerId) -> "WorkerEnds":
-        return replace(self, unexplained=self.unexplained | {worker})
-
-    def explained(self, worker: WorkerId) -> "WorkerEnds":
-        return replace(self, unexplained=self.unexplained - {worker})
-
-    def failed(self, failure: str) -> "WorkerEnds":
-        return replace(self, failures=(*self.failures, failure), restarts=self.restarts + 1)
 
     def progressed(self) -> "WorkerEnds":
         """A step was committed."""
@@ -367,7 +342,7 @@ class WorkerEnds:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Admission:
-    """Which workers fit to the others. Only the methods here make a new value.
+    """Which workers fit to the others. Only this room makes a new value.
 
     misfit: the newest worker that was refused for its platform or its data, and why. in_a_row: how many were since a
     worker became ready. ask_at: no workers are asked for before that, since those that came were refused. data: who was
