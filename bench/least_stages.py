@@ -1,7 +1,7 @@
 """The least stages on which large models have room, as docs/models.md has them: `python bench/least_stages.py`.
 
-AdamW in fp32, products in bf16, checkpointed blocks, microbatches of one sample of 2048 tokens; a tenth of a card is
-left to torch.
+AdamW in fp32, products in bf16, checkpointed blocks, microbatches of one sample of 2048 tokens; the head keeps casts of
+its input and weights, and logarithms for the loss. A tenth of a card is left to torch.
 """
 
 from dataclasses import replace
@@ -30,6 +30,7 @@ class Model(NamedTuple):
     def figures(self) -> ModelFigures:
         sizes = [VOCABULARY * self.width, *[self.block] * self.blocks, VOCABULARY * self.width]
         boundary = 4 * TOKENS * self.width
+        keeps = [0] * (1 + self.blocks) + [boundary // 2 + 2 * sizes[-1] + 4 * TOKENS * VOCABULARY]
         layers = tuple(
             Layer(
                 forward=size * 1e-12,
@@ -37,9 +38,10 @@ class Model(NamedTuple):
                 parameters=4 * size,
                 optimizer=8 * size,
                 gradients=4 * size,
+                activations=kept,
                 boundary=boundary,
             )
-            for size in sizes
+            for size, kept in zip(sizes, keeps, strict=True)
         )
         return ModelFigures(layers=layers, network=Network(flow=3e9, machine=3e9))
 

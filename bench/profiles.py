@@ -162,14 +162,10 @@ def profile_of(workload: Workload) -> ModelProfile:
             forward=_rounded(share * seconds * cost / sum(costs)),
             backward=_rounded((1 - share) * seconds * cost / sum(costs)),
             update=_rounded(UPDATE_BYTES * size.parameters / MEMORY_BANDWIDTH),
-            parameters=size.held,
-            optimizer=size.remembered,
-            gradients=size.gradients,
-            activations=size.kept,
-            boundary=0 if index == len(sizes) - 1 else size.outputs,
+            **msgspec.structs.asdict(size.bytes),
             cost=cost,
         )
-        for index, (cost, size) in enumerate(zip(costs, sizes, strict=True))
+        for cost, size in zip(costs, sizes, strict=True)
     )
     profile = ModelProfile(
         name=f"{workload.name}-v100",

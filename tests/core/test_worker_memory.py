@@ -50,8 +50,13 @@ def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(
 
 
 def test_casts_of_parameters_count_while_products_are_in_half_precision() -> None:
+    """And a layer's gradient that is cast back. A layer that keeps nothing has no casts, and its output is not kept."""
     one = job(2, 1, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, precision=Precision.BF16))
-    assert device_bytes(one.profile.figures, spec, taken_over=False) == 300 + 100 + 50 + 100  # and a layer's gradient
+    assert device_bytes(one.profile.figures, spec, taken_over=False) == 300 + 100 + 100
+    first, *others = one.profile.layers
+    first = msgspec.structs.replace(first, activations=7)
+    keeps = msgspec.structs.replace(one.profile.figures, layers=(first, *others))
+    assert device_bytes(keeps, spec, taken_over=False) == 300 + 100 + 100 + 50 + 3 * 7
     spec = replace(spec, training=replace(spec.training, parameter_precision=ParameterPrecision.BF16))
-    assert device_bytes(one.profile.figures, spec, taken_over=False) == 300 + 100
+    assert device_bytes(one.profile.figures, spec, taken_over=False) == 300 + 100 + 100

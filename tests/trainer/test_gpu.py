@@ -107,12 +107,15 @@ def test_a_gpu_without_room_for_sums_and_states_comes_to_the_same_bits(
         check_same_bits(calm, Job(job, (fault,), devices=(DEVICE,)).run())
 
 
-@pytest.mark.parametrize(("cells", "precision", "norm"), [(1, "fp32", 1.0), (1, "bf16", None), (2, "bf16", 1.0)])
+@pytest.mark.parametrize(
+    ("cells", "precision", "norm", "marked"),
+    [(1, "fp32", 1.0, 0), (1, "bf16", None, 0), (1, "bf16", None, 16), (2, "bf16", 1.0, 0)],
+)
 def test_a_gpu_without_room_holds_no_more_than_is_counted(
-    cells: int, precision: str, norm: float | None, monkeypatch: pytest.MonkeyPatch
+    cells: int, precision: str, norm: float | None, marked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all groups one sum for each cell of the stage, and what one layer takes while it is run. Without a copy of the
-    gradient for its norm, most is held in a backward.
+    gradient for its norm, most is held in a backward; with casts of all layers only if none is checkpointed.
     """
     leave_no_room(monkeypatch)
     monkeypatch.setattr(gradient_sum, "PIECE", 1 << 10)
@@ -121,6 +124,7 @@ def test_a_gpu_without_room_holds_no_more_than_is_counted(
         layers=(lambda: nn.Linear(width, width),) * 16,
         dataset=TensorDataset((points,), (points,)),
         optimizer=lambda named: torch.optim.AdamW([p for _, p in named]),
+        checkpointed=range(marked),
     )
     asked = training(3, 32, 1, precision=precision, maxGradientNorm=norm)
     topology = {"stages": 1, "pipelines": cells}

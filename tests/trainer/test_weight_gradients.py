@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -151,8 +152,8 @@ class Repeating(nn.Module):
         return y
 
 
-def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Inputs, and the outputs of one forward with what a backward begins with. Parameters have sums of gradients."""
+def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple[GradientEdge, Tensor]]]:
+    """Inputs, and where a backward of one forward begins, with what. Parameters have sums of gradients."""
     torch.manual_seed(7)
     x = torch.randn(*shape, requires_grad=True)
     with torch.random.fork_rng():
@@ -160,7 +161,8 @@ def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple
     parts = outputs if isinstance(outputs, tuple) else (outputs,)
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
-    return x, [(part, torch.randn_like(part)) for part in parts]
+    pairs = [(part, torch.randn_like(part)) for part in parts]
+    return x, [(get_gradient_edge(part), g) for part, g in pairs if part.requires_grad]
 
 
 SPLIT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -232,8 +234,7 @@ def test_both_parts_together_are_a_whole_backward(name: str) -> None:
 def test_what_cannot_be_told_apart_is_not_split(name: str) -> None:
     module = WHOLE[name]()
     x, ends = graph(module, (2, 5, WIDTH))
-    ends = [(t, g) for t, g in ends if t.requires_grad][:2]
-    assert split(ends, (x,)) is None
+    assert split(ends[:2], (x,)) is None
     assert x.grad is None
 
 
@@ -338,7 +339,7 @@ def test_a_compiled_layer_whose_backward_has_effects_keeps_it_whole(caplog: pyte
         with caplog.at_level("INFO"):
             x, _ = graph(layers[first], (4, WIDTH))
             y = compiled.call(4, compiled.call(3, x) if first == 3 else x.view_as(x))
-        assert (split([(y, torch.ones_like(y))], (x,)) is not None) == is_split
+        assert (split([(get_gradient_edge(y), torch.ones_like(y))], (x,)) is not None) == is_split
         assert (x.grad is not None) == is_split
     told = [message for message in caplog.messages if "stays whole" in message]
     assert len(told) == 1
@@ -354,7 +355,7 @@ def test_what_a_compiled_layer_hands_on_is_held_until_its_weight_gradients_are_c
     for computed in (True, False):
         x, _ = graph(layer, (4, WIDTH))
         y = compiled.call(0, x.view_as(x))
-        rest = split([(y, torch.ones_like(y))], (x,))
+        rest = split([(get_gradient_edge(y), torch.ones_like(y))], (x,))
         assert rest is not None
         held = [weakref.ref(tensor) for tensor in rest.tensors() if tensor is not x]
         assert len(held) > 2

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import torch
 
 from bamboo_core.job.manifest import parse_manifest
@@ -29,12 +30,8 @@ def _layers(spec: JobSpec) -> list[dict[str, Any]]:
         {
             "forward": work.forward,
             "backward": work.backward,
-            "parameters": size.held,
-            "optimizer": size.remembered,
-            "gradients": size.gradients,
-            "activations": size.kept,
-            "boundary": 0 if index == len(sizes) - 1 else size.outputs,
+            **msgspec.structs.asdict(size.bytes),
             "cost": cost,
         }
-        for index, (work, size, cost) in enumerate(zip(layer_work(task, spec), sizes, costs, strict=True))
+        for work, size, cost in zip(layer_work(task, spec), sizes, costs, strict=True)
     ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import torch
 
 from bamboo_core.job.manifest import parse_manifest
@@ -101,11 +102,7 @@ def _told(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
         "forward": forward,
         "backward": backward,
         "update": update,
-        "parameters": size.held,
-        "optimizer": size.remembered,
-        "gradients": size.gradients,
-        "activations": size.kept,
-        "boundary": size.outputs,
+        **msgspec.structs.asdict(size.bytes),
         "cost": cost,
     }
 

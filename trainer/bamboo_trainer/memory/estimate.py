@@ -20,9 +20,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from bamboo_core.job.spec import JobSpec, in_force
 from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
-from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.devices import device_roles
-from bamboo_core.planning.steps.worker_memory import StageBytes, device_peak
+from bamboo_core.planning.steps.layer_bytes import LayerBytes
+from bamboo_core.planning.steps.worker_memory import StageBytes, device_peak, stage_bytes
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
@@ -54,7 +54,17 @@ class LayerSize:
     kept: int  # what the backward needs beside inputs and outputs
     casts: int  # of parameters to the precision of the products, one for all microbatches
     inputs: int
-    outputs: int
+    outputs: int  # for the next layer
+
+    @property
+    def bytes(self) -> LayerBytes:
+        return LayerBytes(
+            parameters=self.held,
+            optimizer=self.remembered,
+            gradients=self.gradients,
+            activations=self.kept,
+            boundary=self.outputs,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +135,7 @@ def _walk(
                     parts = passed_on(parts, TrainingConfig.of(spec.training).boundary_dtype)
                 if index == last:
                     task_loss(task, parts, targets)
-            boundary = {p.untyped_storage()._cdata for p in (*inputs, *parts)}
+            boundary = {p.untyped_storage()._cdata for p in (*inputs, *(parts if index < last else ()))}
             remembered = _optimizer_bytes(task, index, layer)
         yield LayerSize(
             parameters=sum(p.numel() for p in layer.parameters()),
@@ -133,10 +143,10 @@ def _walk(
             held=sum(t.nbytes for t in (*layer.parameters(), *layer.buffers())),
             gradients=sum(4 * p.numel() for p in layer.parameters() if p.requires_grad),
             remembered=remembered,
-            kept=0 if index in checkpointed else kept.bytes(boundary),
-            casts=kept.cast_bytes(),
+            kept=0 if index in checkpointed else kept.bytes(boundary) + bool(checkpointed) * kept.cast_bytes(),
+            casts=0 if checkpointed else kept.cast_bytes(),  # which forget those of all layers
             inputs=sum(p.nbytes for p in inputs),
-            outputs=sum(p.nbytes for p in parts),
+            outputs=sum(p.nbytes for p in parts) if index < last else 0,
         )
     require_all_samples(task, parts, batch[1])
 
@@ -249,26 +259,14 @@ def _account(
     def total(of: Callable[[LayerSize], int], *which: int) -> int:
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
 
-    def contexts(s: int, order: StageOrder) -> int:
-        first, end = stages[s]
-        between = sum(size.outputs for size in sizes[first : end - 1])
-        of_one = sizes[first].inputs + between + sum(size.kept for size in sizes[first:end])
-        return order.in_flight(s, depth, microbatches) * of_one
-
     def stage(s: int) -> StageBytes:
-        order = StageOrder.of(spec.topology)
-        return StageBytes(
-            parameters=total(lambda size: size.held, s),
-            casts=total(lambda size: size.casts, s),
-            optimizer=total(lambda size: size.remembered, s),
-            gradients=total(lambda size: size.gradients, s),
-            largest=max((size.gradients for size in sizes[slice(*stages[s])]), default=0),
-            in_flight=(contexts(s, order), contexts(s, order.taken_over())),
-        )
+        own = sizes[slice(*stages[s])]
+        casts = sum(size.casts for size in own)
+        return stage_bytes(spec, (s, depth), [size.bytes for size in own], inputs=own[0].inputs, casts=casts)
 
     def logged(s: int) -> int:
         first, end = stages[s]
-        boundary = (sizes[end - 1].outputs if s < depth - 1 else 0) + (sizes[first].inputs if s else 0)
+        boundary = sizes[end - 1].outputs + (sizes[first].inputs if s else 0)
         shared = total(lambda size: size.gradients, s) if pipelines > 1 else 0
         return KEPT_STEPS * (microbatches * boundary + shared)
 

@@ -21,6 +21,7 @@ from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.mixed_precision import (
     REDUCED,
     as_passed_on,
+    autocast,
     autocast_and_keep,
     cast_back_at_once,
     passed_on,
@@ -160,9 +161,11 @@ class ForwardRunner:
         seed_forward(self._device, seed)
         if not self._reduces:
             return self._layer(index, given)
-        with autocast_and_keep(self._device, self._config.precision):
+        keeps = index not in self._checkpointed
+        with (autocast_and_keep if keeps else autocast)(self._device, self._config.precision):
             result = self._layer(index, given)
-        cast_back_at_once(self._layers[index], given, result)
+        if keeps:
+            cast_back_at_once(self._layers[index], given, result)
         last = index == len(self._task.layers) - 1
         return result if last else passed_on(result, self._config.boundary_dtype)
 

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
@@ -44,12 +45,18 @@ class Unread(NamedTuple):
     values: Parts
 
 
+def edge_of(output: Tensor) -> GradientEdge | None:
+    """Where its gradient begins: who sends an output need not hold it until then. None: it needs none."""
+    return get_gradient_edge(output) if output.requires_grad else None
+
+
 @dataclass(slots=True, eq=False)
 class Work:
     """One cell's work on one step: the gradient so far, what the backwards need, and what the forwards came to."""
 
     gradients: GradientSum
-    contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
+    # by microbatch: its inputs, and where its backward begins: a last stage's loss, else the outputs that are floats
+    contexts: dict[int, tuple[Parts, tuple[Tensor | GradientEdge | None, ...]]] = field(default_factory=dict)
     bucketwise: int | None = None  # the last microbatch, if its backward is to be run bucket by bucket
     cuts: dict[int, list[Cut]] = field(default_factory=dict)  # microbatch -> where its backward is parted
     parts: Iterator[BackwardPart] | None = None  # of the backward that is run so, those that are left
@@ -69,7 +76,8 @@ class Work:
         Raises TaskError if the loss is a mean, and that of another microbatch of this step a sum.
         """
         m, added = forwarding.microbatch, forwarding.capture.losses
-        self.contexts[m] = (forwarding.leaves, forwarding.parts)
+        outputs = [part for part in forwarding.parts if part.is_floating_point()]
+        self.contexts[m] = (forwarding.leaves, tuple(outputs if last else map(edge_of, outputs)))
         if forwarding.cuts:
             self.cuts[m] = forwarding.cuts
         if added:
@@ -110,22 +118,23 @@ class Work:
         leaves, outputs = self.contexts.pop(microbatch)
         added = self.added.pop(microbatch, [])
         if gradients is None:
-            return leaves, self._ends(microbatch, outputs, added, microbatches, scale)
-        floating = [part for part in outputs if part.is_floating_point()]
-        if len(gradients) == len(floating) + 1:
+            (loss,) = outputs
+            assert isinstance(loss, Tensor)
+            return leaves, self._ends(microbatch, loss, added, microbatches, scale)
+        if len(gradients) == len(outputs) + 1:
             self.weights[microbatch], gradients = float(gradients[-1]), gradients[:-1]
-        if len(floating) != len(gradients):
-            raise ValueError(f"expected {len(floating)} gradients, got {len(gradients)}")
-        pairs = list(zip(floating, gradients, strict=True))
+        if len(outputs) != len(gradients):
+            raise ValueError(f"expected {len(outputs)} gradients, got {len(gradients)}")
+        pairs = [(end, gradient) for end, gradient in zip(outputs, gradients, strict=True) if end is not None]
         return leaves, [*pairs, *self._ends_of_added(microbatch, added, microbatches, scale)]
 
     def _ends(
-        self, microbatch: int, outputs: Parts, added: Sequence[Tensor], microbatches: int, scale: BackwardScale
+        self, microbatch: int, loss: Tensor, added: Sequence[Tensor], microbatches: int, scale: BackwardScale
     ) -> Ends:
         """Where a last stage's backward begins: the loss, and what layers have added to it."""
         weight = self.weights.get(microbatch)
-        total = outputs[0] / microbatches if weight is None else outputs[0]
-        own = (total, torch.full_like(outputs[0], scale.of(weight)))
+        total = loss / microbatches if weight is None else loss
+        own = (total, torch.full_like(loss, scale.of(weight)))
         return [own, *self._ends_of_added(microbatch, added, microbatches, scale)]
 
     def _ends_of_added(

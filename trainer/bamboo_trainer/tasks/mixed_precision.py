@@ -3,6 +3,9 @@
 `torch.autocast` forgets its casts at its end, so every microbatch in flight would keep a copy of all weights for its
 backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
 so the bits are the same; and at once, so that no backward holds the gradients of all casts of a stage in 16 bits.
+
+A checkpointed layer keeps nothing for its backward, so there they are forgotten, with all others of the stage: torch
+forgets them anyway when it has run such a layer once more in a backward.
 """
 
 from collections.abc import Iterator
@@ -106,19 +109,6 @@ def as_passed_on(parts: Parts) -> Parts:
     A layer may use autocast itself, so that this is so whatever the job's precision is.
     """
     return tuple([part.view_as(part) if part.requires_grad and part.is_leaf else part for part in parts])
-
-
-class keep_casts:
-    """A block for a backward in which layers are run again: torch then enters and leaves autocast by itself.
-
-    What runs in another thread, as a backward on a GPU does, is not kept from forgetting them; they come again.
-    """
-
-    def __enter__(self) -> None:
-        torch.autocast_increment_nesting()
-
-    def __exit__(self, *_: object) -> None:
-        torch.autocast_decrement_nesting()
 
 
 def forget_casts() -> None:

@@ -11,13 +11,12 @@ from bamboo_core.control.protocol import Profile, WorkerReady
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.splits.devices import device_of
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.loggers.interface import MakeLogger
-from bamboo_trainer.memory.estimate import LayerSize, measure
+from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Task
@@ -44,7 +43,7 @@ class LoadedJob:
     def profile(self, memory: int) -> Profile:
         """What its layers cost: each is built and run. memory: bytes of the worker's device; 0: not known."""
         costs, chosen = profile(self.task, self.spec), self.spec.elastic is not None
-        layers = tuple(map(_bytes, measure(self.task, self.spec))) if chosen else ()
+        layers = tuple(size.bytes for size in measure(self.task, self.spec)) if chosen else ()
         return Profile(costs=costs, layers=layers, memory=memory if chosen else 0)
 
     def ready(self) -> WorkerReady:
@@ -80,14 +79,4 @@ def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
         loggers=loggers_of(task, spec.training),
         reader=BatchReader(task, config.samples),
         data=record_of(task, config.seed),
-    )
-
-
-def _bytes(size: LayerSize) -> LayerBytes:
-    return LayerBytes(
-        parameters=size.held,
-        optimizer=size.remembered,
-        gradients=size.gradients,
-        activations=size.kept,
-        boundary=size.outputs,
     )

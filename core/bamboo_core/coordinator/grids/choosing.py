@@ -12,6 +12,8 @@ from functools import lru_cache
 from statistics import median
 from typing import Final
 
+import msgspec
+
 from bamboo_core.coordinator.grids import noise
 from bamboo_core.coordinator.grids.record import StepTime
 from bamboo_core.coordinator.state import CoordinatorState
@@ -144,11 +146,7 @@ def _figures_of(costs: tuple[float, ...], sizes: tuple[LayerBytes, ...], share: 
         Layer(
             forward=max(0.0, seconds) * share,
             backward=max(0.0, seconds) * (1 - share),
-            parameters=size.parameters,
-            optimizer=size.optimizer,
-            gradients=size.gradients,
-            activations=size.activations,
-            boundary=size.boundary,
+            **msgspec.structs.asdict(size),
         )
         for seconds, size in zip(costs, sizes, strict=True)
     )

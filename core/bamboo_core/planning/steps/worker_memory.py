@@ -11,15 +11,17 @@ from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement, in_f
 from bamboo_core.job.training_spec import ParameterPrecision, Precision
 from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
-from bamboo_core.planning.profile import ModelFigures, ModelProfile
+from bamboo_core.planning.profile import Layer, ModelFigures, ModelProfile
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.devices import device_layers, device_roles
 from bamboo_core.planning.splits.uneven_split import Ranges
+from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """The bytes of a stage on a device. casts: of its parameters, to the precision of products. gradients: one sum.
+    """The bytes of a stage on a device. casts: of its parameters to the precision of products, but for checkpointed
+    layers, which have theirs only while they are run. gradients: one sum.
 
     largest: of the sum, the part of the layer that has most. in_flight: what its microbatches in flight keep, in calm
     and where its worker has taken it over.
@@ -31,6 +33,31 @@ class StageBytes:
     gradients: int
     largest: int
     in_flight: tuple[int, int]
+
+
+def stage_bytes(
+    spec: JobSpec, place: tuple[int, int], layers: Sequence[Layer] | Sequence[LayerBytes], *, inputs: int, casts: int
+) -> StageBytes:
+    """place: the stage, and how many there are. inputs: of a microbatch, of the first layer.
+
+    What a stage gives to the next one it holds until the backward only if its last layer keeps it: it may, if it keeps
+    anything.
+    """
+    microbatches = most_microbatches(spec.training, spec.topology.pipelines)
+    outputs = sum(layer.boundary for layer in layers[:-1]) + (layers[-1].boundary if layers[-1].activations else 0)
+    of_one = inputs + outputs + sum(layer.activations for layer in layers)
+    order = StageOrder.of(spec.topology)
+    return StageBytes(
+        parameters=sum(layer.parameters for layer in layers),
+        casts=casts,
+        optimizer=sum(layer.optimizer for layer in layers),
+        gradients=sum(layer.gradients for layer in layers),
+        largest=max((layer.gradients for layer in layers), default=0),
+        in_flight=(
+            order.in_flight(*place, microbatches) * of_one,
+            order.taken_over().in_flight(*place, microbatches) * of_one,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +79,11 @@ def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes])
     """Return what a device holds at the moment at which it needs most.
 
     While it computes, each cell that it runs has one sum: others of finished groups wait in host memory if there is no
-    room. A backward casts the gradients of casts back layer by layer, before it adds them to the sum. Meanwhile a
-    replica may be updated, for which its final gradient is brought, and the optimizer's state if that is in host
-    memory. In an update of its own the casts are gone, and the cells of a stage have one final gradient; if that is
-    clipped or unscaled, of one stage a copy, too. A device that runs several cells has the optimizer's state of one
-    stage, while it updates that.
+    room. In 16 bits a layer that is run has casts, and gradients that are cast back, beside that. Meanwhile a replica
+    may be updated, for which its final gradient is brought, and the optimizer's state if that is in host memory. In an
+    update of its own the casts are gone, and the cells of a stage have one final gradient; if that is clipped or
+    unscaled, of one stage a copy, too. A device that runs several cells has the optimizer's state of one stage, while
+    it updates that.
     """
     cells, states, kept = ([stage(s) for s in some] for some in (roles.owned, roles.states, roles.kept))
     on_host, several = spec.redundancy.placement is ReplicaPlacement.HOST, len(cells) > 1
@@ -67,7 +94,7 @@ def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes])
     largest = max((one.gradients for one in states), default=0)
     replica = sum(one.parameters + (0 if on_host else one.optimizer) for one in kept)
     updated = max((one.optimizer for one in kept), default=0) if on_host else 0
-    cast_back = max((one.largest for one in cells), default=0) if casts else 0
+    cast_back = 0 if training.precision is Precision.FP32 else max((one.largest for one in cells), default=0)
     scales = training.max_gradient_norm is not None or training.precision is Precision.FP16
     computing = DeviceBytes(
         parameters=parameters + casts,
@@ -113,28 +140,15 @@ def most_bytes(figures: ModelFigures, spec: JobSpec, split: Ranges | None = None
 
 
 def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
-    depth = len(ranges)
-    microbatches = most_microbatches(spec.training, spec.topology.pipelines)
     training = spec.training
-    casts = training.precision is not Precision.FP32 and training.parameter_precision is ParameterPrecision.FP32
-
-    def each(s: int, *names: str) -> int:
-        return sum(getattr(layer, name) for layer in figures.layers[slice(*ranges[s])] for name in names)
-
-    def in_flight(s: int, order: StageOrder) -> int:
-        inputs = figures.layers[ranges[s][0] - 1].boundary if s else 0
-        return order.in_flight(s, depth, microbatches) * (inputs + each(s, "activations", "boundary"))
+    has_casts = training.precision is not Precision.FP32 and training.parameter_precision is ParameterPrecision.FP32
 
     def stage(s: int) -> StageBytes:
-        order = StageOrder.of(spec.topology)
-        return StageBytes(
-            parameters=each(s, "parameters"),
-            casts=each(s, "parameters") // 2 if casts else 0,
-            optimizer=each(s, "optimizer"),
-            gradients=each(s, "gradients"),
-            largest=max((layer.gradients for layer in figures.layers[slice(*ranges[s])]), default=0),
-            in_flight=(in_flight(s, order), in_flight(s, order.taken_over())),
-        )
+        """A layer that keeps nothing has no casts that stay: it is checkpointed, or no product."""
+        layers = figures.layers[slice(*ranges[s])]
+        casts = sum(layer.parameters // 2 for layer in layers if layer.activations) if has_casts else 0
+        inputs = figures.layers[ranges[s][0] - 1].boundary if s else 0
+        return stage_bytes(spec, (s, len(ranges)), layers, inputs=inputs, casts=casts)
 
     return device_peak(spec, roles, stage).total
 

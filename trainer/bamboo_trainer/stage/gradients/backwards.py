@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bamboo_trainer.memory.host_copies import Bring
@@ -14,9 +15,8 @@ from bamboo_trainer.stage.gradients.buckets import Ends, parts_of
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.gradients.weight_gradients import split
 from bamboo_trainer.stage.state.parameters import FlatParameters
-from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, is_gradient
+from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, edge_of, is_gradient
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.mixed_precision import keep_casts
 from bamboo_trainer.tasks.task_errors import in_task
 
 WATCHED: Final = 4  # backwards of a stage in which it is seen whether its modules run again
@@ -58,7 +58,7 @@ class BackwardRunner:
             return ()
         pairs = self._reached(given)
         if pairs:
-            with in_task(self._doing(place)), keep_casts():
+            with in_task(self._doing(place)):
                 if not (postpone and self._postponed(work, microbatch, pairs, leaves)):
                     self._compute_all(work, step)
                     backward = partial(torch.autograd.backward, [p for p, _ in pairs], [g for _, g in pairs])
@@ -84,22 +84,23 @@ class BackwardRunner:
         pairs = self._reached(part.ends)
         if pairs:
             self._bind(total)
-            with in_task(self._doing(place)), keep_casts():
+            with in_task(self._doing(place)):
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
             parameters.mark(total.target, total.marked)
         if part.last:
             work.parts = None
             total.added(place[1])
 
-    def _reached(self, ends: Ends) -> list[tuple[Tensor, Tensor]]:
+    def _reached(self, ends: Ends) -> list[tuple[GradientEdge, Tensor]]:
         """Those where there is a gradient, and something that it is for; on the device."""
-        reached = [(p, g) for p, g in ends if p.requires_grad and is_gradient(g)]
-        return list(zip([p for p, _ in reached], self._bring([g for _, g in reached]), strict=True))
+        edges = [(end if isinstance(end, GradientEdge) else edge_of(end), g) for end, g in ends if is_gradient(g)]
+        reached = [(edge, g) for edge, g in edges if edge is not None]
+        return list(zip([edge for edge, _ in reached], self._bring([g for _, g in reached]), strict=True))
 
     def _doing(self, place: tuple[int, int]) -> str:
         return f"the backward of {self._named}, at step {place[0] + 1}, microbatch {place[1]},"
 
-    def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[Tensor, Tensor]], leaves: Parts) -> bool:
+    def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[GradientEdge, Tensor]], leaves: Parts) -> bool:
         """Compute the gradients of the inputs alone, if this microbatch's backward can be split."""
         if not self._splits:
             return False
@@ -131,7 +132,7 @@ class BackwardRunner:
         """What `run` has postponed, and of earlier microbatches; nothing if that is done."""
         for earlier in [m for m in work.postponed if m <= microbatch]:
             rest = work.postponed.pop(earlier)
-            with in_task(self._doing((step, earlier))), keep_casts():
+            with in_task(self._doing((step, earlier))):
                 self._add(work.gradients, rest.compute)
             work.gradients.added(earlier)
 

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from bamboo_trainer.task import Parts
 
 BUCKET_BYTES: Final = 8 << 20  # of a gradient in fp32; less is not worth frames of its own
 MOST_BUCKETS: Final = 8
 
-Ends = Sequence[tuple[Tensor, Tensor]]  # tensors with their gradients
+# Where a backward begins, with the gradients there: a tensor, or where one comes from without what is in it.
+Ends = Sequence[tuple[Tensor | GradientEdge, Tensor]]
 
 
 class Bucket(NamedTuple):

@@ -16,13 +16,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from bamboo_trainer.compilation.cut_backwards import cut_call
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import LEAF
-
-Ends = Sequence[tuple[Tensor, Tensor]]  # tensors with their gradients
 
 # Operations that compute, of their inputs' gradients, only those that are asked for, each by itself.
 SEPARABLE: Final = frozenset(
@@ -95,7 +93,7 @@ class WeightGradients:
             yield from chain.from_iterable(call.handed or () for call in calls if call)
 
 
-def split(ends: Ends, leaves: Parts) -> WeightGradients | None:
+def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
     """Computes the inputs' gradients, `leaf.grad`, and returns the rest. None: it cannot be split, nothing was done.
 
     So it is if there is nothing to split, or if a parameter is reached from an operation that computes all gradients at
@@ -103,7 +101,7 @@ def split(ends: Ends, leaves: Parts) -> WeightGradients | None:
     may do anything.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
-    frontier = _frontier([tensor for tensor, _ in ends], inputs) if inputs else None
+    frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
     if not frontier:
         return None
     postponed = WeightGradients(leaves)
@@ -118,13 +116,13 @@ def split(ends: Ends, leaves: Parts) -> WeightGradients | None:
     return postponed
 
 
-def _frontier(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
+def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
     """The operations that lead to inputs and to parameters, with the parameters that they alone lead to: together those
     that lead to the same ones.
 
     None if a parameter is reached in another way, or if one of them cannot be asked for a part of its gradients.
     """
-    roots = dict.fromkeys(get_gradient_edge(tensor).node for tensor in outputs)
+    roots = dict.fromkeys(ends)
     order, following = _walk(roots)
     wanted = {id(leaf) for leaf in inputs}
     on_the_way: set[Node] = set()

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture, Contributed
-from bamboo_trainer.tasks.mixed_precision import keep_casts
 from bamboo_trainer.tasks.task_errors import TaskError, in_task, ran_out_of_memory
 from bamboo_trainer.tasks.ties import forbid_training
 from bamboo_trainer.tasks.user_code import (
@@ -189,7 +188,7 @@ def _forward_and_backward(
     if _has_reentrant_checkpoint(ends):
         gradients = []
     elif ends and wanted:
-        with in_task(f"the backward of {who}"), keep_casts():
+        with in_task(f"the backward of {who}"):
             gradients = torch.autograd.grad(ends, wanted, [_uneven(p) for p in ends], allow_unused=True)
     return tuple(p.detach() for p in outputs), list(gradients)
 
