@@ -43,7 +43,7 @@ class Disturbance:
 
 @dataclass(slots=True)
 class Taker:
-    """Takes `count` workers: random stages, random moments of a step, each after the job has healed.
+    """Takes `count` workers: of random cells, at random moments of a step, each after the job has healed.
 
     One moment in each of as many equal parts of a step, in random order: no run has more late ones than another. Who
     replaces a worker that was killed is started two steps later, as a node takes longer than that to come: all workers
@@ -57,7 +57,7 @@ class Taker:
     found: list[Disturbance] = field(default_factory=list)
     _calm_since: int | None = None  # the first undisturbed step
     _due: bool = False
-    _stages: list[int] = field(default_factory=list)
+    _cells: list[Cell] = field(default_factory=list)
     _parts: list[int] = field(default_factory=list)
 
     def look(self, now: float, event: Event, commands: Sequence[Command]) -> None:
@@ -105,9 +105,10 @@ class Taker:
             return  # look() chooses another moment
         plan = self.job.state.plan
         assert plan is not None
-        if not self._stages:
-            self._stages = self.rng.sample(range(len(plan.stages)), len(plan.stages))
-        cell = Cell(0, self._stages.pop())
+        if not self._cells:
+            cells = plan.cells()
+            self._cells = self.rng.sample(cells, len(cells))
+        cell = self._cells.pop()
         self._parts.pop()
         victim = plan.at(cell).owner
         calm, step, at = self._step_seconds(), len(self.job.committed), asyncio.get_running_loop().time()

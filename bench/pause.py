@@ -40,6 +40,7 @@ TARGET_KILL, TARGET_NOTICE = 300.0, 100.0  # ms
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseOptions:
     task: TaskName
+    pipelines: int
     stages: int
     microbatches: int
     mode: str
@@ -55,10 +56,10 @@ class PauseOptions:
 
 
 async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
-    document = slower(
-        manifest(o.task, o.stages, o.microbatches, MANY, mode=o.mode, standby=o.standby), o.task, o.slower
-    )
-    document["spec"]["topology"]["schedule"] = o.schedule
+    microbatches = o.pipelines * o.microbatches
+    made = manifest(o.task, o.stages, microbatches, MANY, mode=o.mode, standby=o.standby)
+    document = slower(made, o.task, o.slower)
+    document["spec"]["topology"] |= {"pipelines": o.pipelines, "schedule": o.schedule}
     found: dict[str, Any] = {}
     if o.kills:
         found["kills"] = await disturb(place, document, o.kills, notice=False, exits=not o.network, seed=o.seed)
@@ -71,7 +72,8 @@ async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
 
 def report(o: PauseOptions, found: dict[str, Any]) -> None:
     names: tuple[str, ...]
-    what = f"{o.task}, {o.stages} stages, {o.microbatches} microbatches, {o.mode}, {o.schedule}, {o.standby} on standby"
+    grid = f"{o.pipelines} x {o.stages}, {o.microbatches} microbatches"
+    what = f"{o.task}, {grid}, {o.mode}, {o.schedule}, {o.standby} on standby"
     if "kills" in found:
         rows, others = found["kills"]["takeovers"], found["kills"]["others"]
         told = "by the network only" if o.network else "by the process's end"
@@ -107,8 +109,9 @@ def table(title: str, rows: Sequence[dict[str, float]], names: Sequence[str]) ->
 
 def command(
     task: Annotated[TaskName, typer.Option(help="What to train.")] = TaskName.GPT,
-    stages: Annotated[int, typer.Option(help="Stages of the one pipeline.")] = 4,
-    microbatches: Annotated[int, typer.Option(help="Microbatches a step, of 4 samples.")] = 8,
+    pipelines: Annotated[int, typer.Option(help="Pipelines.")] = 1,
+    stages: Annotated[int, typer.Option(help="Stages of each.")] = 4,
+    microbatches: Annotated[int, typer.Option(help="Of each in a step, of 4 samples.")] = 8,
     mode: Annotated[str, typer.Option(help="Redundancy mode.")] = "Replicas",
     schedule: Annotated[str, typer.Option(help="1F1B or ZBH1.")] = "1F1B",
     standby: Annotated[int, typer.Option(help="Workers on standby.")] = 1,
@@ -126,6 +129,7 @@ def command(
     """How long training pauses when a worker is taken away, against restarting the whole job."""
     options = PauseOptions(
         task=task,
+        pipelines=pipelines,
         stages=stages,
         microbatches=microbatches,
         mode=mode,

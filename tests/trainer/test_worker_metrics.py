@@ -106,7 +106,8 @@ def test_every_kind_of_frame_that_carries_tensors_counts_as_a_kind_of_its_own() 
     assert {kind for kind in with_tensors if KINDS.get(kind, "control") == "control"} == set()
     numbers = [0] * (max(FrameKind) + 1)
     numbers[FrameKind.PARTIAL_SUM], numbers[FrameKind.RESULT], numbers[FrameKind.READY] = 3, 4, 5
-    assert by_kind(numbers) == Traffic(reduction=7, control=5)
+    numbers[FrameKind.KEPT_SUM] = 6
+    assert by_kind(numbers) == Traffic(reduction=7, kept=6, control=5)
 
 
 def test_a_steps_traffic_is_the_mean_of_the_steps_that_were_seen() -> None:

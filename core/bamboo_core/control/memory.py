@@ -26,6 +26,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gradient: Bytes = 0
     # gradients of the stage that pipelines combine, or workers that share a lost pipeline's microbatches
     reduction: Bytes = 0
+    kept: Bytes = 0  # sums of finished groups, which their keeper holds until the commit; and from it to a new owner
     tied: Bytes = 0  # gradients of tied parameters
     sync: Bytes = 0  # final gradients for replicas
     state: Bytes = 0  # whole states, for replicas that are filled

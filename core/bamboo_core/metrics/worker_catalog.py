@@ -37,8 +37,8 @@ WORKER_TIME = _worker(
 WORKER_SENT = _worker(
     "sent_bytes_total",
     MetricKind.COUNTER,
-    "Sent to the network, by kind: activation, gradient, reduction, tied, sync (final gradients for "
-    "replicas), state (whole states for replicas), layers (after another split, or from a "
+    "Sent to the network, by kind: activation, gradient, reduction, kept (sums of finished groups), tied, sync (final "
+    "gradients for replicas), state (whole states for replicas), layers (after another split, or from a "
     "checkpoint's copies) or control.",
     "kind",
     unit="bytes",

@@ -12,7 +12,7 @@ KINDS = {
     FrameKind.CONTRIBUTION: "reduction",
     FrameKind.RESULT: "reduction",
     FrameKind.PARTIAL_SUM: "reduction",
-    FrameKind.KEPT_SUM: "reduction",
+    FrameKind.KEPT_SUM: "kept",
     FrameKind.TIED: "tied",
     FrameKind.SYNC: "sync",
     FrameKind.STATE: "state",
