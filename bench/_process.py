@@ -20,7 +20,7 @@ COUNTED = {  # (file, function) -> what a call of it is
     ("coordinator.py", "step"): "events of a coordinator",
     ("planner.py", "replan"): "looks for a better plan",
     ("document.py", "job_status"): "statuses made",
-    ("connection.py", "call"): "calls of the API",
+    ("api.py", "call"): "calls of the API",
 }
 
 

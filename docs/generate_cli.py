@@ -62,8 +62,8 @@ Errors are sentences on standard error that begin with `bamboo: `; those about f
 ## Reaching the cluster
 
 As kubectl does: `--kubeconfig`, else the files of `$KUBECONFIG`, else `~/.kube/config`, else, inside a pod, its
-ServiceAccount. Proxies (`proxy-url`, or `HTTPS_PROXY` and `NO_PROXY`), impersonation and credential plugins (`exec`)
-are supported; the old `auth-provider` is not.
+ServiceAccount. Proxies (`proxy-url`, or `HTTPS_PROXY` and `NO_PROXY`) and credential plugins (`exec`) are supported;
+[install.md](install.md#4-the-command-line) has the differences from kubectl.
 
 Rights that a person needs, in the job's namespace:
 

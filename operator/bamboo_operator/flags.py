@@ -20,7 +20,7 @@ from bamboo_core.names import (
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
 from bamboo_operator.cluster.watch_health import KopfRepetitions
-from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
+from bamboo_operator.kube.access import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.process import OperatorOptions

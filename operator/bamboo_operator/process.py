@@ -10,7 +10,8 @@ from typing import Any
 import kopf
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from bamboo_core.kube.connection import Connection
+from bamboo_core.complaints import said_by
+from bamboo_core.kube.api import Access, Connection, KubeApi
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.metrics.exposition import Exporter, MetricsPageCollector
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
@@ -26,11 +27,17 @@ from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.server import WebServer
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.kube.access import (
+    API_CONNECTIONS,
+    AUTHORITY_FILE,
+    KopfSession,
+    connect,
+    kopf_session,
+    operator_access,
+)
 from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.certificate_authority import ClusterAuthority
-from bamboo_operator.kube.client import API_CONNECTIONS, API_ERRORS, ApiClient, connect, described
-from bamboo_operator.kube.credentials import AUTHORITY_FILE, KopfSession, kopf_session, operator_access
 from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -79,16 +86,16 @@ async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
     """Runs the operator until stop is set. Raises OSError if an address cannot be had, LeaseLost if another operator
     works now.
     """
-    await _Operator(options, stop).run()
+    await _Operator(options, stop, await operator_access()).run()
 
 
 class _Operator:
     """Health and metrics are there from the start; what only one operator may do begins when the lease is held."""
 
-    def __init__(self, options: OperatorOptions, stop: asyncio.Event) -> None:
+    def __init__(self, options: OperatorOptions, stop: asyncio.Event, access: Access) -> None:
         self._options, self._stop = options, stop
         self._settings = kopf_settings()
-        self._access, self._connections = operator_access(), list[Connection]()
+        self._access, self._connections = access, list[Connection]()
         self._calls, self._series = ApiCallCounts(), CollectorRegistry()
         self._api, self._reviewer = self._client(API_CONNECTIONS), self._client(REVIEWS_AT_ONCE)
         page_reviewer = self._client(job_pages.REVIEWS_AT_ONCE)  # of its own: readers of pages hold up nothing else
@@ -110,14 +117,12 @@ class _Operator:
         self._web = WebServer(self._problem, self._not_ready, self._series, bounds)
         job_pages.JobPages(self._known, page_reviewer).add_to(self._web.app)
 
-    def _client(self, connections: int) -> ApiClient:
+    def _client(self, connections: int) -> KubeApi:
         self._connections.append(connect(self._access, self._calls, connections))
-        return ApiClient(self._connections[-1])
+        return KubeApi(self._connections[-1])
 
     async def run(self) -> None:
         try:
-            for connection in self._connections:
-                await connection.open()
             await self._web.start(*self._options.web_listen)
             self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
             if self._active:
@@ -212,7 +217,7 @@ class _Operator:
         async def login(**_: object) -> KopfSession:
             try:
                 return await kopf_session(self._access, self._watch_health.trace())
-            except RemoteError as error:  # a plugin's, or of a file that is away for a moment
+            except RemoteError as error:  # of a file that is away for a moment
                 self._watch_health.failed(LOGIN, str(error))
                 raise kopf.TemporaryError(str(error), delay=POLL_SECONDS) from None
 
@@ -272,8 +277,8 @@ class _Operator:
             try:
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await self._lease.release()
-            except API_ERRORS as error:
-                logger.warning("cannot release the lease: %s", described(error))
+            except (RemoteError, TimeoutError) as error:
+                logger.warning("cannot release the lease: %s", said_by(error))
         await self._web.stop()
         for connection in self._connections:
             await connection.close()

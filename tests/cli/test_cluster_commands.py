@@ -31,7 +31,7 @@ PENDING = job(conditions=[condition("Running", False)], plan=None)
             job(),
             ["status", "story", "--context", "x"],
             2,
-            "--context x: no such context; expected one of here, elsewhere",
+            "not a usable kubeconfig: Invalid kube-config file. Expected object with name x in",
         ),
         (job(), ["status", "story", "-w", "-o", "json"], 2, "--output json: cannot be watched"),
         (job(), ["status", "No"], 2, "No: expected the name of a job"),
@@ -90,7 +90,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
 
 
 def test_nothing_heavy_is_imported_for_help() -> None:
-    heavy = "[m for m in ('aiohttp', 'asyncio', 'torch') if m in sys.modules]"
+    heavy = "[m for m in ('aiohttp', 'asyncio', 'kubernetes', 'torch') if m in sys.modules]"
     code = f"import sys, bamboo.cli.commands; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer imports it
 
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.names import ENV_COORDINATOR, TRAINER_CONTAINER
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.watch_handlers import watch_handlers
 from bamboo_trainer.worker.launch.process import main as run_worker
@@ -123,7 +123,7 @@ class World:
         return sorted([*self.seen, *self._recorder.seen], key=lambda seen: seen.at)
 
     async def _run(self, course: Callable[["World"], Any]) -> None:
-        gateway, api = WorkerGateway(), ApiClient(self.server)
+        gateway, api = WorkerGateway(), KubeApi(self.server)
         port = await gateway.start("127.0.0.1", 0)
         shared = SharedResources(
             cluster=ClusterCache(),

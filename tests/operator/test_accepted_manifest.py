@@ -7,6 +7,7 @@ import pytest
 from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed
 from bamboo_operator.kube.objects import JobIdentity
 
@@ -104,7 +105,7 @@ async def test_whatever_fails_the_newest_is_recalled(failing: str) -> None:
     await first.save()
     first.accept(edited(standby={"workers": 1}), 2)
     api.failing = {failing}
-    with pytest.raises(TimeoutError):
+    with pytest.raises(ClusterUnreachable):
         await first.save()
     second = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     await second.load(TASK)

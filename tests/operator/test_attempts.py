@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable
 from bamboo_operator.kube import attempts as module
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.client import PodRefused
+from bamboo_operator.kube.refusals import PodRefused
 
 BUSY, GONE = ApiError(429, "Busy", "later"), ApiError(404, "NotFound", "gone")
 
@@ -31,7 +31,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_call_is_tried_until_it_is_done_and_each_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    server = Server(BUSY, TimeoutError(), ConnectionError())
+    server = Server(BUSY, ClusterUnreachable("late"), ClusterUnreachable("away"))
     assert await ApiAttempts(("team", "tiny")).until_done("delete a pod", server.call) is None
     assert server.calls == 4
     assert len(caplog.records) == 3
@@ -75,7 +75,14 @@ async def test_a_job_whose_calls_are_tried_does_not_count_as_stuck() -> None:
 async def test_a_refusal_is_told_once_and_another_one_again() -> None:
     attempts, told = ApiAttempts(("team", "tiny")), list[Emit]()
     forbidden, invalid = ApiError(403, "Forbidden", "no"), ApiError(422, "Invalid", "not so")
-    for error in (forbidden, BUSY, forbidden, PodRefused(403, "Forbidden", "no pod"), invalid, TimeoutError()):
+    for error in (
+        forbidden,
+        BUSY,
+        forbidden,
+        PodRefused(403, "Forbidden", "no pod"),
+        invalid,
+        ClusterUnreachable("late"),
+    ):
         assert not await attempts.once("write", Server(error).call(), told.append)
     assert [(emit.reason, emit.message) for emit in told] == [
         ("ClusterRefuses", str(forbidden)),

@@ -11,6 +11,7 @@ from bamboo_core.control.message import Message
 from bamboo_core.control.protocol import Stop
 from bamboo_core.coordinator.ending.record import WeightsSaving
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -22,7 +23,6 @@ from bamboo_operator.jobs.reconcile_schedule import (
     ReconcileTrigger,
     idle_pause,
 )
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.removal import PodRemoval
 from opsim_server import Object
@@ -71,7 +71,7 @@ class NobodyIsAsked:
 def runner_of(name: str) -> CoordinatorRunner:
     spec = parse_manifest(manifest(name))
     run = TrainingRun(job=JobIdentity(("default", name), "u1"), spec=spec, manifest=manifest(name), resumed=False)
-    reviews = TokenReviewer(ApiClient(NobodyIsAsked()))
+    reviews = TokenReviewer(KubeApi(NobodyIsAsked()))
     return CoordinatorRunner(run, ClusterCache(), WorkerGateway(), reviews, b"k" * 16, ReconcileTrigger())
 
 

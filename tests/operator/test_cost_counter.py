@@ -7,11 +7,11 @@ import pytest
 
 from bamboo_core.coordinator.events import PricesTold
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.api import KubeApi
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import JobMeta, worker_pod
 from bamboo_operator.pods.job_pods import JobPods
@@ -93,7 +93,7 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
         made["metadata"] |= {"uid": f"p{number}"}
         made["spec"]["nodeName"] = f"n{number}"
         cluster.pod_event(None, made | {"status": {"phase": "Running"}})
-    status = StatusWriter(identity, {}, ApiClient(NoCalls()))
+    status = StatusWriter(identity, {}, KubeApi(NoCalls()))
     counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
     totals = []
     for spot in ("1", "3", "5", "100"):
@@ -110,7 +110,7 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
         made = worker_pod(spec, JobMeta(uid="u"), number, pool, SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
         cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
-    status = StatusWriter(identity, {}, ApiClient(NoCalls()))
+    status = StatusWriter(identity, {}, KubeApi(NoCalls()))
     counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
     assert counter.prices_told() == PricesTold({})
     for spot in ("1", "2.5"):
@@ -130,7 +130,7 @@ def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeyp
     for number, made in enumerate(pods):
         made["metadata"] |= {"uid": f"p{number}"}
         cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
-    status = StatusWriter(identity, {}, ApiClient(NoCalls()))
+    status = StatusWriter(identity, {}, KubeApi(NoCalls()))
     counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
     status.update(spec=spec)
     joined = {pods[0]["metadata"]["name"]}

@@ -8,14 +8,13 @@ from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable, JobGone
 from bamboo_core.planning.plan import Plan
 from bamboo_operator.jobs import effective_spec as module
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.client import JobGone
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.status.plan_record import plan_record
@@ -118,7 +117,7 @@ async def test_a_dry_run_that_fails_is_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
-    one = One(edited(), TimeoutError(), ApiError(503, "ServiceUnavailable", "not now"))
+    one = One(edited(), ClusterUnreachable("late"), ApiError(503, "ServiceUnavailable", "not now"))
     assert await one.spec.next(SETTINGS) is not None
     assert (len(one.tried), len(caplog.records)) == (3, 2)
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from bamboo_core.coordinator.events import Emit
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.event_queue import MOST_COUNTED, EventQueue, may_be_posted_later, post_events
 from fake_api import FakeApi
@@ -35,15 +35,15 @@ async def test_what_happens_again_is_counted_in_the_event_that_there_is() -> Non
     events, queue = Events(), EventQueue()
     for message in ("a", "b", "a", "a"):
         queue.append(Emit("WorkerEnded", message, True))
-        await post_events(ApiClient(events), JOB, queue)
+        await post_events(KubeApi(events), JOB, queue)
     assert events.told() == [("a", 3), ("b", 1)]
     queue.append(Emit("WorkerEnded", "a", False))
-    await post_events(ApiClient(events), JOB, queue)
+    await post_events(KubeApi(events), JOB, queue)
     assert events.told() == [("a", 3), ("b", 1), ("a", 1)], "a warning is another event"
     events.kept.all("events").clear()  # they are kept for an hour
     for _ in range(2):
         queue.append(Emit("WorkerEnded", "a", True))
-    await post_events(ApiClient(events), JOB, queue)
+    await post_events(KubeApi(events), JOB, queue)
     assert events.told() == [("a", 2)]
 
 
@@ -51,7 +51,7 @@ async def test_only_so_many_are_counted_on() -> None:
     events, queue = Events(), EventQueue()
     for n in range(MOST_COUNTED + 5):
         queue.append(Emit("Takeover", str(n)))
-        await post_events(ApiClient(events), JOB, queue)
+        await post_events(KubeApi(events), JOB, queue)
     assert len(queue.posted) == MOST_COUNTED
 
 

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from bamboo_operator.jobs.controller import JobController
-from bamboo_operator.kube import client as api_module
+from bamboo_operator.kube import access
 from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, uids, until
 
 
@@ -146,7 +146,7 @@ class Silent(Server):
 
 async def test_a_suspension_is_handled_while_the_api_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the watch tells goes to the coordinator at once, and not with the next reconciliation."""
-    monkeypatch.setattr(api_module, "TIMEOUT_SECONDS", 600.0)
+    monkeypatch.setattr(access, "TIMEOUT_SECONDS", 600.0)
     server = Silent()
     async with managed(server) as jobs:
         jobs.job_event("ADDED", body("u1"))

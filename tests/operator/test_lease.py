@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_operator.kube.client import TIMEOUT_SECONDS
+from bamboo_operator.kube.access import TIMEOUT_SECONDS
 from bamboo_operator.kube.lease import (
     DURATION_SECONDS,
     NOTICE_SECONDS,

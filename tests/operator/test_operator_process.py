@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.lease import lease_held_by
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -118,7 +119,7 @@ class SlowPods:
 
     async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
         if self.away:
-            raise TimeoutError
+            raise ClusterUnreachable("late")
         self.labels[name] = value
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bamboo_core.job.api_object import written
+from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.writer import StatusWriter
 from operator_kit import job, said
@@ -26,7 +27,7 @@ class Api:
         self.writes += 1
         self.status = merged(self.status, dict(status))
         if not self.answers:
-            raise TimeoutError
+            raise ClusterUnreachable("late")
 
 
 async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
@@ -37,7 +38,7 @@ async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
     await writer.write(None)
     writer.update(plan='{"epoch":1}')
     api.answers = False
-    with pytest.raises(TimeoutError):
+    with pytest.raises(ClusterUnreachable):
         await writer.write(None)
     assert api.status["plan"] == '{"epoch":1}'
     api.answers = True
@@ -54,7 +55,7 @@ async def test_what_may_have_been_written_is_written_over_though_nothing_has_cha
     before = dict(api.status)
     writer.update(plan='{"epoch":1}')
     api.answers = False
-    with pytest.raises(TimeoutError):
+    with pytest.raises(ClusterUnreachable):
         await writer.write(None)
     api.answers = True
     writer.update(plan=None)
@@ -72,7 +73,7 @@ async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_mo
     writer.update(spec=job())
     await writer.write(said(loss=math.nan, steps=11))
     api.answers = answered
-    with nullcontext() if answered else pytest.raises(TimeoutError):
+    with nullcontext() if answered else pytest.raises(ClusterUnreachable):
         await writer.write(said(steps=12))
     assert api.status["training"]["loss"] == 4.0
     api.answers = True

@@ -17,7 +17,6 @@ SCENARIOS = {
         "checkpoint_s3",
         "coordinator_distrust",
         "coordinator_waiting",
-        "kube_proxy",
         "manifest_fuzz",
         "lost_nodes",
         "replicas",
@@ -56,7 +55,7 @@ SCENARIOS = {
         "zero_bubble",
         "zone_traffic_of_engines",
     },
-    "operator": {"cost_views", "kube_connections", "operator_failures", "operator_many", "operator_waiting"},
+    "operator": {"cost_views", "operator_failures", "operator_many", "operator_waiting"},
     "cli": {"cli_docs"},
     "page": {"page_browser"},
 }

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from bamboo_core.kube.connection import JSON
-from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.api import JSON
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable
 from bamboo_core.names import LABEL_JOB_UID, TOKEN_AUDIENCE
 from bamboo_operator.auth.pod_tokens import POD_NAME, POD_UID
 from opsim_loop import VirtualLoop
@@ -116,11 +116,11 @@ class Server:
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
         fails = self._rng.random() < self.trouble
         if fails and self._rng.random() < 0.6:
-            raise self._rng.choice((refusal(503, "down"), refusal(429, "busy"), OSError("reset"), TimeoutError()))
+            raise self._rng.choice((refusal(503, "down"), refusal(429, "busy"), ClusterUnreachable("reset")))
         found = copy.deepcopy(self.act(method, place, body, query or {}))
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
         if fails:
-            raise TimeoutError("no answer came")
+            raise ClusterUnreachable("no answer came")
         return found
 
     def act(self, method: str, place: str, body: Object | None, query: Mapping[str, str]) -> Object:
@@ -186,6 +186,7 @@ class Server:
                 raise refusal(404, "NotFound", name or "")
             return {}
         assert body
+        body = json.loads(body) if isinstance(body, str) else body  # as YAML
         if body["metadata"]["name"] in self.revisions:
             raise refusal(409, "AlreadyExists", body["metadata"]["name"])
         self.revisions[body["metadata"]["name"]] = copy.deepcopy(body)

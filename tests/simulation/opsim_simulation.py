@@ -17,6 +17,7 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec, most_pipelines, wanted_workers
+from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -24,7 +25,6 @@ from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.signals import lives
 from opsim_audit import Audit
@@ -257,7 +257,7 @@ class OperatorSimulation:
     def start_operator(self) -> None:
         """Starts an operator as kopf does: pods and nodes are known before the first job."""
         self.log("the operator starts")
-        api, gateway = ApiClient(self.server), WorkerGateway()
+        api, gateway = KubeApi(self.server), WorkerGateway()
         settings = WorkerPodSettings(coordinator_url="", image="trainer")
         self._cluster = ClusterCache()
         self.shared = SharedResources(

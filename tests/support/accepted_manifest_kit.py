@@ -3,7 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
-from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable
 from manifest_kit import minimal
 
 KEY = ("default", "tiny")
@@ -35,9 +35,9 @@ class Revisions:
             raise ApiError(409, "AlreadyExists", "there")
         self.there[revision["metadata"]["name"]] = deepcopy(revision)
         if "create" in self.failing:
-            raise TimeoutError
+            raise ClusterUnreachable("late")
 
     async def delete_revision(self, namespace: str, name: str) -> None:
         if "delete" in self.failing:
-            raise TimeoutError
+            raise ClusterUnreachable("late")
         self.there.pop(name, None)

@@ -1,16 +1,37 @@
-"""A small API server, and kubeconfigs that lead to it."""
+"""An API server that a test plays, and the way to it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from bamboo_core.kube.api import KubeApi
-from bamboo_core.kube.kubeconfig import Access
+from bamboo_core.kube.api import Access, Connection, KubeApi, log_in, new_configuration
 
 
-def ask(access: Access, call: Callable[[KubeApi], Awaitable[Any]]) -> Any:
+def access_to(url: str) -> Access:
+    """Return the access to a server that does not ask who somebody is."""
+    found = new_configuration()
+    found.host = url
+    return Access(context="c", namespace="team", configuration=found)
+
+
+def ask(kubeconfig: object, call: Callable[[KubeApi], Awaitable[Any]], context: str | None = None) -> Any:
+    """Return what the call gives, made as a command makes it."""
+
     async def run() -> Any:
-        async with KubeApi(access) as api:
+        async with KubeApi(Connection(await log_in(str(kubeconfig), context))) as api:
             return await call(api)
+
+    return asyncio.run(run())
+
+
+def connected(url: str, script: Callable[[Connection], Awaitable[Any]], **options: Any) -> Any:
+    """Return what the script gives, with a connection to that server."""
+
+    async def run() -> Any:
+        connection = Connection(access_to(url), **options)
+        try:
+            return await script(connection)
+        finally:
+            await connection.close()
 
     return asyncio.run(run())

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from bamboo_core.kube.errors import ApiError
-from bamboo_operator.kube.client import TIMEOUT_SECONDS
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable
+from bamboo_operator.kube.access import TIMEOUT_SECONDS
 from bamboo_operator.kube.lease import Lease, LeaseLost, LeaseName
 from fake_api import FakeApi
 
@@ -121,7 +121,7 @@ class Process:
     async def end(self) -> None:
         """Ends the process as SIGTERM does."""
         await self.kill()
-        with contextlib.suppress(TimeoutError, ApiError):
+        with contextlib.suppress(ClusterUnreachable, ApiError):
             await self.lease.release()
 
     def freeze(self, *, frozen: bool) -> None:
@@ -162,7 +162,7 @@ class Process:
     async def _reach(self) -> None:
         if self.cut:
             await self.sleep(TIMEOUT_SECONDS)
-            raise TimeoutError
+            raise ClusterUnreachable("late")
 
     async def read_lease(self, namespace: str, name: str) -> dict[str, Any] | None:
         await self._reach()

@@ -11,8 +11,8 @@ import kueue_manager
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.kube.errors import ApiError
-from bamboo_core.kube.request_parts import node_path
+from bamboo_core.kube.api import node_path
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
@@ -75,7 +75,7 @@ class Place:
         self.meanwhile()
         if self.unanswered:
             self.unanswered -= 1
-            raise TimeoutError("no answer")
+            raise ClusterUnreachable("no answer")
         return copy.deepcopy(made)
 
     async def try_pod(self, pod: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ class Job:
         """Time passes, and then it is reconciled so many times, whatever the API server refuses."""
         self.now += seconds
         for _ in range(count):
-            with contextlib.suppress(ApiError, TimeoutError):
+            with contextlib.suppress(ApiError, ClusterUnreachable):
                 await self.controller.reconcile()
 
     async def ticks(self, seconds: float) -> None:

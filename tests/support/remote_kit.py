@@ -131,7 +131,7 @@ def kubeconfig(path: Path, url: str, user: Mapping[str, Any] | None = None, **cl
                     {"name": "elsewhere", "context": {"cluster": "c", "user": "u"}},
                 ],
                 "clusters": [{"name": "c", "cluster": {"server": url, **cluster}}],
-                "users": [{"name": "u", "user": dict(user or {})}],
+                "users": [{"name": "u", "user": {"token": "t"} if user is None else dict(user)}],
             }
         )
     )
@@ -144,7 +144,7 @@ class Asked:
     def __init__(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         parts = urlsplit(handler.path)
         self.method, self.path, self.query = handler.command, parts.path, dict(parse_qsl(parts.query))
-        self.headers = dict(handler.headers.items())
+        self.headers = {name.title(): value for name, value in handler.headers.items()}
         self.body = json.loads(body) if body else None
 
 
@@ -169,6 +169,7 @@ def server(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
             data = found if isinstance(found, bytes) else json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
+            self.send_header("Retry-After", "0")  # if it is busy
             self.end_headers()
             self.wfile.write(data)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.names import LABEL_JOB_NAME, TRAINER_CONTAINER
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
@@ -15,7 +16,6 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from manifest_kit import bamboojob, training
 from opsim_loop import VirtualLoop, virtual_time
@@ -66,7 +66,7 @@ def late_pod(job: str, uid: str) -> Object:
     return {"metadata": metadata, "spec": {"containers": [{"name": TRAINER_CONTAINER}]}, "status": {}}
 
 
-def shared_for(cluster: ClusterCache, api: ApiClient) -> SharedResources:
+def shared_for(cluster: ClusterCache, api: KubeApi) -> SharedResources:
     return SharedResources(
         cluster=cluster,
         gateway=WorkerGateway(),
@@ -101,7 +101,7 @@ class ManyJobs:
         self._server = Server(loop, rng, watches, self._changed)
         self._server.slowness = slowness
         self._cluster = ClusterCache()
-        shared = shared_for(self._cluster, ApiClient(self._server))
+        shared = shared_for(self._cluster, KubeApi(self._server))
         self.burst = shared.burst
         self._controller = JobController(shared)
 

@@ -7,16 +7,17 @@ from typing import Any
 
 from aiohttp import web
 
-from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
+from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.kube.access import connect
 from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.kube.client import ApiClient, connect
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from http_kit import serving
+from kube_server_kit import access_to
 from manifest_kit import minimal
 
 KEY = ("default", "test")
@@ -62,8 +63,8 @@ class Server:
 @asynccontextmanager
 async def sharing(server: Server) -> AsyncIterator[SharedResources]:
     async with serving(server.answer) as url:
-        connection = connect(Access(context="test", server=ClusterServer(url=url), user=User()), ApiCallCounts(), 32)
-        api = ApiClient(connection)
+        connection = connect(access_to(url), ApiCallCounts(), 32)
+        api = KubeApi(connection)
         try:
             yield SharedResources(
                 cluster=ClusterCache(),

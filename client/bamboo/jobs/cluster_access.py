@@ -11,41 +11,32 @@ from bamboo.remote import operations
 from bamboo.remote.session import NAME, patiently
 from bamboo.remote.watch import INTERVAL_SECONDS
 from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template
-from bamboo_core.kube.api import KubeApi
-from bamboo_core.kube.kubeconfig import load
+from bamboo_core.kube.api import Access, Connection, KubeApi, log_in
 from bamboo_core.view.job_view import JobView, view_of
 
 
 class ClusterAccess:
     """The way to a cluster, in the loop in the background. It is open until it is closed, or the program ends.
 
-    namespace: of jobs whose manifest names none. Raises what `told` raises.
+    given: the namespace of jobs whose manifest names none; that of the access if it is None.
     """
 
-    def __init__(self, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
-        with told():
-            access = load(kubeconfig, context)
-        self._given, self.namespace = namespace, namespace or access.namespace
-        if not NAME.fullmatch(self.namespace):
-            raise InvalidRequest(f"namespace {self.namespace}: expected the name of a namespace")
-        self._api, self._opening = KubeApi(access), asyncio.Lock()
-        self._is_open = False
+    def __init__(self, access: Access, given: str | None) -> None:
+        self._access, self._given, self.namespace = access, given, given or access.namespace
+        self._api: KubeApi | None = None
 
-    async def api(self) -> KubeApi:
-        async with self._opening:
-            if not self._is_open:
-                await self._api.__aenter__()
-                self._is_open = True
-                background.opened(self.close)
+    def api(self) -> KubeApi:
+        if self._api is None:
+            self._api = KubeApi(Connection(self._access))
+            background.opened(self.close)
         return self._api
 
     async def close(self) -> None:
         """Closes the connections; they are opened again if more is asked."""
-        async with self._opening:
-            if self._is_open:
-                self._is_open = False
-                background.closed(self.close)
-                await self._api.__aexit__(None, None, None)
+        if self._api is not None:
+            api, self._api = self._api, None
+            background.closed(self.close)
+            await api.__aexit__()
 
     async def submit(
         self, job: JobSource, *, apply: bool, force: bool, dry_run: bool, alone: bool = False
@@ -55,7 +46,7 @@ class ClusterAccess:
         if named and self._given and named != self._given:
             raise InvalidRequest(f"namespace {self._given}: {job.name} is of namespace {named}")
         with told():
-            api = await self.api()
+            api = self.api()
             unknown = unknown_in_template(job.spec)
             if unknown and await api.minor_version() <= NEWEST_MINOR:  # else only the API server can tell
                 raise InvalidJob(unknown)
@@ -66,12 +57,12 @@ class ClusterAccess:
 
     async def job(self, name: str) -> ClusterJob:
         with told():
-            api = await self.api()
+            api = self.api()
             return ClusterJob(api, view_of(await api.job(self.namespace, name)))
 
     async def jobs(self) -> list[ClusterJob]:
         with told():
-            api = await self.api()
+            api = self.api()
             return [ClusterJob(api, job) for job in await self._views()]
 
     async def changes(self, shown: dict[str, JobProgress]) -> list[JobProgress]:
@@ -87,10 +78,13 @@ class ClusterAccess:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def _views(self) -> list[JobView]:
-        bodies = await (await self.api()).jobs(self.namespace)
+        bodies = await self.api().jobs(self.namespace)
         return sorted(map(view_of, bodies), key=lambda job: job.name)
 
 
 async def cluster_access(namespace: str | None, context: str | None, kubeconfig: str | None) -> ClusterAccess:
     """The way to the cluster that these name, made in the loop. Raises InvalidRequest, ClusterError."""
-    return ClusterAccess(namespace, context, kubeconfig)
+    if namespace and not NAME.fullmatch(namespace):
+        raise InvalidRequest(f"namespace {namespace}: expected the name of a namespace")
+    with told():
+        return ClusterAccess(await log_in(kubeconfig, context), namespace)

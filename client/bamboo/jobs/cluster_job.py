@@ -98,7 +98,8 @@ class ClusterJob:
         snapshot = await self.snapshot()
         with told():
             chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
-            await self._api.delete_pod(self._job.namespace, chosen.name, chosen.uid, None if notice else 0)
+            if not await self._api.delete_pod(self._job.namespace, chosen.name, chosen.uid, None if notice else 0):
+                raise RemoteError(f"{chosen.name} is gone already")
 
     async def scale(self, workers: int) -> None:
         """Raises InvalidRequest if the job's grid is fixed."""

@@ -14,7 +14,6 @@ import yaml
 
 from bamboo.jobs import background
 from bamboo.jobs.child_process import ask
-from bamboo.jobs.cluster_access import cluster_access
 from bamboo.jobs.entrypoint import entrypoint_of
 from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
 from bamboo.jobs.handle import JobHandle
@@ -280,6 +279,8 @@ class Job:
         """Makes the job on a cluster, and returns at once: `bamboo submit`, whose flags these are. It goes on when this
         program ends. Raises ClusterError.
         """
+        from bamboo.jobs.cluster_access import cluster_access  # which takes a while to import
+
         cluster = background.call(cluster_access(namespace, context, kubeconfig))
         work = cluster.submit(self._source, apply=apply, force=force, dry_run=False, alone=True)
         return JobHandle(background.call(work))

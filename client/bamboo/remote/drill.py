@@ -43,7 +43,8 @@ async def drill(
     if objection := victims.objections(job, datetime.now(UTC), kill=kill):
         confirm(objection, yes=yes)
     began = time.monotonic()
-    await session.api.delete_pod(job.namespace, chosen.name, chosen.uid, 0 if kill else None)
+    if not await session.api.delete_pod(job.namespace, chosen.name, chosen.uid, 0 if kill else None):
+        raise RemoteError(f"{chosen.name} is gone already")
     session.say(_said(job, chosen, kill))
     return await _report(session, job_reader, job, chosen, began, timeout) if wait else EXIT_OK
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.api import KubeApi, Object, pods_path
 from bamboo_core.kube.errors import ApiError, RemoteError
-from bamboo_core.kube.request_parts import Object, pods_path
 from bamboo_core.names import LABEL_ACTIVE
 
 OPERATOR: Final = "app.kubernetes.io/name=bamboo-operator"

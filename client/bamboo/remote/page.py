@@ -13,10 +13,9 @@ from typing import Any
 from bamboo.remote.operator_pods import OPERATOR, is_running, operator_for, operator_pods
 from bamboo.remote.session import Session, Target
 from bamboo_core.complaints import system_reason
-from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.kube.port_forward import PortForward
-from bamboo_core.kube.request_parts import Object
 from bamboo_core.names import PAGE_AUDIENCE, WEB_PORT
 
 PORT_NAME = "web"

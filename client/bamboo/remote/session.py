@@ -18,10 +18,8 @@ from bamboo import loop_signals
 from bamboo_core.complaints import complain, said_by
 from bamboo_core.job.fields import ManifestError
 from bamboo_core.job.yaml_file import load_document
-from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.api import Connection, KubeApi, log_in
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError, UsageError
-from bamboo_core.kube.kubeconfig import Access
-from bamboo_core.kube.kubeconfig import load as load_access
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo_core.text import printable
 
@@ -81,11 +79,9 @@ def run(
 ) -> int:
     """The command on the cluster that the flags and the kubeconfig name; its exit code. Errors are said."""
     try:
-        access = load_access(kubeconfig, context)
-        namespace = namespace or access.namespace
-        if not NAME.fullmatch(namespace):
+        if namespace and not NAME.fullmatch(namespace):
             raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
-        return loop_signals.run_until_stopped(lambda: _run(access, namespace, command, quiet))
+        return loop_signals.run_until_stopped(lambda: _run(command, namespace, context, kubeconfig, quiet))
     except RemoteError as error:
         complain(printable(said_by(error)))
         return error.code
@@ -96,9 +92,12 @@ def run(
         return EXIT_INTERRUPTED
 
 
-async def _run(access: Access, namespace: str, command: Command, quiet: bool) -> int:
-    async with KubeApi(access) as api:
-        return await command(Session(api, namespace, quiet=quiet))
+async def _run(
+    command: Command, namespace: str | None, context: str | None, kubeconfig: str | None, quiet: bool
+) -> int:
+    access = await log_in(kubeconfig, context)
+    async with KubeApi(Connection(access)) as api:
+        return await command(Session(api, namespace or access.namespace, quiet=quiet))
 
 
 def names_file(given: str) -> bool:

@@ -1,54 +1,402 @@
-"""What the command line asks of the API server, in its words: plain objects, and sentences for what is refused."""
+"""The way to a Kubernetes API server, for the command line and the operator: the official client, on plain objects.
+
+Its typed calls refuse fields that are newer than they are, so every call here is its generic one, with a time limit.
+Whatever goes wrong is a RemoteError in one sentence: an ApiError if the server refuses, a ClusterUnreachable if it does
+not answer, a ConfigError if the kubeconfig is wrong. Importing this module takes a while.
+"""
 
 import asyncio
 import contextlib
+import copy
+import json
+import logging
+import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from types import TracebackType
-from typing import Self
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config
+from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+from kubernetes.aio.stream import WsApiClient
 
-from bamboo_core.kube.connection import JSON, Connection, ConnectionOptions
-from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
-from bamboo_core.kube.kubeconfig import Access
-from bamboo_core.kube.request_parts import (
-    APPLY,
-    MERGE,
-    Object,
-    delete_options,
-    job_path,
-    jobs_path,
-    node_path,
-    pod_path,
-    pods_path,
-)
+from bamboo_core.complaints import said_by
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable, ConfigError, JobGone, RemoteError
 from bamboo_core.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 
-OPTIONS = ConnectionOptions(agent="bamboo-cli", total_seconds=30.0, connect_seconds=10.0, connections=100, tries=6)
+Object = dict[str, Any]
+Ended = Callable[[str, str, str, float], None]  # verb, path, code ("error" without an answer), seconds
+
+JSON, YAML = "application/json", "application/yaml"
+MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod that may ask the API server
+LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts to which no proxy leads
+LOGIN_SECONDS = 300.0  # for a plugin, which may send the user to a browser
+CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 3600.0  # of a worker whose log is followed
+BUSY_SECONDS, MOST_BUSY_SECONDS = 0.5, 5.0  # the pause after a refusal that names none, and the longest
 PAGE = 500  # objects in one answer to a list
-LARGEST_LINE = 1 << 20  # of a log; a longer one is cut into several
-MANAGER = "bamboo"  # of the fields that are applied
+POD_EVENTS = 100  # events that are read of one pod; the kubelet counts repetitions, and begins at most 25 in a row
+LARGEST_LINE = 1 << 20  # bytes of a line of a log; a longer one is cut into several
+MANAGER = "bamboo"  # the field manager of what users apply
+APPLIED = {"fieldManager": "bamboo-operator", "force": "true"}
+
+
+# Who asks which server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """An API server and credentials for it. namespace: the one that commands are about if none is named."""
+
+    context: str
+    namespace: str
+    configuration: Configuration
+
+
+async def log_in(path: str | None = None, context: str | None = None) -> Access:
+    """Return the access that path, else KUBECONFIG, else ~/.kube/config, else the pod's ServiceAccount gives.
+
+    A credential plugin is run. Raises ConfigError.
+    """
+    files = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
+        return await _from_kubeconfig(files, context)
+    if path:
+        raise ConfigError(f"--kubeconfig {path}: no such file")
+    if context:
+        raise ConfigError(f"--context {context}: there is no kubeconfig ({files})")
+    inside = in_cluster()
+    if inside is None:
+        raise ConfigError(f"no cluster: there is no kubeconfig ({files}); set KUBECONFIG")
+    return inside
+
+
+def in_cluster() -> Access | None:
+    """Return the access of the pod that this process runs in; None outside of pods."""
+    configuration = new_configuration()
+    try:
+        load_incluster_config(configuration)
+        namespace = (ACCOUNT / "namespace").read_text().strip()
+    except (ConfigException, OSError):
+        return None
+    return Access(context="in-cluster", namespace=namespace, configuration=configuration)
+
+
+async def _from_kubeconfig(files: str, context: str | None) -> Access:
+    configuration = new_configuration()
+    try:
+        merged = KubeConfigMerger(files).config
+        loader = KubeConfigLoader(merged, active_context=context, config_base_path=None)
+        chosen, name = loader.current_context["context"], loader.current_context["name"]
+        entry = merged["users"].get_with_name(chosen.get("user"), safe=True)
+        user = (entry.value["user"] if entry else None) or {}
+    except Exception as error:  # whatever the library meets in a file that is not as it expects
+        flag = f"--context {context}: " if context else ""
+        raise ConfigError(f"{flag}{files}: not a usable kubeconfig: {said_by(error)}") from None
+    where = f"{files}: context {name}"
+    if not user:
+        raise ConfigError(f"{where} names no user with credentials")
+    if "as" in user:
+        raise ConfigError(f"{where}: impersonation (as) is not supported")
+    with _logged() as said:
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS):
+                await loader.load_and_set(configuration)
+        except Exception as error:  # as above
+            raise ConfigError(f"{where} cannot be used: {said_by(error)}") from None
+    keys = configuration.api_key
+    if not keys and not configuration.cert_file:  # the library would ask anonymously
+        plugin = (user.get("exec") or {}).get("command")
+        source = f"the plugin {plugin}" if plugin else "its user"
+        raise ConfigError(f"{where}: {source} gave no credentials{''.join(f'; {text}' for text in said)}")
+    if "BearerToken" in keys:
+        keys["BearerToken"] = keys["BearerToken"].strip()  # a file's line end is no part of a token
+    if hasattr(loader, "exec_plugin_expiry"):
+        configuration.refresh_api_key_hook = _renewing(loader)
+    configuration.proxy = configuration.proxy or _environment_proxy(configuration.host)
+    configuration.client_session_kwargs["proxy"] = configuration.proxy  # for WebSockets, too
+    return Access(context=name, namespace=chosen.get("namespace") or "default", configuration=configuration)
+
+
+def new_configuration() -> Configuration:
+    """Return a configuration of the official client as all calls here need it, of no server yet."""
+    made = Configuration()
+    made.disable_strict_ssl_verification = True  # Python 3.13 refuses the authorities of older EKS clusters
+    made.client_session_kwargs = {"trust_env": False}  # else each call takes three times the CPU time
+    return made
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Give what the library's reader of kubeconfigs would log, such as why a plugin failed."""
+    said: list[str] = []
+    logger = logging.getLogger("kubernetes.aio.config.kube_config")
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            said.append(" ".join(record.getMessage().split()))
+        return False
+
+    logger.addFilter(keep)
+    try:
+        yield said
+    finally:
+        logger.removeFilter(keep)
+
+
+def _renewing(loader: KubeConfigLoader) -> Callable[[Configuration], Any]:
+    """Return what runs the plugin again, once for all callers, before its token expires."""
+    lock = asyncio.Lock()
+
+    async def renew(configuration: Configuration) -> None:
+        async with lock:
+            await loader.load_from_exec_plugin()
+        configuration.api_key["BearerToken"] = loader.token
+
+    return renew
+
+
+def _environment_proxy(url: str) -> str | None:
+    """Return what HTTPS_PROXY, HTTP_PROXY and NO_PROXY say about that server."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return None if host in LOCAL or proxy_bypass(host) else getproxies().get(parts.scheme)
+
+
+# Calls
+
+
+class Connection:
+    """The connections to one API server, for many tasks at once. All methods raise RemoteError.
+
+    agent: the program that asks. seconds: the time limit of a call. tries: how often it is made in all while the server
+    is busy; so it also answers for a new CRD. connections: the most that are open at once. ended: called after every
+    try.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        agent: str = "bamboo-cli",
+        seconds: float = 30.0,
+        tries: int = 6,
+        connections: int = 100,
+        ended: Ended | None = None,
+    ) -> None:
+        self.access = access
+        self._configuration = copy.copy(access.configuration)  # which shares the token that is renewed
+        self._configuration.connection_pool_maxsize = connections
+        try:
+            self._client = ApiClient(self._configuration)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"context {access.context}: its certificates cannot be used: {error}") from None
+        self._client.user_agent = agent
+        self._tries, self._ended = tries, ended
+        self._limits = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def call(
+        self,
+        verb: str,
+        path: str,
+        body: Object | str | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = JSON,
+    ) -> Object:
+        """Return what the server answers, if that is an object, else {}. kind: the body's media type."""
+        for left in reversed(range(self._tries)):
+            begun, code = time.monotonic(), "error"
+            try:
+                with self._in_a_sentence():
+                    answer = await self._ask(verb, path, self._limits, body, query, kind)
+                    data = await answer.read()
+                code = str(answer.status)
+            finally:
+                if self._ended:
+                    self._ended(verb, path, code, time.monotonic() - begun)
+            if answer.status < 400:
+                return _object(data, answer.status)
+            if answer.status != 429 or not left:
+                raise self._refusal(answer, data)
+            named = answer.headers.get("Retry-After", "")
+            await asyncio.sleep(
+                min(float(named), MOST_BUSY_SECONDS) if re.fullmatch(r"\d{1,9}", named) else BUSY_SECONDS
+            )
+        raise AssertionError("unreachable")
+
+    async def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
+        """Give the lines of a log as they come."""
+        limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        with self._in_a_sentence():
+            async with await self._ask("GET", path, limits, query=query) as answer:
+                if answer.status >= 400:
+                    raise self._refusal(answer, await answer.read())
+                rest = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if len(rest) > LARGEST_LINE:
+                        lines, rest = [*lines, rest], b""
+                    for line in lines:
+                        yield line.decode(errors="replace")
+                if rest:
+                    yield rest.decode(errors="replace")
+
+    @contextlib.asynccontextmanager
+    async def socket(self, path: str, query: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A WebSocket through the API server, of the protocol v4.channel.k8s.io."""
+        with self._in_a_sentence():
+            async with WsApiClient(self._configuration) as client:
+                request = await client.param_serialize(
+                    "GET", quote(path), query_params=list(query.items()), auth_settings=["BearerToken"]
+                )
+                answer = await client.call_api(*request, _preload_content=False)
+                try:
+                    async with answer.response as socket:
+                        yield socket
+                except aiohttp.WSServerHandshakeError as error:
+                    message = f"the API server refuses {path}: {error.status} {error.message}"
+                    raise ApiError(error.status, "", message) from None
+
+    async def _ask(
+        self,
+        verb: str,
+        path: str,
+        limits: aiohttp.ClientTimeout,
+        body: Object | str | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = JSON,
+    ) -> aiohttp.ClientResponse:
+        request = await self._client.param_serialize(
+            verb,
+            quote(path),
+            query_params=list((query or {}).items()),
+            header_params={"Accept": JSON, "Content-Type": kind},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._client.call_api(*request, _request_timeout=limits)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+    @contextlib.contextmanager
+    def _in_a_sentence(self) -> Iterator[None]:
+        """Raise what keeps the API server from answering as one sentence for the user."""
+        where = f"the cluster at {self._configuration.host} (context {self.access.context})"
+        try:
+            yield
+        except aiohttp.ClientConnectorCertificateError as error:
+            found = error.certificate_error
+            why = getattr(found, "verify_message", "") or found
+            raise ClusterUnreachable(f"{where} is not trusted: {why}") from None
+        except TimeoutError:
+            raise ClusterUnreachable(f"{where} does not answer in time") from None
+        except (aiohttp.ClientError, OSError, ConfigException) as error:
+            inner = getattr(error, "os_error", None) or error
+            why = getattr(inner, "strerror", None) or said_by(inner)
+            raise ClusterUnreachable(f"{where} cannot be reached: {why}") from None
+
+    def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
+        """Kubernetes' own sentence names verb, resource and user, and every field that is wrong."""
+        found = _object(data, answer.status)
+        status, message = answer.status, str(found.get("message") or "")
+        if status == 401:
+            message = f"the cluster does not accept the credentials of context {self.access.context}; log in again"
+        if status == 403:
+            message = f"permission denied: {message or 'the API server forbids it'}"
+        return ApiError(status, str(found.get("reason") or answer.reason or ""), " ".join(message.split()))
+
+
+def _object(data: bytes, status: int) -> Object:
+    """Proxies, and an API server with too much to do, refuse in plain text."""
+    try:
+        found = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        if status < 400:
+            raise ApiError(status, "NotJson", "an answer that is not JSON") from None
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# Paths
+
+
+def jobs_path(namespace: str | None) -> str:
+    """Return the path of the BambooJobs in that namespace; in all of them if it is None."""
+    return f"/apis/{GROUP}/{VERSION}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{PLURAL}"
+
+
+def job_path(namespace: str, name: str) -> str:
+    return f"{jobs_path(namespace)}/{name}"
+
+
+def pods_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def pod_path(namespace: str, name: str) -> str:
+    return f"{pods_path(namespace)}/{name}"
+
+
+def node_path(name: str) -> str:
+    return f"/api/v1/nodes/{name}"
+
+
+def _events(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/events"
+
+
+def _budgets(namespace: str) -> str:
+    return f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+
+
+def _revisions(namespace: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions"
+
+
+def lease_path(namespace: str, name: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+
+
+def _only(uid: str, grace_seconds: int | None = None, propagation: str | None = None) -> Object:
+    """Return DeleteOptions for that very object, and not for another one that has its name by now.
+
+    grace_seconds: the pod's own if None. propagation: to what it owns, such as Background; the kind's own if None.
+    """
+    body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    if grace_seconds is not None:
+        body["gracePeriodSeconds"] = grace_seconds
+    if propagation is not None:
+        body["propagationPolicy"] = propagation
+    return body
+
+
+# What is asked
 
 
 class KubeApi:
-    """Every method may raise a RemoteError whose text is meant for the user."""
+    """What Bamboo asks of an API server. Every method may raise a RemoteError, whose text is meant for the user."""
 
-    def __init__(self, access: Access) -> None:
-        self._connection = Connection(access, OPTIONS)
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self.call = connection, connection.call
 
     @property
     def access(self) -> Access:
         return self._connection.access
 
     async def __aenter__(self) -> Self:
-        await self._connection.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._connection.close()
 
     # jobs
@@ -60,14 +408,14 @@ class KubeApi:
             raise await self._explained(error, namespace, name) from None
 
     async def jobs(self, namespace: str | None) -> list[Object]:
-        """The BambooJobs of the namespace; of all namespaces if it is None."""
+        """Return the BambooJobs of the namespace; of all namespaces if it is None."""
         try:
             return await self.listed(jobs_path(namespace))
         except ApiError as error:
             raise await self._explained(error, namespace or "", "") from None
 
     async def apply_job(self, namespace: str, document: Object, *, force: bool, dry_run: bool = False) -> Object:
-        """Server-side apply: makes it, or merges it into the one there is."""
+        """Make the job, or merge the document into the one there is."""
         name = document["metadata"]["name"]
         query = {"fieldManager": MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
         try:
@@ -82,11 +430,31 @@ class KubeApi:
             raise await self._explained(error, namespace, name) from None
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
-        """That very job, and in the background all that it owns."""
+        """Delete that very job, and in the background all that it owns."""
         try:
-            await self.call("DELETE", job_path(namespace, name), delete_options(uid, propagation="Background"))
+            await self.call("DELETE", job_path(namespace, name), _only(uid, propagation="Background"))
         except ApiError as error:
             raise await self._explained(error, namespace, name) from None
+
+    async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
+        """Merge into that very BambooJob's status; a field that is None is removed. Raises JobGone if it is gone."""
+        body = {"metadata": {"uid": uid}, "status": dict(status)}
+        try:
+            await self.call("PATCH", f"{job_path(namespace, name)}/status", body, kind=MERGE)
+        except ApiError as error:
+            if error.status == 404 or (error.status == 409 and await self.uid_of(job_path(namespace, name)) != uid):
+                raise JobGone(str(error)) from None
+            raise
+
+    async def serves_jobs(self, namespace: str | None) -> bool:
+        """Return whether there is a CRD of BambooJobs. namespace: one in which they may be listed; None: in all."""
+        try:
+            await self.call("GET", jobs_path(namespace), query={"limit": "1"})
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
 
     async def _explained(self, error: ApiError, namespace: str, name: str) -> RemoteError:
         """The API server answers with the same 404 if the job, the namespace or the CRD is missing."""
@@ -94,14 +462,14 @@ class KubeApi:
             return error
         if str(error).startswith("namespaces "):
             return ApiError(404, "NoNamespace", f"there is no namespace {namespace}")
-        if not await self._serves_jobs():
+        if not await self._has_group():
             return ApiError(404, "NoCrd", f"the cluster has no {PLURAL}.{GROUP}: Bamboo is not installed there")
         if not name:
             return error
         return ApiError(404, "NotFound", f"there is no job {name} in namespace {namespace}")
 
-    async def _serves_jobs(self) -> bool:
-        """Return whether the CRD, the only one of its group, is there; True if the API server does not answer that."""
+    async def _has_group(self) -> bool:
+        """Return whether the CRD, the only one of its group, is there; True if the API server does not say."""
         try:
             await self.call("GET", f"/apis/{GROUP}/{VERSION}")
         except ApiError as error:
@@ -113,8 +481,39 @@ class KubeApi:
     async def pods(self, namespace: str, job: str) -> list[Object]:
         return await self.listed(pods_path(namespace), {"labelSelector": f"{LABEL_JOB_NAME}={job}"})
 
+    async def read_pod(self, namespace: str, name: str) -> Object:
+        return await self.call("GET", pod_path(namespace, name))
+
+    async def create_pod(self, pod: Object) -> Object:
+        return await self.call("POST", pods_path(pod["metadata"]["namespace"]), pod)
+
+    async def try_pod(self, pod: Object) -> None:
+        """Raise what the API server has against the pod, fields included that it does not know and would leave out."""
+        strict = {"dryRun": "All", "fieldValidation": "Strict"}
+        await self.call("POST", pods_path(pod["metadata"]["namespace"]), pod, strict)
+
+    async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
+        """Set the label. value: None removes it."""
+        body = {"metadata": {"labels": {label: value}}}
+        await self.call("PATCH", pod_path(namespace, name), body, kind=MERGE)
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
+        """Delete that very pod. Return False if it was gone already.
+
+        grace_seconds: the pod's own if None; at 0 its object is gone at once.
+        """
+        try:
+            await self.call("DELETE", pod_path(namespace, name), _only(uid, grace_seconds))
+        except ApiError as error:
+            if error.status == 409 and await self.uid_of(pod_path(namespace, name)) == uid:
+                raise  # so may an admission webhook answer
+            if error.status not in (404, 409):
+                raise
+            return False
+        return True
+
     async def nodes(self, names: set[str]) -> dict[str, Object]:
-        """Those that are there; none if the user may not look at nodes."""
+        """Return the nodes that are there, by name; none if the user may not look at nodes."""
         answers = await asyncio.gather(*(self._node(name) for name in sorted(names)))
         return {node["metadata"]["name"]: node for node in answers if node}
 
@@ -126,38 +525,129 @@ class KubeApi:
                 return None
             raise
 
+    async def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
+        async with contextlib.aclosing(self._connection.lines(f"{pod_path(namespace, pod)}/log", query)) as lines:
+            async for line in lines:
+                yield line
+
+    def port(self, namespace: str, pod: str, port: int) -> contextlib.AbstractAsyncContextManager[Any]:
+        """A WebSocket to a port of a pod."""
+        return self._connection.socket(f"{pod_path(namespace, pod)}/portforward", {"ports": str(port)})
+
     async def events(self, namespace: str, kind: str, name: str | None = None) -> list[Object]:
-        """Events about objects of that kind."""
+        """Return the events about objects of that kind."""
         selected = f"involvedObject.kind={kind}" + (f",involvedObject.name={name}" if name else "")
-        return await self.listed(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": selected})
+        return await self.listed(_events(namespace), {"fieldSelector": selected})
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> None:
-        """That very pod. grace_seconds: the pod's own if None; at 0 its object is gone at once."""
-        await self.call("DELETE", pod_path(namespace, name), delete_options(uid, grace_seconds))
-
-    async def token(self, namespace: str, account: str, audience: str, seconds: int) -> Object:
-        """The status of a TokenRequest."""
-        body = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"audiences": [audience], "expirationSeconds": seconds},
-        }
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        found: Object = (await self.call("POST", path, body)).get("status") or {}
+    async def pod_events(self, namespace: str, uid: str) -> list[Object]:
+        """Return the newest events about that very pod."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(POD_EVENTS)}
+        found: list[Object] = (await self.call("GET", _events(namespace), query=query)).get("items") or []
         return found
 
+    async def create_event(self, event: Object) -> Object:
+        return await self.call("POST", _events(event["metadata"]["namespace"]), event)
+
+    async def count_event(self, namespace: str, name: str, count: int, last: str) -> bool:
+        """Write how often it has happened, and when last. Return False if there is no such event any more."""
+        body = {"count": count, "lastTimestamp": last}
+        try:
+            await self.call("PATCH", f"{_events(namespace)}/{name}", body, kind=MERGE)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    # what belongs to a job
+
+    async def apply_network_policy(self, policy: Object) -> None:
+        namespace = policy["metadata"]["namespace"]
+        await self._apply(f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies", policy)
+
+    async def apply_disruption_budget(self, budget: Object) -> None:
+        await self._apply(_budgets(budget["metadata"]["namespace"]), budget)
+
+    async def delete_disruption_budget(self, namespace: str, name: str) -> None:
+        await self._delete(f"{_budgets(namespace)}/{name}")
+
+    async def list_revisions(self, namespace: str, selector: str) -> list[Object]:
+        """Return the ControllerRevisions with these labels."""
+        return await self.listed(_revisions(namespace), {"labelSelector": selector})
+
+    async def create_revision(self, revision: Object) -> None:
+        """Send YAML, of which the API server makes JSON as it writes it: it refuses its own later patches if a byte of
+        the data changes.
+        """
+        await self.call("POST", _revisions(revision["metadata"]["namespace"]), json.dumps(revision), kind=YAML)
+
+    async def delete_revision(self, namespace: str, name: str) -> None:
+        await self._delete(f"{_revisions(namespace)}/{name}")
+
+    # who somebody is, and what they may do
+
+    async def token(self, namespace: str, account: str, audience: str, seconds: int) -> Object:
+        """Return the status of a TokenRequest."""
+        spec = {"audiences": [audience], "expirationSeconds": seconds}
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        return await self._reviewed(path, "authentication.k8s.io", "TokenRequest", spec)
+
+    async def review_token(self, token: str, audiences: Sequence[str]) -> Object:
+        """Return the status of a TokenReview."""
+        spec = {"token": token, "audiences": list(audiences)}
+        path = "/apis/authentication.k8s.io/v1/tokenreviews"
+        return await self._reviewed(path, "authentication.k8s.io", "TokenReview", spec)
+
+    async def review_access(self, user: Object, attributes: Mapping[str, str]) -> Object:
+        """Return the status of a SubjectAccessReview: whether that user, as a TokenReview names it, may do that."""
+        spec = {
+            "user": user.get("username") or "",
+            "uid": user.get("uid") or "",
+            "groups": user.get("groups") or [],
+            "extra": user.get("extra") or {},
+            "resourceAttributes": dict(attributes),
+        }
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        return await self._reviewed(path, "authorization.k8s.io", "SubjectAccessReview", spec)
+
+    async def may(self, attributes: Mapping[str, str]) -> bool:
+        """Return whether the caller may do that."""
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        spec = {"resourceAttributes": dict(attributes)}
+        status = await self._reviewed(path, "authorization.k8s.io", "SelfSubjectAccessReview", spec)
+        return bool(status.get("allowed"))
+
+    async def _reviewed(self, path: str, group: str, kind: str, spec: Object) -> Object:
+        answer = await self.call("POST", path, {"apiVersion": f"{group}/v1", "kind": kind, "spec": spec})
+        status = answer.get("status")
+        return status if isinstance(status, dict) else {}
+
+    # the Lease
+
+    async def read_lease(self, namespace: str, name: str) -> Object | None:
+        """Return None if there is no such Lease."""
+        return await self.find(lease_path(namespace, name))
+
+    async def create_lease(self, lease: Object) -> Object:
+        path = lease_path(lease["metadata"]["namespace"], "")
+        return await self.call("POST", path.rstrip("/"), lease)
+
+    async def replace_lease(self, lease: Object) -> Object:
+        """Write the Lease. Raises ApiError with status 409 if it is no longer what was read."""
+        return await self.call("PUT", lease_path(lease["metadata"]["namespace"], lease["metadata"]["name"]), lease)
+
+    # of any kind
+
     async def minor_version(self) -> int:
-        """The 36 of Kubernetes 1.36."""
+        """Return the 36 of Kubernetes 1.36."""
         found = str((await self.call("GET", "/version")).get("minor"))
         digits = re.match(r"\d{1,9}", found)  # some clouds write 36+
         if digits is None:
             raise RemoteError(f"the API server says its minor version is {found!r}")
         return int(digits[0])
 
-    # the calls themselves
-
     async def listed(self, path: str, query: Mapping[str, str] | None = None) -> list[Object]:
-        """All of them, page by page."""
+        """Return all objects of a list, which comes in pages."""
         items: list[Object] = []
         asked = {**(query or {}), "limit": str(PAGE)}
         while True:
@@ -168,83 +658,38 @@ class KubeApi:
                 return items
             asked["continue"] = following
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: Object | None = None,
-        query: Mapping[str, str] | None = None,
-        kind: str = JSON,
-    ) -> Object:
-        """Again for a while if the server has too much to do (429); so it also answers for a CRD that is new."""
-        with self._refused(), self._unanswered():
-            return await self._connection.call(method, path, body, query, kind)
-
-    async def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
-        """Its lines, as they come."""
-        path = f"{pod_path(namespace, pod)}/log"
-        with self._refused(), self._unanswered():
-            async with self._connection.stream(path, query, SILENCE_SECONDS) as content:
-                rest = b""
-                async for chunk in content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    if len(rest) > LARGEST_LINE:
-                        lines, rest = [*lines, rest], b""
-                    for line in lines:
-                        yield line.decode(errors="replace")
-                if rest:
-                    yield rest.decode(errors="replace")
-
-    @contextlib.asynccontextmanager
-    async def socket(
-        self, path: str, query: Mapping[str, str], protocol: str
-    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A WebSocket through the API server."""
-        with self._unanswered():
-            async with self._connection.socket(path, query, protocol) as socket:
-                yield socket
-
-    @contextlib.contextmanager
-    def _refused(self) -> Iterator[None]:
-        """What the API server refuses, as one sentence for the user."""
+    async def find(self, path: str) -> Object | None:
+        """Return the object at that path; None if there is none."""
         try:
-            yield
+            return await self.call("GET", path)
         except ApiError as error:
-            raise _worded(error) from None
+            if error.status == 404:
+                return None
+            raise
 
-    @contextlib.contextmanager
-    def _unanswered(self) -> Iterator[None]:
-        """What keeps the API server from answering, as one sentence for the user."""
+    async def uid_of(self, path: str) -> str | None:
+        """Return the UID of the object at that path; None if there is none.
+
+        It asks for a list of that object alone: to list is a right that the watches need, and to get is none.
+        """
+        collection, _, name = path.rpartition("/")
         try:
-            yield
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _unreachable(error, self._connection.access) from None
+            found = await self.call("GET", collection, query={"fieldSelector": f"metadata.name={name}"})
+        except ApiError as error:
+            if error.status == 404:  # there is no such kind
+                return None
+            raise
+        uids = (str((item.get("metadata") or {}).get("uid")) for item in found.get("items") or ())
+        return next(uids, None)
 
+    async def _apply(self, collection: str, thing: Object) -> None:
+        """Make the object, or change back what others have changed of the fields that it has."""
+        await self.call("PATCH", f"{collection}/{thing['metadata']['name']}", thing, APPLIED, APPLY)
 
-def _worded(error: ApiError) -> ApiError:
-    """Kubernetes' own sentence names verb, resource and user, and every field that is wrong."""
-    message = error.message
-    if error.status == 401:
-        message = "the cluster does not accept the credentials of the kubeconfig; log in again"
-    if error.status == 403:
-        message = f"permission denied: {message or 'the API server forbids it'}"
-    return ApiError(error.status, error.reason, " ".join(message.split()))
-
-
-def _unreachable(error: BaseException, access: Access) -> ClusterUnreachable:
-    where = f"the cluster at {access.server.url} (context {access.context})"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return ClusterUnreachable(f"{where} is not trusted: {_certificate_problem(error)}")
-    if isinstance(error, aiohttp.ServerTimeoutError | TimeoutError):
-        return ClusterUnreachable(f"{where} does not answer in time")
-    return ClusterUnreachable(f"{where} cannot be reached: {_short(error)}")
-
-
-def _certificate_problem(error: aiohttp.ClientConnectorCertificateError) -> str:
-    found = error.certificate_error
-    return str(getattr(found, "verify_message", "") or found)
-
-
-def _short(error: BaseException) -> str:
-    inner = getattr(error, "os_error", None) or error
-    return str(getattr(inner, "strerror", None) or inner or type(inner).__name__)
+    async def _delete(self, path: str) -> None:
+        """Delete the object at that path, unless it is gone."""
+        try:
+            await self.call("DELETE", path)
+        except ApiError as error:
+            if error.status != 404:
+                raise

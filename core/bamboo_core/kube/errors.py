@@ -38,3 +38,7 @@ class ApiError(RemoteError):
     @property
     def may_pass(self) -> bool:
         return self.status == 429 or self.status >= 500
+
+
+class JobGone(Exception):
+    """The BambooJob is deleted, or another one has its name."""

@@ -1,6 +1,6 @@
 """A pod's port on this machine: what `kubectl port-forward` does, over WebSockets through the API server.
 
-By hand, because the official client (37.0.2) forwards ports with threads and its blocking side only.
+The official client's asyncio side gives the WebSocket, and leaves its channels to its callers.
 """
 
 import asyncio
@@ -11,11 +11,9 @@ import aiohttp
 from bamboo_core.complaints import system_reason
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, RemoteError
-from bamboo_core.kube.request_parts import pod_path
 from bamboo_core.text import printable
 
-PROTOCOL = "v4.channel.k8s.io"  # what the kubelet speaks to a port that is forwarded over a WebSocket
-DATA, ERROR = 0, 1  # its channels
+DATA, ERROR = 0, 1  # channels of the protocol v4.channel.k8s.io
 CHUNK = 64 << 10
 
 
@@ -23,14 +21,14 @@ class PortForward:
     """A port of this machine, loopback only, that leads to a pod's. One WebSocket for each connection."""
 
     def __init__(self, api: KubeApi, namespace: str, pod: str, port: int) -> None:
-        self._api, self._path, self._port = api, f"{pod_path(namespace, pod)}/portforward", port
+        self._api, self._pod, self._port = api, (namespace, pod), port
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._broken = asyncio.Event()
 
     async def open(self, port: int = 0) -> int:
         """Listens; returns the port. Tries the way once, so that what is wrong with it is said at once."""
-        async with self._api.socket(self._path, {"ports": str(self._port)}, PROTOCOL):
+        async with self._api.port(*self._pod, self._port):
             pass
         try:
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
@@ -55,7 +53,7 @@ class PortForward:
         assert task is not None
         self._connections.add(task)
         try:
-            async with self._api.socket(self._path, {"ports": str(self._port)}, PROTOCOL) as socket:
+            async with self._api.port(*self._pod, self._port) as socket:
                 await _join(reader, writer, socket, self._port)
         except ApiError as error:
             if error.status == 404:

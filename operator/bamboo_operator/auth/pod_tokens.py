@@ -2,28 +2,26 @@
 
 import asyncio
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from bamboo_core.control.server import Authenticate, Unauthorized, Unavailable
 from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import TOKEN_AUDIENCE
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.kube.refusals import described
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
 REVIEWS_AT_ONCE = 16
 REVIEWS_WAITING = 512  # callers beyond that are told to come again
-
-
-class TokenReviewApi(Protocol):
-    async def review_token(self, token: str, audiences: Sequence[str]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class _Claims(msgspec.Struct):
 class TokenReviewer:
     """TokenReviews, a few at a time; too many callers at once are told to come again (Unavailable)."""
 
-    def __init__(self, api: TokenReviewApi) -> None:
+    def __init__(self, api: KubeApi) -> None:
         self._api, self._turns, self._waiting = api, asyncio.Semaphore(REVIEWS_AT_ONCE), 0
 
     async def of(self, token: str) -> dict[str, Any]:
@@ -96,7 +94,7 @@ class TokenReviewer:
         try:
             async with self._turns:
                 return await self._api.review_token(token, (TOKEN_AUDIENCE,))
-        except API_ERRORS as error:
+        except RemoteError as error:
             raise Unavailable(described(error)) from error
         finally:
             self._waiting -= 1

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from bamboo_core.kube.request_parts import Object
+from bamboo_core.kube.api import Object
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
 
 REMEMBERED = 1000  # far more than can be deleted while one answer is on its way

@@ -8,8 +8,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import GROUP, PLURAL
-from bamboo_operator.kube.client import API_ERRORS, ApiClient, described
+from bamboo_operator.kube.refusals import described
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ class JobKind:
     none. waiting: for what, while it waits.
     """
 
-    def __init__(self, api: ApiClient, namespaces: Sequence[str]) -> None:
+    def __init__(self, api: KubeApi, namespaces: Sequence[str]) -> None:
         self._api, self._namespace = api, next(iter(namespaces), None)
         self.waiting: str | None = None
         self._told = False
@@ -32,7 +34,7 @@ class JobKind:
         """Is there a CRD? True if the API server does not say."""
         try:
             return await self._api.serves_jobs(self._namespace)
-        except API_ERRORS as error:
+        except RemoteError as error:
             logger.warning("cannot see whether there is a CRD %s: %s", CRD, described(error))
             return True
 

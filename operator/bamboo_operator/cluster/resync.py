@@ -5,7 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
-from bamboo_operator.kube.client import API_ERRORS, described
+from bamboo_core.kube.errors import RemoteError
+from bamboo_operator.kube.refusals import described
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Resync(Generic[K]):
         for key, uid in unlisted.items():
             try:
                 there = await self._uid_of(key)
-            except API_ERRORS as error:
+            except RemoteError as error:
                 logger.warning("cannot ask for %s, which was not listed: %s", key, described(error))
                 self._check_later()
                 return

@@ -6,18 +6,19 @@ Nothing is cached, so a right that is taken away counts at once.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from aiohttp import web
 
 from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import GROUP, PAGE_AUDIENCE, PLURAL
 from bamboo_core.page.history import steady_clock
 from bamboo_core.page.server import add_page, answer, bearer, refusal
 from bamboo_operator.http.page_document import page_document
-from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.kube.refusals import described
 from bamboo_operator.status.operated_job import OperatedJob
 
 logger = logging.getLogger(__name__)
@@ -26,16 +27,10 @@ REVIEWS_AT_ONCE = 8
 MOST_CALLERS = 64  # whose reviews are due; more are told to come again
 
 
-class ReviewApi(Protocol):
-    async def review_token(self, token: str, audiences: Sequence[str]) -> dict[str, Any]: ...
-
-    async def review_access(self, user: dict[str, Any], attributes: dict[str, str]) -> dict[str, Any]: ...
-
-
 class JobPages:
     """The pages of all jobs. known: returns the facts of a job; None for one that is not there."""
 
-    def __init__(self, known: Callable[[JobKey], OperatedJob | None], reviews: ReviewApi) -> None:
+    def __init__(self, known: Callable[[JobKey], OperatedJob | None], reviews: KubeApi) -> None:
         self._known, self._reviews = known, reviews
         self._reviewing, self._callers = asyncio.Semaphore(REVIEWS_AT_ONCE), 0
         self._now = steady_clock()
@@ -61,7 +56,7 @@ class JobPages:
         try:
             async with self._reviewing:
                 refused = await self._refused(token, job)
-        except API_ERRORS as error:
+        except RemoteError as error:
             logger.warning("cannot check who may see pages: %s", described(error))
             return refusal(503, "The API server cannot check who you are at the moment.", Retry_After="2")
         finally:
@@ -74,7 +69,7 @@ class JobPages:
         return answer(page_document(known, self._now()))
 
     async def _refused(self, token: str, job: JobKey) -> web.Response | None:
-        """Return why the holder of the token may not see the page; None if she may. Raises what is in API_ERRORS."""
+        """Return why the holder of the token may not see the page; None if she may. Raises RemoteError."""
         review = await self._reviews.review_token(token, (PAGE_AUDIENCE,))
         if not review.get("authenticated") or PAGE_AUDIENCE not in (review.get("audiences") or ()):
             sentence = f"The token is not valid, or not for the audience {PAGE_AUDIENCE}."

@@ -16,9 +16,9 @@ from bamboo_core.job.edits import apply_edit_to_manifest, refusal_message, refus
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, JobKey
 from bamboo_operator.manifests.worker_pod import owner
 
@@ -71,7 +71,7 @@ def refusal_in(status: BambooJobStatus) -> str:
 class AcceptedManifest:
     """manifest: None if none was accepted, or it is not known any more."""
 
-    def __init__(self, job: JobIdentity, api: ApiClient) -> None:
+    def __init__(self, job: JobIdentity, api: KubeApi) -> None:
         (self._key, self._uid), self._api = job, api
         self.manifest: Json | None = None
         self._generation = 0
@@ -88,7 +88,7 @@ class AcceptedManifest:
         return self.manifest is None or (self._listed and self._saved == {self._name(self.manifest)})
 
     async def load(self, task: str | None) -> None:
-        """What an operator before this one has accepted. Raises what is in API_ERRORS.
+        """What an operator before this one has accepted. Raises RemoteError.
 
         task: the digest of what the workers train, None if it is not known. What was accepted before the job was
         suspended, edited and resumed may still be there, if the newer one could not be written.
@@ -99,7 +99,7 @@ class AcceptedManifest:
             self.manifest, self._generation = self._read(newest), _generation(newest)
 
     async def save(self) -> None:
-        """Bring the cluster there: the new one is written before the old ones are deleted. Raises API_ERRORS."""
+        """Bring the cluster there: the new one is written before the old ones are deleted. Raises RemoteError."""
         if self.manifest is None:
             return
         if not self._listed:

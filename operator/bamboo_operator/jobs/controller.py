@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo_core.kube.request_parts import job_path, node_path, pod_path
+from bamboo_core.kube.api import job_path, node_path, pod_path
+from bamboo_core.kube.errors import JobGone
 from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.client import JobGone
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
 from bamboo_operator.signals.signals import is_deleted
 from bamboo_operator.status.operated_job import OperatedJob

@@ -12,7 +12,8 @@ from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
 from bamboo_core.job.pod_fields import PATH, pool_path
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import ApiError, JobGone, RemoteError
 from bamboo_operator.jobs.accepted_manifest import (
     AcceptedManifest,
     FollowedSpec,
@@ -22,8 +23,8 @@ from bamboo_operator.jobs.accepted_manifest import (
     refusal_in,
 )
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.client import API_ERRORS, ApiClient, JobGone, PodRefused
 from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.kube.refusals import PodRefused
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from bamboo_operator.manifests.worker_pod import (
     JobMeta,
@@ -45,7 +46,7 @@ class EffectiveSpec:
         job: JobIdentity,
         body: Mapping[str, Any],
         status: StatusWriter,
-        api: ApiClient,
+        api: KubeApi,
         attempts: ApiAttempts,
     ) -> None:
         self._body, self._status, self._api, self._attempts = body, status, api, attempts
@@ -165,7 +166,7 @@ class EffectiveSpec:
                 if error.status == 409 or PodRefused.of(error):  # such as a quota: that is reported when it matters
                     return ()
                 self._attempts.log_failure("check the pod template", error)
-            except API_ERRORS as error:
+            except RemoteError as error:
                 self._attempts.log_failure("check the pod template", error)
             else:
                 self._attempts.succeeded("check the pod template")

@@ -14,13 +14,14 @@ from typing import Any
 from bamboo_core.control.channel_events import ChannelEvent, WorkerJoined
 from bamboo_core.control.protocol import Stop
 from bamboo_core.control.server import Channels
+from bamboo_core.kube.errors import RemoteError
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
-from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobIdentity, JobKey, job_of, owner_uid, utc_now
+from bamboo_operator.kube.refusals import described
 from bamboo_operator.signals.signals import seconds_over, worker_exit
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def _channels(
 class DeletedJobs:
     """Jobs that were deleted, as long as pods of theirs are left: the garbage collector takes them away in its time.
 
-    uid_of: a job -> its uid if there is one of that name, else None; raises what is in API_ERRORS.
+    uid_of: a job -> its uid if there is one of that name, else None; raises RemoteError.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class DeletedJobs:
         while self._left(job):
             try:
                 there = await self._uid_of(job.key)
-            except API_ERRORS as error:
+            except RemoteError as error:
                 logger.warning("%s/%s: cannot ask for the job: %s", *job.key, described(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LAST_RETRY)

@@ -11,7 +11,7 @@ from typing import Protocol
 from bamboo_core.coordinator.events import Command, Event, Send, Tick
 from bamboo_core.coordinator.shell_view import ShellView, may_look_different, shell_view
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.kube.request_parts import Object
+from bamboo_core.kube.api import Object
 
 GATHER_SECONDS = 0.2  # from a decision to the reconciliation that it causes: when much happens, decisions come first
 RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urgent

@@ -17,6 +17,7 @@ from bamboo_core.coordinator.events import Status
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.errors import JobGone, RemoteError
 from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
@@ -28,7 +29,6 @@ from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListe
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.jobs.training import Training
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.client import API_ERRORS, JobGone
 from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
@@ -232,7 +232,7 @@ class JobReconciler:
         while True:
             try:
                 await self._status.write(status)
-            except API_ERRORS as error:
+            except RemoteError as error:
                 self._attempts.log_failure("write the status", error)
                 self._attempts.heartbeat()
                 await asyncio.sleep(RECONCILE_SECONDS)
@@ -244,7 +244,7 @@ class JobReconciler:
     async def _post(self, events: EventQueue) -> None:
         try:
             await post_events(self._shared.api, self._job, events)
-        except API_ERRORS as error:
+        except RemoteError as error:
             self._attempts.log_failure("post events", error)
 
     async def _wait_for_edit(self, seconds: float | None, *, workers_stay: bool = False) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods.queueing import QuotaHolders
 from bamboo_operator.signals.node_marks import NodeMark
@@ -26,7 +26,7 @@ class SharedResources:
 
     cluster: ClusterCache
     gateway: WorkerGateway
-    api: ApiClient
+    api: KubeApi
     reviews: TokenReviewer
     key: bytes
     url: str

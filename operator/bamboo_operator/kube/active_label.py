@@ -7,12 +7,12 @@ the Service must reach the one that works all the same.
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Protocol
 
-from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.names import LABEL_ACTIVE
-from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.lease import LeaseName
+from bamboo_operator.kube.refusals import described
 
 logger = logging.getLogger(__name__)
 
@@ -20,16 +20,10 @@ RETRY_SECONDS = 2.0
 LAST_TRY_SECONDS = 3.0
 
 
-class PodLabelApi(Protocol):
-    """The call of an API server that labels a pod. value: None takes the label away."""
-
-    async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None: ...
-
-
 class ActiveLabel:
     """place: of the Lease, in whose namespace the pods are. me: the name of this operator's pod."""
 
-    def __init__(self, api: PodLabelApi, place: LeaseName, me: str) -> None:
+    def __init__(self, api: KubeApi, place: LeaseName, me: str) -> None:
         self._api, self._namespace, self._me = api, place.namespace, me
         self._set = False
 
@@ -58,11 +52,11 @@ class ActiveLabel:
             if error.status == 404:
                 return True
             self._log_failure(name, error)
-        except API_ERRORS as error:
+        except RemoteError as error:
             self._log_failure(name, error)
         else:
             return True
         return False
 
-    def _log_failure(self, name: str, error: BaseException) -> None:
+    def _log_failure(self, name: str, error: RemoteError) -> None:
         logger.warning("cannot label pod %s with %s: %s", name, LABEL_ACTIVE, described(error))

@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.kube.errors import ApiError
-from bamboo_operator.kube.client import API_ERRORS, PodRefused, described
+from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.kube.refusals import PodRefused, described
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ class ApiAttempts:
     def heartbeat(self) -> None:
         self.last_progress = time.monotonic()
 
-    def log_failure(self, what: str, error: BaseException) -> None:
-        """error: what is in API_ERRORS. One that goes on is logged once in a while; succeeded() ends it."""
+    def log_failure(self, what: str, error: RemoteError) -> None:
+        """error: a RemoteError. One that goes on is logged once in a while; succeeded() ends it."""
         found, now = described(error), time.monotonic()
         before, at = self._logged.get(what, ("", -math.inf))
         if found != before or now - at >= LOG_AGAIN_SECONDS:
@@ -50,7 +50,7 @@ class ApiAttempts:
         self.heartbeat()
         try:
             await act
-        except API_ERRORS as error:
+        except RemoteError as error:
             self.log_failure(what, error)
             self._tell_refusal(error, record)
             return False
@@ -66,7 +66,7 @@ class ApiAttempts:
             self.heartbeat()
             try:
                 await act()
-            except API_ERRORS as error:
+            except RemoteError as error:
                 if isinstance(error, ApiError) and error.status in ends:
                     return error
                 self.log_failure(what, error)
@@ -76,7 +76,7 @@ class ApiAttempts:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY)
 
-    def _tell_refusal(self, error: BaseException, record: Callable[[Emit], None]) -> None:
+    def _tell_refusal(self, error: RemoteError, record: Callable[[Emit], None]) -> None:
         """Refused pods are left out: they are among the startup problems."""
         if isinstance(error, PodRefused) or not isinstance(error, ApiError) or error.status not in (403, 422):
             return

@@ -20,13 +20,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
-from bamboo_core.kube.errors import ApiError
-from bamboo_core.kube.request_parts import Object
-from bamboo_operator.kube.client import API_ERRORS, TIMEOUT_SECONDS, described
+from bamboo_core.kube.api import KubeApi, Object
+from bamboo_core.kube.errors import ApiError, RemoteError
+from bamboo_operator.kube.access import TIMEOUT_SECONDS
 from bamboo_operator.kube.objects import utc_now
+from bamboo_operator.kube.refusals import described
 
 logger = logging.getLogger(__name__)
 
@@ -178,22 +179,12 @@ def released(lease: Object) -> Object:
 # The Lease itself
 
 
-class LeaseApi(Protocol):
-    async def read_lease(self, namespace: str, name: str) -> Object | None: ...
-
-    async def create_lease(self, lease: Object) -> Object: ...
-
-    async def replace_lease(self, lease: Object) -> Object: ...
-
-    async def read_pod(self, namespace: str, name: str) -> Object: ...
-
-
 class Lease:
     """me: this operator's identity, the name of its pod. First acquire(), then keep() beside settle() and the work."""
 
     def __init__(
         self,
-        api: LeaseApi,
+        api: KubeApi,
         place: LeaseName,
         me: str,
         *,
@@ -221,7 +212,7 @@ class Lease:
                 decision = await self._judge(await self._read())
                 if decision.take and await self._take():
                     break
-            except API_ERRORS as error:
+            except RemoteError as error:
                 self.stands_by, self._blind = False, True
                 self._log_failure("cannot take", error)
             else:
@@ -246,7 +237,7 @@ class Lease:
             try:
                 if all([await self._pod(name) is HolderPod.OVER for name in self._before]):
                     break
-            except API_ERRORS as error:
+            except RemoteError as error:
                 self._log_failure("cannot see who held", error)
             await self._sleep(POLL_SECONDS)
         self.waiting, self._before = None, ()
@@ -262,7 +253,7 @@ class Lease:
             await self._sleep(seconds)
             try:
                 await self._renew()
-            except API_ERRORS as error:
+            except RemoteError as error:
                 self._log_failure("cannot renew", error)
                 seconds = POLL_SECONDS
                 continue
@@ -271,7 +262,7 @@ class Lease:
             self._logged_failure, seconds = None, RENEW_SECONDS
 
     async def release(self) -> None:
-        """If it is ours, it is nobody's. May raise what is in API_ERRORS."""
+        """If it is ours, it is nobody's. May raise RemoteError."""
         lease = await self._read()
         if lease is not None and LeaseRecord.of(lease).holder == self._me:
             await self._api.replace_lease(released(lease))
@@ -337,7 +328,7 @@ class Lease:
         self._pods.add(holder)
         return pod_of_holder(pod)
 
-    def _log_failure(self, what: str, error: BaseException) -> None:
+    def _log_failure(self, what: str, error: RemoteError) -> None:
         """Once in a while."""
         now = self._clock()
         if self._logged_failure is None or now - self._logged_failure >= LOG_AGAIN_SECONDS:

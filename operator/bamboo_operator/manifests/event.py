@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.kube.request_parts import Object
+from bamboo_core.kube.api import Object
 from bamboo_core.names import API_VERSION, KIND
 from bamboo_operator.kube.objects import JobIdentity, api_time
 

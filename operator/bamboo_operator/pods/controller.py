@@ -10,12 +10,13 @@ from typing import Any
 from bamboo_core.coordinator.events import Emit, WorkerState
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.names import worker_name
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
+from bamboo_operator.kube.refusals import PodRefused
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
@@ -72,7 +73,7 @@ class PodController:
         job: JobIdentity,
         requests: PodRequests,
         cluster: ClusterCache,
-        api: ApiClient,
+        api: KubeApi,
         *,
         settings: WorkerPodSettings,
         record: Callable[[Emit], None],
@@ -113,7 +114,7 @@ class PodController:
         self._reported: set[str] = set()  # reasons of startup problems
 
     async def reconcile(self) -> None:
-        """Raises the last of what is in API_ERRORS; what was not done is done the next time."""
+        """Raises the last RemoteError; what was not done is done the next time."""
         await asyncio.sleep(0)  # so that the coordinator first handles what it has been told, such as an edit
         before, self.settled, self._looked_at = self._memory(), False, time.monotonic()
         self._observe()
@@ -136,7 +137,7 @@ class PodController:
                 break  # the pods that are left then are for the clean-up
             try:
                 await part()
-            except API_ERRORS as error:
+            except RemoteError as error:
                 failed = error
         if failed is not None:
             raise failed
@@ -187,7 +188,7 @@ class PodController:
             yield from self._budget.deadlines
 
     async def end(self) -> None:
-        """The job trains no more; its pods are for others to delete. Raises what is in API_ERRORS."""
+        """The job trains no more; its pods are for others to delete. Raises RemoteError."""
         if self._budget is not None:
             await self._budget.remove(self._spec)
 

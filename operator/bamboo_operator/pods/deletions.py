@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.signals.signals import is_deleted
 
@@ -17,7 +17,7 @@ DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
 class PodDeletions:
     """The deletions of one job's pods."""
 
-    def __init__(self, pods: JobPods, cluster: ClusterCache, api: ApiClient) -> None:
+    def __init__(self, pods: JobPods, cluster: ClusterCache, api: KubeApi) -> None:
         self._pods, self._cluster, self._api = pods, cluster, api
         self._asked: dict[str, float] = {}  # by uid: when
         self._ordered: set[str] = set()  # uids of all pods that were deleted, until they are gone
@@ -34,7 +34,7 @@ class PodDeletions:
         return time.monotonic() - at < DELETED_SECONDS
 
     async def delete(self, pod: dict[str, Any]) -> None:
-        """Raises what is in API_ERRORS."""
+        """Raises RemoteError."""
         if self.asked(pod):
             return
         metadata, now = pod["metadata"], time.monotonic()

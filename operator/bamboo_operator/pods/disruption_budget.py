@@ -10,11 +10,12 @@ more than one may go, also while the operator is away.
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bamboo_core.coordinator.events import Emit, Status, WorkerState
 from bamboo_core.coordinator.protection import spares_any_worker
 from bamboo_core.job.spec import JobSpec, RedundancyMode, wanted_workers
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
 from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
@@ -61,21 +62,13 @@ def disruption_budget(job: JobSpec, meta: JobMeta, least: int, workers: Sequence
     }
 
 
-class DisruptionBudgetApi(Protocol):
-    """The requests about disruption budgets that an API server answers."""
-
-    async def apply_disruption_budget(self, budget: dict[str, Any]) -> None: ...
-
-    async def delete_disruption_budget(self, namespace: str, name: str) -> None: ...
-
-
 class DisruptionBudgetWriter:
     """One job's, as it was written last. record: takes an event for the user.
 
     fresh: the job has never run, so there is none yet.
     """
 
-    def __init__(self, api: DisruptionBudgetApi, meta: JobMeta, record: Callable[[Emit], None], *, fresh: bool) -> None:
+    def __init__(self, api: KubeApi, meta: JobMeta, record: Callable[[Emit], None], *, fresh: bool) -> None:
         self._api, self._meta, self._record = api, meta, record
         self._written: tuple[int, Sequence[int]] | None = None
         self._known = fresh
@@ -85,7 +78,7 @@ class DisruptionBudgetWriter:
     async def update(self, status: Status, spec: JobSpec, workers: Sequence[int]) -> None:
         """Brings it up to date. workers: the numbers of those that have joined and whose pods live.
 
-        Raises what is in API_ERRORS, except what may be refused for ever: reported once, and tried again now and then.
+        Raises RemoteError, except what may be refused for ever: reported once, and tried again now and then.
         A coordinator that has just been restarted does not know who protects whom: then it stays as it is.
         """
         if status.phase == "Recovering":

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from bamboo_core.kube.request_parts import node_path, pod_path
+from bamboo_core.kube.api import KubeApi, node_path, pod_path
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.kube.client import ApiClient
 
 FIRST_SECONDS, LAST_SECONDS = 60.0, 960.0
 RECHECKS_AT_ONCE = 10
@@ -38,7 +37,7 @@ class RecheckSchedule:
 class PodRechecks:
     """Whether the pods exist for whose workers a job's coordinator waits. more: some are due that were not read yet."""
 
-    def __init__(self, namespace: str, cluster: ClusterCache, api: ApiClient) -> None:
+    def __init__(self, namespace: str, cluster: ClusterCache, api: KubeApi) -> None:
         self._namespace, self._cluster, self._api = namespace, cluster, api
         self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
         self.more = False
@@ -48,7 +47,7 @@ class PodRechecks:
         return self._schedule.next()
 
     async def read(self, waited_for: Mapping[str, WorkerId], now: float) -> None:
-        """Reads the pods that are due. waited_for: their names by uid. Raises what is in API_ERRORS."""
+        """Reads the pods that are due. waited_for: their names by uid. Raises RemoteError."""
         due = self._schedule.due(waited_for, now)
         self.more = len(due) > RECHECKS_AT_ONCE
         for uid in due[:RECHECKS_AT_ONCE]:
@@ -64,12 +63,12 @@ class NodeLookup:
     were deleted before this operator began, of which no watch tells. Each is asked for once.
     """
 
-    def __init__(self, cluster: ClusterCache, api: ApiClient) -> None:
+    def __init__(self, cluster: ClusterCache, api: KubeApi) -> None:
         self._cluster, self._api = cluster, api
         self._seen: set[str] = set()
 
     async def read(self, nodes: Iterable[str]) -> None:
-        """Raises what is in API_ERRORS."""
+        """Raises RemoteError."""
         for name in sorted({*nodes} - self._cluster.nodes.keys() - self._seen):
             if await self._api.uid_of(node_path(name)) is None:
                 self._cluster.node_missing(name)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from bamboo_core.kube.api import KubeApi
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.signals.signals import grace_period, lives, worker_exit
 
@@ -31,7 +31,7 @@ class PodRemoval:
     ended, and must not join again.
     """
 
-    def __init__(self, job: JobIdentity, cluster: ClusterCache, api: ApiClient, attempts: ApiAttempts) -> None:
+    def __init__(self, job: JobIdentity, cluster: ClusterCache, api: KubeApi, attempts: ApiAttempts) -> None:
         self._job, self._cluster, self._api, self._attempts = job, cluster, api, attempts
         self.deleted: set[str] = set()
 

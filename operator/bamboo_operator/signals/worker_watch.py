@@ -11,7 +11,7 @@ import msgspec
 from bamboo_core import names
 from bamboo_core.control.protocol import Hello
 from bamboo_core.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
-from bamboo_core.kube.request_parts import Object
+from bamboo_core.kube.api import Object
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now

@@ -4,9 +4,9 @@ from collections import deque
 from datetime import datetime
 
 from bamboo_core.coordinator.events import Emit
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.page.history import JobHistory
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 from bamboo_operator.manifests.event import event
 
@@ -33,8 +33,8 @@ class EventQueue(deque[Emit]):
         super().append(emit)
 
 
-async def post_events(api: ApiClient, job: JobIdentity, queue: EventQueue) -> None:
-    """The oldest ones; those that are posted, or never will be, leave the queue. Raises what is in API_ERRORS."""
+async def post_events(api: KubeApi, job: JobIdentity, queue: EventQueue) -> None:
+    """The oldest ones; those that are posted, or never will be, leave the queue. Raises RemoteError."""
     for _ in range(min(EVENTS_AT_ONCE, len(queue))):
         emit = queue[0]
         try:
@@ -46,7 +46,7 @@ async def post_events(api: ApiClient, job: JobIdentity, queue: EventQueue) -> No
         _drop(queue, emit)
 
 
-async def _post(api: ApiClient, job: JobIdentity, queue: EventQueue, emit: Emit, now: datetime) -> None:
+async def _post(api: KubeApi, job: JobIdentity, queue: EventQueue, emit: Emit, now: datetime) -> None:
     """What has happened before in the same words is counted there, as Kubernetes' own controllers do."""
     key = (emit.reason, emit.message, emit.warning)
     name, count = queue.posted.pop(key, ("", 0))

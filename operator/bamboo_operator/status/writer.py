@@ -11,7 +11,7 @@ from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.coordinator.progress import EarlierProgress
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import read_status
-from bamboo_operator.kube.client import ApiClient
+from bamboo_core.kube.api import KubeApi
 from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
@@ -22,7 +22,7 @@ from bamboo_operator.status.plan_record import counted_workers_in, lost_workers_
 class StatusWriter:
     """What writes a job's status. found: the status that there is."""
 
-    def __init__(self, job: JobIdentity, found: Mapping[str, Any], api: ApiClient) -> None:
+    def __init__(self, job: JobIdentity, found: Mapping[str, Any], api: KubeApi) -> None:
         (self._key, self._uid), self._api = job, api
         self.written = read_status(found)
         self._written_at = 0.0
@@ -101,7 +101,7 @@ class StatusWriter:
         return total is not None and total != self.written.cost.total
 
     async def write(self, status: Status | None, created: int | None = None) -> None:
-        """The status, if it is worth a write. Raises what is in API_ERRORS, and JobGone."""
+        """The status, if it is worth a write. Raises RemoteError, and JobGone."""
         self.update(now=utc_now())
         new = job_status(status, self.written, self.facts)
         started = self.written.start_time or (self.facts.time if status else None)

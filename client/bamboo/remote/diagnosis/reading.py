@@ -11,7 +11,6 @@ from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
 from bamboo_core.names import GROUP, KUEUE, PLURAL
 
 T = TypeVar("T")
-REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 CRD: Final = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
 SUBMITTING: Final = ("get", "create", "patch")  # verbs on jobs
 
@@ -24,7 +23,7 @@ async def read_facts(
     pod = None if isinstance(operators, Unreadable) else running_operator(operators, namespace)
     return ClusterFacts(
         namespace=namespace,
-        crd=await _read(_there(api, CRD)),
+        crd=await _read(api.find(CRD)),
         operators=operators,
         lease=await _lease(api, pod),
         rights=await _read(_rights(api, namespace)),
@@ -46,41 +45,23 @@ async def _read(asked: Awaitable[T]) -> T | Unreadable:
         return Unreadable(str(error))
 
 
-async def _there(api: KubeApi, path: str) -> Object | None:
-    try:
-        return await api.call("GET", path)
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        return None
-
-
 async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None:
     """The operator's lease; None if it was told of none."""
     names = arguments(pod, "--lease") if pod is not None else set()
     if not names:
         return None
     namespace, _, name = min(names).partition("/")
-    return await _read(_there(api, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"))
+    return await _read(api.read_lease(namespace, name))
 
 
 async def _rights(api: KubeApi, namespace: str) -> dict[str, bool]:
     """Whether the caller has each verb that submitting needs."""
-    found = {}
-    for verb in SUBMITTING:
-        asked = {"verb": verb, "group": GROUP, "resource": PLURAL, "namespace": namespace}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked},
-        }
-        answer = await api.call("POST", REVIEWS, review)
-        found[verb] = bool((answer.get("status") or {}).get("allowed"))
-    return found
+    job = {"group": GROUP, "resource": PLURAL, "namespace": namespace}
+    return {verb: await api.may({"verb": verb, **job}) for verb in SUBMITTING}
 
 
 async def _queue(api: KubeApi, namespace: str, spec: JobSpec | None) -> Object | Unreadable | None:
     """The LocalQueue of Kueue that the job names."""
     if spec is None or spec.queue is None:
         return None
-    return await _read(_there(api, f"/apis/{KUEUE}/v1beta2/namespaces/{namespace}/localqueues/{spec.queue.name}"))
+    return await _read(api.find(f"/apis/{KUEUE}/v1beta2/namespaces/{namespace}/localqueues/{spec.queue.name}"))

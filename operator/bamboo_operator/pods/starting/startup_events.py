@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import parsed_time
 from bamboo_operator.pods.recheck import RecheckSchedule
 from bamboo_operator.pods.starting.startup_problems import StartupProblem, is_unexplained
@@ -71,7 +71,7 @@ class StartupEvents:
     more: the events of some pods are due that were not read yet.
     """
 
-    def __init__(self, namespace: str, api: ApiClient) -> None:
+    def __init__(self, namespace: str, api: KubeApi) -> None:
         self._namespace, self._api = namespace, api
         self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
         self._problems: dict[str, StartupProblem] = {}
@@ -87,7 +87,7 @@ class StartupEvents:
         return self._problems
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
-        """Reads the events of pods that are due. pods: all that may have yet to start. Raises what is in API_ERRORS."""
+        """Reads the events of pods that are due. pods: all that may have yet to start. Raises RemoteError."""
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
         self._problems = {uid: problem for uid, problem in self._problems.items() if uid in awaited}
         due = self._schedule.due(awaited, now)

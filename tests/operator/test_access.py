@@ -6,35 +6,25 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from kubernetes.aio.config import incluster_config
 
-from bamboo_core.kube.errors import ConfigError
+from bamboo_core.kube import api
+from bamboo_operator.kube.access import connect, kopf_session, operator_access
 from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.kube.client import connect
-from bamboo_operator.kube.credentials import kopf_session, operator_access
 from http_kit import serving
 from remote_kit import kubeconfig
 
 
-@pytest.mark.parametrize(
-    ("host", "port", "server"),
-    [
-        (None, None, "https://kubernetes.default.svc:443"),
-        ("10.96.0.1", None, "https://10.96.0.1:443"),
-        ("10.96.0.1", "6443", "https://10.96.0.1:6443"),
-        ("fd00::1", "443", "https://[fd00::1]:443"),
-        ("api.example.com", "443", "https://api.example.com:443"),
-    ],
-)
-def test_in_a_pod_the_api_server_is_the_one_that_the_kubelet_names(
-    tmp_path: Path, host: str | None, port: str | None, server: str
-) -> None:
+async def test_in_a_pod_its_service_account_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("token", "ca.crt", "namespace"):
         (tmp_path / name).write_text(name)
-    elsewhere = kubeconfig(tmp_path / "config", "https://elsewhere:6443", {"token": "t"})
-    named = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port, "KUBECONFIG": str(elsewhere)}
-    found = operator_access({name: value for name, value in named.items() if value}, tmp_path)
-    assert found.server.url == server
-    assert found.user.token_file == tmp_path / "token", "which is read again for each request, for it is rotated"
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", tmp_path / "token")
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", tmp_path / "ca.crt")
+    monkeypatch.setattr(api, "ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", "https://elsewhere:6443")))
+    assert (await operator_access()).configuration.host == "https://10.96.0.1:443"
 
 
 PLUGIN = {
@@ -57,7 +47,7 @@ async def test_outside_a_pod_both_connections_lead_to_the_kubeconfigs_server_as_
 
     async with serving(answer) as url:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", url, user)))
-        access = operator_access(account=tmp_path / "none")
+        access = await operator_access()
         kopfs = await kopf_session(access, aiohttp.TraceConfig())
         async with kopfs.aiohttp_session as session, session.get(kopfs.server):
             pass
@@ -68,8 +58,3 @@ async def test_outside_a_pod_both_connections_lead_to_the_kubeconfigs_server_as_
         await ours.call("GET", "/")
         await ours.close()
     assert asked == ["Bearer t", "Bearer t"]
-
-
-def test_without_a_pod_and_a_kubeconfig_there_is_no_cluster(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^no cluster: there is no kubeconfig"):
-        operator_access({"HOME": str(tmp_path)}, tmp_path)
