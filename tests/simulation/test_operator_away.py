@@ -17,6 +17,7 @@ from opsim_scenario import JOB, ClusterScenario, scenario
 from opsim_server import Object
 from opsim_simulation import Failure, OperatorSimulation
 from opsim_user import User
+from sim_worker import Node
 
 AWAY_SECONDS = 5.0
 FOUND_SECONDS = 4.0  # from the beginning of an operator: workers look for it every 2 s at most, and are heard then
@@ -33,7 +34,7 @@ def some(points: Sequence[float]) -> list[Any]:
 SOON = some([0.05])  # before the operator has done anything about the edit
 
 
-def job_of(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
+def job_of(seed: int, *, steps: int = 40, **changes: Any) -> ClusterScenario:
     """Two stages that keep a checkpoint only when they are asked to; a step takes a few seconds."""
     made = scenario(seed)
     arithmetic = replace(made.arithmetic, stages=2, pipelines=1, steps=steps, sizes=(1,) * 6, groups=2)
@@ -53,17 +54,16 @@ class Away(OperatorSimulation):
         self.made: list[str] = []  # pods, since the edit
         self.edited = False
         self.user = User(self)
+        self.workers.turned = self._look  # type: ignore[method-assign]
 
     async def _run(self) -> None:
         self.loop.set_exception_handler(self._raised)
         self.user.create()
         self.start_operator()
-        watching = asyncio.create_task(self._look())
         try:
             await self._until(lambda: None if self.trained >= TRAINED_STEPS else "it does not train", 200.0)
             await self.course()
         finally:
-            watching.cancel()
             await self.stop_operator()
 
     async def course(self) -> None:
@@ -92,17 +92,15 @@ class Away(OperatorSimulation):
         if what == "pods ADDED" and self.edited:
             self.made.append(thing["metadata"]["name"])
 
-    async def _look(self) -> None:
-        while True:
-            for node in self.workers.nodes.values():
-                parts = node.engine.components if node.engine else None
-                if parts is None or not node.alive:
-                    continue
-                first = parts.plan.current.first_step
-                if not self.begun_at or self.begun_at[-1] != first:
-                    self.begun_at.append(first)
-                self.trained = max(self.trained, parts.committer.log.newest)
-            await asyncio.sleep(0.02)
+    def _look(self, node: Node) -> None:
+        """Note what a worker knows after each of its turns."""
+        parts = node.engine.components if node.engine else None
+        if parts is None or not node.alive:
+            return
+        first = parts.plan.current.first_step
+        if not self.begun_at or self.begun_at[-1] != first:
+            self.begun_at.append(first)
+        self.trained = max(self.trained, parts.committer.log.newest)
 
 
 class Suspended(Away):
@@ -392,7 +390,7 @@ def test_a_suspended_job_keeps_its_state_whenever_its_operator_ends(kill_at: flo
 
 @pytest.mark.parametrize("kill_at", some([1.0]))
 def test_a_job_whose_budget_is_spent_is_suspended_and_goes_on_with_a_larger_one(kill_at: float) -> None:
-    priced = job_of(13, pools=({"name": "spot", "pricePerHour": "3600"},))
+    priced = job_of(13, steps=60, pools=({"name": "spot", "pricePerHour": "3600"},))
     assert OutOfMoney(priced, small_budget, kill_at).run().problem is None
 
 
@@ -431,14 +429,14 @@ def test_it_does_so_if_a_worker_is_lost_meanwhile(kill_at: float) -> None:
 
 @pytest.mark.parametrize("kill_at", SOON)
 def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
-    run = TrainsOn(job_of(6, steps=150), other_schedule, kill_at, followed=schedule_is_not_the_new_one).run()
+    run = TrainsOn(job_of(6, steps=80), other_schedule, kill_at, followed=schedule_is_not_the_new_one).run()
     assert run.problem is None
 
 
 @pytest.mark.parametrize("kill_at", SOON)
 def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
     """`_at_rest` checks, among other things, that all workers have the new image."""
-    assert TrainsOn(job_of(7, steps=150), new_image, kill_at, followed=lambda _: None).run().problem is None
+    assert TrainsOn(job_of(7, steps=80), new_image, kill_at, followed=lambda _: None).run().problem is None
 
 
 @pytest.mark.parametrize("kill_at", SOON)
@@ -449,6 +447,6 @@ def test_a_deleted_jobs_workers_end_whenever_the_operator_ends(kill_at: float) -
 @pytest.mark.parametrize("seed", [10, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (11, 12))])
 @pytest.mark.parametrize("way", ["the pod is removed", "the pod has ended", "the node is removed"])
 def test_a_worker_that_is_gone_when_the_operator_begins_is_not_waited_for(way: str, seed: int) -> None:
-    made = job_of(seed, steps=40)
+    made = job_of(seed)
     grown = replace(made, arithmetic=replace(made.arithmetic, stages=4, sizes=(1,) * 12), standby=1)
     assert Lost(grown, way).run().problem is None
