@@ -81,7 +81,8 @@ class Checks:
         for step, commit in log.commits.items():
             known = self.commits.setdefault((origin, step), {})
             known[node.name] = commit
-            other = next((w for w, c in known.items() if str(c) != str(commit) and living(w)), None)  # NaN is NaN
+            unlike = (w for w, c in known.items() if c != commit and str(c) != str(commit))  # NaN is NaN
+            other = next(filter(living, unlike), None)
             if other and living(node.name):
                 raise Violation(f"step {step} has two commits: {commit} at {node.name}, {known[other]} at {other}")
 

@@ -311,8 +311,9 @@ class Simulation:
     def struck(self, node: Node, what: str, cell: Cell, step: int, microbatch: int) -> bool:
         if self.logging and what.startswith("after"):
             self.log(f"{node.name} {what[6:]} {tuple(cell)} step {step} microbatch {microbatch}")
-        self.checked(self.checks.bounded, node)
-        self.checked(self.checks.followed, node)
+        if what.startswith("before"):  # and so after the one before it
+            self.checked(self.checks.bounded, node)
+            self.checked(self.checks.followed, node)
         return self.injector.instruction(node, what, step)
 
     def turned(self, node: Node) -> None:

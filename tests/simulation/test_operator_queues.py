@@ -163,7 +163,7 @@ def test_a_job_shrinks_for_a_more_important_one_and_grows_again(seed: int, kille
 
     whole = of_two_stages(seed + 10, steps=30, most=2, chooses=False)
     whole = replace(whole, arithmetic=replace(whole.arithmetic, pipelines=2, microbatches=4, groups=2))
-    jobs = {"first": (of_two_stages(seed, steps=240, most=2), FIRST), "second": (whole, IMPORTANT)}
+    jobs = {"first": (of_two_stages(seed, steps=160, most=2), FIRST), "second": (whole, IMPORTANT)}
     Shrinking(jobs, 6).succeed()
 
 
@@ -226,4 +226,4 @@ def test_a_job_that_loses_all_its_workers_goes_on_from_a_checkpoint_when_it_has_
             self.queue.withdraw(name)
             await self.complete("one")
 
-    All({"one": (of_two_stages(seed, steps=60), {"name": "queue"})}, 2).succeed()
+    All({"one": (of_two_stages(seed, steps=40), {"name": "queue"})}, 2).succeed()

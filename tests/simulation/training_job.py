@@ -50,7 +50,7 @@ from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.task import Task, TrainingFacts
+from bamboo_trainer.task import Parts, Task, TrainingFacts
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
@@ -65,6 +65,25 @@ OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
 def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
     """A model of ours as workers make it ready. It is a function of these, and to look at it takes a process."""
     return settled(load_task(entrypoint, json.loads(config), training), seed)
+
+
+# Of such models the layers that were looked at before their first forward: they are as deterministic in the next job,
+# and to look takes a fifth of a small one.
+LOOKED = defaultdict[tuple[int, TrainingConfig], set[int]](set)
+
+
+class LookedOnce(Stage):
+    """looked: layers that need not be looked at again."""
+
+    def __init__(self, looked: set[int], *given: Any) -> None:
+        super().__init__(*given)
+        self._looked = looked
+
+    def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
+        layers = range(self.values.first, self.values.end)
+        if not self._looked.issuperset(layers):
+            super().look(step, microbatch, inputs)
+            self._looked.update(layers)
 
 
 class Killed(BaseException):
@@ -235,7 +254,8 @@ class Job:
         self.spec = replace(spec, worker=replace(spec.worker, devices=per_worker or spec.worker.devices))
         task, seed = self.spec.task, self.spec.training.seed
         training = shown_to_build(self.spec.training)
-        if task.entrypoint.startswith(("bamboo_trainer.models.", "plain_models:")):
+        self._is_ours = task.entrypoint.startswith(("bamboo_trainer.models.", "plain_models:"))
+        if self._is_ours:
             told = ALONE if task.entrypoint in NOT_TOLD else training
             self.task = model(task.entrypoint, json.dumps(task.config), seed, told)
         else:
@@ -285,7 +305,9 @@ class Job:
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """A stage in its first state, for that worker."""
         device = self.computes_on[stage % len(self.computes_on)]
-        return build_stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
+        looked = LOOKED[id(self.task), config] if self._is_ours else set[int]()
+        values = StageValues(self.task, stage, stages, config, device, self._by_device[worker][device])
+        return LookedOnce(looked, values, self.reader(self.task, config), self._by_device[worker][device])
 
     def where(self) -> str:
         lines = [

@@ -16,7 +16,7 @@ from bamboo_core.coordinator.events import Interrupted, Outcome
 from training_job import Job, MemoryStore
 
 pytestmark = test_same_bits.pytestmark
-NAMES = [name for name, row in ROWS.items() if row.fast and not row.plain]  # what is not slow
+NAMES = [name for name, row in ROWS.items() if not row.plain and "compiled" not in name]  # to compile takes long
 FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").split(":"))
 
 

@@ -100,10 +100,10 @@ def split(model: str, deep: int, *fast: str) -> Row:
     return Row(task=task, numbers=numbers(3), deep=deep, steps=(1,), plain=True, fast=fast)
 
 
-def shared(sharing: str, column: str, precision: str = "fp32") -> Row:
+def shared(sharing: str, *fast: str, precision: str = "fp32") -> Row:
     rounded = {} if precision == "fp32" else {"precision": precision, "parameterPrecision": precision}
     return Row(
-        task=own("sharing_tasks:build", sharing=sharing), numbers=training(5, 12, 3, **rounded), deep=4, fast=(column,)
+        task=own("sharing_tasks:build", sharing=sharing), numbers=training(5, 12, 3, **rounded), deep=4, fast=fast
     )
 
 
@@ -128,7 +128,7 @@ def fp16(**config: Any) -> Row:
         steps=(1,),
         kills=("Backward",) if config else PHASES,
         anywhere=not config,
-        fast=("wide",) if config else RESUMED,
+        fast=() if config else RESUMED,
     )
 
 
@@ -149,7 +149,9 @@ ROWS: dict[str, Row] = {
     "fp16": fp16(),
     "fp16, both": fp16(balanced=True, weighted=True),
     # steps
-    "fused AdamW": Row(task=own("test_fused_optimizers:build_open"), deep=4, kills=("OptimizerStep", "ReplicaUpdate")),
+    "fused AdamW": Row(
+        task=own("test_fused_optimizers:build_open"), deep=4, kills=("OptimizerStep", "ReplicaUpdate"), fast=()
+    ),
     "fused groups": Row(
         task=own("test_scheduled_optimizer:fused"),
         numbers=numbers(4, 4),
@@ -158,7 +160,7 @@ ROWS: dict[str, Row] = {
         fast=RESUMED,
     ),
     "several optimizers": Row(task=own("test_optimizers:build"), fast=RESUMED),
-    "scheduled SGD": Row(task=own("test_schedules:build", kind="SGD"), numbers=numbers(5), steps=(3,), fast=("deep",)),
+    "scheduled SGD": Row(task=own("test_schedules:build", kind="SGD"), numbers=numbers(5), steps=(3,), fast=()),
     "scheduled AdamW": Row(
         task=own("test_schedules:build", kind="AdamW"), numbers=numbers(5), steps=(3,), fast=RESUMED
     ),
@@ -174,6 +176,7 @@ ROWS: dict[str, Row] = {
         numbers=numbers(6, 4, nonFinite="Skip"),
         kills=("ReportReady", "OptimizerStep"),
         steps=(1, 2, 3),
+        fast=(),
     ),
     "decisions": Row(
         task=own("test_decisions:build", tied=True),
@@ -187,6 +190,7 @@ ROWS: dict[str, Row] = {
         numbers=numbers(5, evaluation={"everySteps": 2}),
         kills=("Evaluate", "ReportReady"),
         steps=(2, 5),
+        fast=(),
     ),
     "evaluation in bf16": Row(
         task=own("test_evaluation:build"),
@@ -238,12 +242,12 @@ ROWS: dict[str, Row] = {
         steps=(3,),
         fast=RESUMED,
     ),
-    "mean loss with losses of layers": Row(task=own("weighted_tasks:build", weighted=False), wide=(2, 4)),
-    "made_before": shared("made_before", "deep"),
+    "mean loss with losses of layers": Row(task=own("weighted_tasks:build", weighted=False), wide=(2, 4), fast=()),
+    "made_before": shared("made_before"),
     "cached": shared("cached", "resumed"),
-    "left_behind": shared("left_behind", "wide", "bf16"),
-    "made_here_only": shared("made_here_only", "deep", "bf16"),
-    "shared and frozen": shared("frozen", "wide", "bf16"),
+    "left_behind": shared("left_behind", precision="bf16"),
+    "made_here_only": shared("made_here_only", "deep", precision="bf16"),
+    "shared and frozen": shared("frozen", "wide", precision="bf16"),
     "recomputation": Row(
         task=gpt(checkpoint=True),
         numbers=numbers(precision="bf16"),
@@ -263,8 +267,8 @@ ROWS: dict[str, Row] = {
     "resnet": library("resnet", "deep"),
     "gnmt": library("gnmt", "wide"),
     **{model: library(model) for model in ("gpt2", "bert", "llama", "vgg", "alexnet")},
-    "a Sequential": split("chain", 4, "wide"),
-    "a module with dictionaries": split("dictionaries", 4, "deep"),
+    "a Sequential": split("chain", 4, "deep"),
+    "a module with dictionaries": split("dictionaries", 4),
     "a module with BatchNorm": split("normed", 4),
     "a module that is told sizes": split("sizes", 4),
     "encoder and decoder": split("encoded", 2),
@@ -292,7 +296,7 @@ ROWS: dict[str, Row] = {
             },
             numbers=numbers(3, evaluation={"everySteps": 3}),
             steps=(1,),
-            fast=("deep",) if head == "choice" else (),
+            fast=(),
         )
         for family, head in (("bert", "choice"), ("gpt2", "sequence"))
     },
@@ -302,7 +306,7 @@ ROWS: dict[str, Row] = {
     "packed documents": Row(
         task=transformer(lambda folder: sequences("gpt2", packed(folder), learningRate=1e-3, warmupSteps=10)),
         deep=4,
-        fast=RESUMED,
+        fast=("resumed",),
     ),
     "trimmed batches": Row(task=transformer(trimmed), deep=4, fast=()),
     "a mixture of data": Row(
@@ -315,7 +319,7 @@ ROWS: dict[str, Row] = {
         task=initial_task,
         numbers=numbers(4, 12),
         deep=4,
-        kills=("Forward", "Backward"),
+        kills=("Forward",),
         steps=(0, 2),
     ),
 }
