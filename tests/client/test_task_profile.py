@@ -1,13 +1,21 @@
 """`bamboo profile` asks the trainer."""
 
+from functools import cache
+from typing import Any
+
 from bamboo.local.trainer_calls.task_profile import MachineOverrides, profile_of
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.profiling import profile
 from profiling_kit import manifest
 
 
+@cache
+def measured() -> dict[str, Any]:
+    return profile(manifest(), 3)
+
+
 def test_every_layer_is_measured_with_the_jobs_microbatch() -> None:
-    answer = profile(manifest(), 3)
+    answer = measured()
     layers = answer["layers"]
     assert len(layers) == 5
     assert all(layer["forward"] > 0 and layer["backward"] > 0 and layer["update"] > 0 for layer in layers)
@@ -32,7 +40,7 @@ def test_every_layer_is_measured_with_the_jobs_microbatch() -> None:
 
 
 def test_layers_whose_times_differ_are_named_and_make_it_an_estimate() -> None:
-    steady = profile(manifest(), 3) | {"waited": 0.0, "unsteady": [], "repeats": 12}
+    steady = measured() | {"waited": 0.0, "unsteady": [], "repeats": 12}
     spec, around = parse_manifest(manifest()), MachineOverrides(flow=1e8)
     found = profile_of(spec, steady, 3, around)
     assert "layers.seconds" not in found.estimated

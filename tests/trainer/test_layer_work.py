@@ -1,5 +1,6 @@
 """What a GPU would run for each layer, counted without one."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from bamboo_trainer.tasks.inspection.operations import Operations
 from profiling_kit import manifest
 
 
+@functools.cache
 def counted(precision: str = "fp32", **config: Any) -> tuple[LayerWork, ...]:
     document = manifest(**config)
     document["spec"]["training"]["precision"] = precision
