@@ -74,7 +74,7 @@ class Noisy(Slowed):
         self.rates = GridRates(ModelFigures(layers=real, network=network), self.spec)
         self.grids: list[tuple[float, Grid]] = []
 
-    def check_calm(self, event: object) -> None:
+    def check_calm(self) -> None:
         """Whether a change may follow depends on the time here."""
 
     def check(self, plan: Plan) -> None:
