@@ -24,7 +24,7 @@ from manifest_kit import bamboojob, training
 from training_job import Fault, Job
 
 MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 6, "samples": 32}}
-STEPS = 50
+STEPS = 36
 LAYER, BACKWARD = 0.01, 2.0  # seconds of a layer's forward; its backward takes that many times as long
 
 

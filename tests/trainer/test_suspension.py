@@ -16,7 +16,7 @@ from bamboo_core.planning.plan import ROOT
 from manifest_kit import bamboojob, training
 from training_job import Job
 
-STEPS = 12
+STEPS = 8
 SLOW = 400  # turns in which others could train many steps
 
 
