@@ -130,7 +130,7 @@ def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], f
     assert {"WorkersChosen", "GivenBack"} <= {e.reason for job in jobs for e in job.emitted}
 
 
-@seeds(3, 10)
+@seeds(2, 10)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
@@ -206,7 +206,7 @@ def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: i
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
-@seeds(3, 12)
+@seeds(2, 12)
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
