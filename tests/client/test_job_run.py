@@ -1,7 +1,9 @@
 """`bamboo simulate JOB.yaml`: the real coordinator in virtual time, under traces, and the command."""
 
+import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from bamboo.simulation.job.job_run import JobRun
@@ -12,7 +14,8 @@ from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Event, Tick
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.manifest import parse_manifest
-from job_simulation_kit import HOUR, job, manifest, nodes, run
+from bamboo_core.planning.profile import Network
+from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 
 
 def test_without_preemptions_nothing_is_lost() -> None:
@@ -129,4 +132,28 @@ def test_a_small_run_is_always_the_same() -> None:
     assert [(one.preemptions, one.takeovers, one.restores, one.steps) for one in found] == GOLDEN
 
 
-GOLDEN = [(11, 11, 0, 100000), (9, 11, 0, 100000), (9, 9, 0, 100000), (6, 6, 0, 14273)]
+GOLDEN = [(13, 13, 0, 100000), (9, 11, 0, 100000), (9, 9, 0, 100000), (6, 6, 0, 14273)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "most"),  # steps' time of one
+    [(4, 1, 4), pytest.param(7, 1, 4, marks=pytest.mark.slow), pytest.param(4, 2, 8, marks=pytest.mark.slow)],
+)
+def test_losses_every_third_of_a_step_do_not_hold_it_for_ever(stages: int, pipelines: int, most: int) -> None:
+    """For an hour, steps of 188 s; each worker is replaced after a tenth of a step."""
+    document, step, count = manifest(stages, pipelines, 32 * pipelines), 188.0, stages * pipelines
+    forward, network = step / (32 + stages - 1) / 3, Network(flow=1e9, machine=2e9, latency=0.001)
+    model = profile(stages, network, forward=forward, backward=2 * forward, gradients=10**9, boundary=10**7)
+    times = msgspec.structs.replace(model.times, start=10.0, detection=1.0)
+    model = msgspec.structs.replace(model, times=times)
+    pick, workers, changes = random.Random(stages), [f"n{i}" for i in range(count)], list[tuple[float, str, str]]()
+    for number in range(int(HOUR / step * 3) - 1):
+        at, new = step * (number + 1) / 3, f"n{count + number}"
+        lost = workers.pop(pick.randrange(count))
+        workers.append(new)
+        changes += [(at, "remove", lost), (at + step / 10, "add", new)]
+    one = JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
+    result = run(one, nodes(count, *sorted(changes)))
+    assert (result.outcome, result.figures.restores) == ("cut", 0)
+    assert max(until - begun for begun, until, _ in result.steps) < most * step
+    assert len(result.steps) > HOUR / step / most

@@ -1,6 +1,7 @@
 """Training in one process with the real coordinator and engines: losses, weights, and every kill bit-equal."""
 
 import functools
+import math
 import os
 from typing import Any
 
@@ -294,6 +295,44 @@ def test_a_spare_worker_takes_its_part_within_the_step(
     assert set(killed.values()) == {2}
 
 
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "gap", "losses"),
+    [
+        (3, 1, 5, (2, 2, 1, 2, 0, 2, 1, 0)),  # the cells whose owners are lost, by number
+        (2, 3, 5, (0, 1, 5, 2, 3, 1, 4)),
+        pytest.param(4, 1, 20, (1, 2, 1, 0, 3), marks=pytest.mark.slow),
+        pytest.param(5, 2, 5, (1, 2, 9, 2, 3, 3, 6), marks=pytest.mark.slow),
+        pytest.param(2, 3, 20, (4, 1, 3, 4, 1, 2, 1, 1, 1, 3), marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_summed_stays_so_through_any_number_of_losses_in_a_step(
+    stages: int, pipelines: int, gap: int, losses: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever all stages are held twice again, another worker is lost. gap: turns between two losses, at least."""
+    monkeypatch.setattr(transitions, "LEAST_SECONDS", -1.0)
+    document = manifest(stages, pipelines, standby=1)
+    document["spec"]["training"]["globalBatchSize"] = 32 * pipelines
+    expected, left, last = Job(document).run(), list(losses), 0
+
+    def decide(job: Job) -> None:
+        nonlocal last
+        if job.state.step != 2 or not left or job.turns - last < gap:
+            return
+        plan, plans = job.plan, job.state.plans
+        cells = plan.cells()
+        held = all((c, w) in plans.synced for c in cells for w in plan.at(c).replicas[:1] or (None,))
+        if held and len(plan.owners()) == len(cells) and (plans.in_force or plan.worker_ids() <= plans.applied):
+            last = job.turns
+            job.kill(plan.at(cells[left.pop(0)]).owner)
+
+    job = Job(document, decide=decide).run()
+    check_same_bits(job, expected)
+    assert job.state.membership.preemptions == len(losses)
+    run = [f for f in job.executed if f.step == 2 and f.name.startswith("Backward") and f.name != "BackwardWeight"]
+    again = sum(not fault.after for fault in run) / (32 * stages * pipelines) - 1
+    assert again < 0.1 * len(losses), again
+
+
 def test_no_cell_moves_while_its_committed_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker dies between its report of the step and its last gradients, and the heir is slow to repeat it: when
     the step is committed, with the plan that heals the pipeline at hand, it has nothing for the next owner.
@@ -318,6 +357,7 @@ def test_no_cell_moves_while_its_committed_step_is_repeated(monkeypatch: pytest.
         return not any(job.nodes[worker].engine is engine for worker in slow) and turn(engine)
 
     monkeypatch.setattr(Engine, "turn", slowly)
+    monkeypatch.setattr(transitions, "LEAST_SECONDS", math.inf)  # the spare worker takes it at the boundary
     job = Job(manifest(3, 1, standby=1), decide=decide)
     job.run(5_000)
     assert_same(job, 3, 1)

@@ -13,6 +13,7 @@ from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Commit
+from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from stage_kit import states_of
 
@@ -37,7 +38,7 @@ class One:
         self.plan, self.known, self.log = PlanState(worker, plan), ALONE.target, CommitLog(0)
         self.states = states_of(worker, plan)
         committer: Any = self  # which knows layouts
-        self.portions = PortionSteps(self.plan, self.states, committer)
+        self.portions = PortionSteps(self.plan, self.states, committer, MessageLog())
 
     def layout(self, step: int) -> Layout | None:
         return self.known
@@ -102,9 +103,10 @@ def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion
     """The other pipeline's owner of the last stage takes it over; whoever runs the first stage keeps its sums."""
     plan = initial_plan([Peer(worker=f"w{i}", host="h", port=1) for i in range(4)], ((0, 2), (2, 3)), 2, SPEC, NONE)
     cell, first = Cell(1, 1), plan.target.split[1][0]
-    heir, keeper = plan.at(Cell(0, 1)).owner, plan.at(Cell(1, 0)).owner
+    heir, keeper, lost = plan.at(Cell(0, 1)).owner, plan.at(Cell(1, 0)).owner, plan.at(cell).owner
     taken = Assignment(owner=heir, portions=(Portion(worker=heir, first=0, end=4),))
-    after = msgspec.structs.replace(plan, epoch=2, pipelines=(plan.pipelines[0], (plan.pipelines[1][0], taken)))
+    rows, left = (plan.pipelines[0], (plan.pipelines[1][0], taken)), [p for p in plan.workers if p.worker != lost]
+    after = msgspec.structs.replace(plan, epoch=2, pipelines=rows, workers=tuple(left))
     one = One(plan, heir)
     one.plan.activate(after)
     one.portions.await_kept(plan, {cell})
@@ -112,7 +114,8 @@ def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion
     one.portions.kept_all(Address(FrameKind.KEPT_ALL, *cell, 0))
     assert one.refresh() == [(cell, (first, first + 4))]
     moved = msgspec.structs.replace(plan.at(Cell(1, 0)), owner=heir)
-    beside = msgspec.structs.replace(after, epoch=3, pipelines=(plan.pipelines[0], (moved, taken)))
+    alone = tuple(peer for peer in left if peer.worker != keeper)
+    beside = msgspec.structs.replace(after, epoch=3, pipelines=(plan.pipelines[0], (moved, taken)), workers=alone)
     again = One(plan, heir)
     again.plan.activate(after)
     again.portions.await_kept(plan, {cell})

@@ -1,5 +1,6 @@
 """When to make which plan: the first one, takeovers at once, and everything else one step at a time."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -64,7 +65,8 @@ def replan(turn: Turn) -> None:
         return
     filling.watch(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
-    if over or not state.plan.worker_ids() <= state.plans.applied:
+    waits = not state.plan.worker_ids() <= state.plans.applied and state.plans.of_step(state.step) is state.plan
+    if over or waits:
         return
     now = planning_view(turn.state, turn.now).after(turn.state.plans.settled)
     proposal = None if now == state.plans.settled else _better_plan(now)
@@ -78,7 +80,7 @@ def replan(turn: Turn) -> None:
     else:
         _release(turn)
         turn.put(turn.state.moves.without_unreported(turn.state.step, turn.now))
-        steady = not now.leaving and turn.state.grids.resize is None and not turn.state.moves.recoveries
+        steady = not (now.leaving or now.settles or turn.state.moves.recoveries) and turn.state.grids.resize is None
         steady = steady and turn.state.admission.ask_at <= turn.now and turn.state.holding.aim is None
         steady = steady and (turn.state.spec.elastic is None or choosing.is_measured(turn.state))
         steady = steady and not holding.give_back_surplus(turn)
@@ -104,9 +106,9 @@ def _better_plan(view: PlanningView) -> Plan | None:
 
 def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     """What the planning functions look at."""
-    plan = state.current_plan
+    plan = state.plans.of_step(state.step) or state.current_plan
     aim, usual = _aim(state, now), state.usual_step
-    elapsed = (now - state.progress.last_at) / usual % 1.0 if usual else 0.0
+    elapsed = (now - state.progress.last_at) / usual if usual else 0.0
     return PlanningView(
         plan=plan,
         live=state.live(plan),
@@ -117,8 +119,9 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         schedule=aim.schedule,
         generation=state.progress.generation,
         spread=state.spec.spread.policy,
-        elapsed=elapsed,
-        remaining=(1.0 - elapsed) * (usual or 0.0),
+        elapsed=min(elapsed, 1.0),
+        remaining=(1.0 - elapsed % 1.0) * usual if usual else math.inf,
+        settles=plan is not state.plan,
         beforehand=filling.replicas(state),
     )
 

@@ -2,15 +2,19 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.desired import PlanningView
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.transitions import SETTLED
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Plans:
     """newest: None before the first one. since_step: how many steps were committed when it was made. applied: workers
-    that obey it. synced: replicas of cells that are in step.
+    that obey it. synced: replicas of cells that are in step. in_force: what all obey until the next step begins, while
+    the newest plan only ends the portions of this one then.
 
     steady: the last reconciliation found nothing to do, and the mere passing of time will not change that. settled: the
     view for which no plan was better, lately.
@@ -20,6 +24,7 @@ class Plans:
     since_step: int = 0
     applied: frozenset[WorkerId] = frozenset()
     synced: frozenset[tuple[Cell, WorkerId]] = frozenset()
+    in_force: Plan | None = None
     steady: bool = False
     settled: PlanningView | None = field(default=None, compare=False, repr=False)
 
@@ -38,7 +43,16 @@ class Plans:
                 synced |= {(cell, w) for w in now.replicas if (cell, w) in self.synced}
             else:
                 synced |= {(cell, w) for w in now.replicas if w == owner}
-        return replace(self, newest=plan, since_step=step, applied=frozenset(), synced=frozenset(synced))
+        in_force = self.newest if plan.boundary and plan.reason == SETTLED else None
+        return replace(
+            self, newest=plan, since_step=step, applied=frozenset(), synced=frozenset(synced), in_force=in_force
+        )
+
+    def of_step(self, step: int) -> Plan | None:
+        """Return the plan of the step in progress, with the newest one's epoch: what follows is made of it."""
+        if self.newest is None or self.in_force is None or step > self.since_step:
+            return self.newest
+        return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)
 
     def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
         """The cells that the newest plan has, too, each with its owner there; none if workers do not go on with the
@@ -57,10 +71,10 @@ class Plans:
         kept = {
             (cell, w) for cell, w in self.synced if old and plan.has(cell) and plan.at(cell).owner == old.at(cell).owner
         }
-        return replace(self, newest=plan, synced=frozenset(kept), applied=frozenset())
+        return replace(self, newest=plan, synced=frozenset(kept), applied=frozenset(), in_force=None)
 
     def obeyed_by(self, worker: WorkerId) -> "Plans":
-        return self if worker in self.applied else replace(self, applied=self.applied | {worker})
+        return self if worker in self.applied else replace(self, applied=self.applied | {worker}, in_force=None)
 
     def without(self, worker: WorkerId) -> "Plans":
         """The worker is not there any more."""
@@ -81,4 +95,4 @@ class Plans:
 
     def forgotten(self) -> "Plans":
         """All workers begin again: with another plan, which is made next."""
-        return replace(self, newest=None, applied=frozenset(), synced=frozenset())
+        return replace(self, newest=None, applied=frozenset(), synced=frozenset(), in_force=None)

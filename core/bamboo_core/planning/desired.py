@@ -41,7 +41,8 @@ class PlanningView:
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
     # the share of the step in progress that is over, from 0 to 1, as far as that is known
     elapsed: float = field(default=0.0, compare=False)
-    remaining: float = field(default=0.0, compare=False)  # seconds of it that are left, as far as that is known
+    remaining: float = field(default=0.0, compare=False)  # seconds of it that are left; infinite before that is known
+    settles: bool = False  # the next step begins without portions of the plan
     # spare workers that keep replicas until the layers are split anew, since they will need them then
     beforehand: Mapping[Cell, tuple[WorkerId, ...]] = field(default_factory=dict)
     # what was found out for this view, by name

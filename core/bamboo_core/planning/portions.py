@@ -11,7 +11,7 @@ first of them goes to the new owner, which may keep sums of groups that the lost
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -50,6 +50,7 @@ def share_out(
     layouts: Sequence[Layout],
     *,
     leaving: Collection[WorkerId],
+    there: Container[WorkerId],
     boundary: bool,
     elapsed: float = 0.0,
 ) -> Cells:
@@ -57,8 +58,8 @@ def share_out(
 
     These are cells whose owner runs another one as well, and, for the rest of a step, those that have changed hands
     within it, though their new owner may run all of them. There are none with several devices of a worker. leaving:
-    workers that are given nothing more. boundary: the assignments begin with a step. elapsed: the share of the step in
-    progress that is over, from 0 to 1.
+    workers that are given nothing more. there: those that are not lost. boundary: the assignments begin with a step.
+    elapsed: the share of the step in progress that is over, from 0 to 1.
     """
     if plan.device_layers:
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
@@ -79,7 +80,7 @@ def share_out(
         able = owners[cell.stage]
         runners = [w for w in able if w not in leaving] or list(able)
         groups, known = groups_of(layouts, cell.pipeline), plan.at(cell) if plan.has(cell) else assignment
-        keeps = not boundary and groups > 1 and kept_by(plan, lambda one: cells[one].owner, cell) is not None
+        keeps = not boundary and groups > 1 and kept_by(plan, assignment.owner, there, cell) is not None
         kept = max(0, int(elapsed * groups) - 1) if keeps else 0
         portions = _given_out(before[cell], assignment.owner, able, runners, load, kept)
         alone = len(portions) == 1 and portions[0].worker == assignment.owner
@@ -102,16 +103,6 @@ def changed_cells(plan: Plan, old: Plan) -> set[Cell]:
     return {c for c in plan.cells() if old.has(c) and not plan.at(c).is_run_as(old.at(c))}
 
 
-def cells_run_anew(plan: Plan, old: Plan) -> set[Cell]:
-    """Return the cells of which a plan may let workers run what has been run before. They are those that have changed,
-    and those beside one that has, if they are shared: not all that they have given is in somebody's log.
-    """
-    changed = changed_cells(plan, old)
-    beside = {Cell(d, s + way) for d, s in changed for way in (-1, 1)}
-    shared = {c for c in beside if old.has(c) and plan.has(c) and (old.at(c).portions or plan.at(c).portions)}
-    return changed | shared
-
-
 def is_settled(plan: Plan) -> bool:
     """Does every worker that has a pipeline of its own run all of it, and no more?"""
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
@@ -119,48 +110,28 @@ def is_settled(plan: Plan) -> bool:
 
 
 def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
-    """Return the worker that keeps the sums of a cell's finished groups: who runs the stage before it, which knows what
-    came of them; for the first stage the last one. None if that is the same worker, or is in another zone, to which
-    traffic costs money, and with several devices of a worker.
+    """Return the worker that keeps the sums of a cell's finished groups: the nearest other one that runs a stage before
+    it; for the first stage one of the last stages. None if it is in another zone, to which traffic costs money, and
+    with several devices of a worker.
     """
-    owner, before = plan.at(cell).owner, plan.at(_before(plan, cell)).owner
-    if owner == before or plan.device_layers:
+    (d, s), stages, owner = cell, len(plan.stages), plan.at(cell).owner
+    others = (plan.at(Cell(d, (s - way) % stages)).owner for way in range(1, stages))
+    found = next((worker for worker in others if worker != owner), None)
+    if found is None or plan.device_layers:
         return None
-    return before if len({peer.zone for peer in map(plan.peer, (owner, before)) if peer}) < 2 else None
+    return found if len({peer.zone for peer in map(plan.peer, (owner, found)) if peer}) < 2 else None
 
 
-def kept_by(plan: Plan, owner_of: Callable[[Cell], WorkerId], cell: Cell) -> WorkerId | None:
-    """Return who keeps sums that a cell's new owner may go on behind; None if nobody does any more. An owner that runs
-    the stage before as well, and goes on with that, keeps what it has finished itself.
+def kept_by(plan: Plan, new: WorkerId, there: Container[WorkerId], cell: Cell) -> WorkerId | None:
+    """Return who gives a cell's new owner the sums of finished groups: the one before, if it is not lost, else the
+    keeper. None if that is lost too.
 
-    An only pipeline's sums are of no use if another replica of the stage behind might have to repeat the step: nobody
-    can send it again what these came of. owner_of: a cell's owner under the assignments that follow the plan.
+    plan: the one in which the cell was another worker's. there: the workers that are left.
     """
-    if not plan.has(cell) or owner_of(cell) == plan.at(cell).owner or plan.device_layers:
+    if not plan.has(cell) or new == plan.at(cell).owner or plan.device_layers:
         return None
-    behind, before = Cell(cell.pipeline, cell.stage + 1), _before(plan, cell)
-    own = before != cell and plan.at(before).owner == plan.at(cell).owner
-    if plan.at(cell).portions and not own:
-        return None
-    found = plan.at(cell).owner if own else keeper(plan, cell)
-    if plan.target.pipelines == 1 and plan.has(behind) and len(plan.at(behind).replicas) > 1:
-        return None
-    return found if owner_of(before) == found else None
-
-
-def passed_on(microbatches: Sequence[int], stage: int, received: Container[int]) -> int:
-    """Return before which microbatch the keeper's sums of a cell may count: the stages beside it have all that came of
-    what is before.
-
-    The stage behind has given a gradient for whatever the cell has finished. received: the microbatches of which the
-    stage before has a gradient; the first stage gives none.
-    """
-    end = microbatches[-1] + 1
-    return end if stage == 0 else next((m for m in microbatches if m not in received), end)
-
-
-def _before(plan: Plan, cell: Cell) -> Cell:
-    return Cell(cell.pipeline, (cell.stage - 1) % len(plan.stages))
+    found = plan.at(cell).owner if plan.at(cell).owner in there else keeper(plan, cell)
+    return found if found in there else None
 
 
 def _portions(assignment: Assignment, groups: int) -> tuple[Portion, ...]:
@@ -188,8 +159,8 @@ def _given_out(
             found.append(portion)
             continue
         counts: Counter[WorkerId] = Counter()
-        if portion.first < kept and owner in runners:
-            counts[owner] = min(kept, portion.end) - portion.first
+        if portion.first == 0 and owner in runners:
+            counts[owner] = min(kept, portion.end)
         for _ in range(portion.first + counts.total(), portion.end):
             worker = min(in_turn, key=load.__getitem__)
             load[worker] += 1

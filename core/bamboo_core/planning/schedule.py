@@ -11,7 +11,7 @@ gradients, which no other stage waits for, are computed later: a stage then has 
 while the stages before it still run their backwards, and all of those begin earlier.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self, assert_never
 
@@ -238,12 +238,17 @@ def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
     return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]
 
 
-def portion_program(stage: int, stages: int, portion: Range, order: StageOrder, left: int) -> list[Instruction]:
-    """Return what one of the workers that share a cell runs of it: its microbatches, and their sum to the owner.
+def portion_program(
+    stage: int, stages: int, portion: Range, order: StageOrder, left: int, again: Collection[int] = ()
+) -> list[Computed]:
+    """Return what one of the workers that share a cell runs of its microbatches.
 
-    left: the first microbatch that is left to run.
+    left: the first microbatch that is left to run. again: microbatches before it that are run for what the stages
+    beside need of them, though their gradients are summed. The order is that of all from the first of these on, so that
+    the stages cannot wait for each other.
     """
-    return [*order.taken_over().program(stage, stages, range(left, portion[1])), SendPartialSum(portion)]
+    whole = order.taken_over().program(stage, stages, range(min((left, *again)), portion[1]))
+    return [i for i in whole if i.microbatch >= left or (i.microbatch in again and not isinstance(i, BackwardWeight))]
 
 
 def reduction(last: Instruction, buckets: int) -> list[Instruction]:

@@ -17,6 +17,7 @@ from bamboo_core.planning.heirs import heirs_of, lost_runs, siblings
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import Cells, is_settled, kept_by, share_out
 
+SETTLED: Final = "Settled"  # the reason of plans that end what a loss has left behind
 LEAST_SECONDS: Final = 1.0  # of a step that have to be left for a move within it
 
 
@@ -84,7 +85,7 @@ def improve(view: PlanningView) -> Plan | None:
         return _move(view, moves, boundary=not _pays_now(view, moves))
     if not lacks.is_settled:
         text = "each worker runs its own pipeline from the next step on"
-        return next_plan(view, cells, "Settled", text, boundary=True)
+        return next_plan(view, cells, SETTLED, text, boundary=True)
     return _trim(view, lacks) if len(plan.layouts) == 1 else None
 
 
@@ -121,7 +122,7 @@ def _found_lacking(view: PlanningView) -> _Lacks:
             owners[cell] = owner
         elif tuple(others) != there.replicas:
             order[cell] = tuple(others)
-    return _Lacks(replicas, owners, order, is_settled(plan))
+    return _Lacks(replicas, owners, order, view.settles or is_settled(plan))
 
 
 def drain(view: PlanningView) -> Plan | None:
@@ -153,12 +154,8 @@ def _pays_now(view: PlanningView, moves: Mapping[Cell, WorkerId]) -> bool:
     """
     plan = view.plan
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
-
-    def owner_of(cell: Cell) -> WorkerId:
-        return moves.get(cell) or plan.at(cell).owner
-
     return view.remaining > LEAST_SECONDS and all(
-        owned[plan.at(cell).owner] > 1 and kept_by(plan, owner_of, cell) is not None for cell in moves
+        owned[plan.at(cell).owner] > 1 and kept_by(plan, moves[cell], view.live, cell) is not None for cell in moves
     )
 
 
@@ -195,7 +192,7 @@ def _trim(view: PlanningView, lacks: _Lacks) -> Plan | None:
     cells = {cell: view.plan.at(cell) for cell in view.plan.cells()}
     for cell, kept in ripe.items():
         cells[cell] = msgspec.structs.replace(cells[cell], replicas=kept)
-    return next_plan(view, cells, "Settled", "copies of stages that are not needed any more are dropped")
+    return next_plan(view, cells, SETTLED, "copies of stages that are not needed any more are dropped")
 
 
 def next_plan(
@@ -213,7 +210,9 @@ def next_plan(
     """
     plan = view.plan
     known = layouts or plan.layouts
-    cells = share_out(plan, cells, known, leaving=view.leaving, boundary=boundary, elapsed=view.elapsed)
+    cells = share_out(
+        plan, cells, known, leaving=view.leaving, there=view.live, boundary=boundary, elapsed=view.elapsed
+    )
     depth = range(len(plan.stages))
     rows = tuple(tuple(cells[Cell(d, s)] for s in depth) for d in range(1 + max(c.pipeline for c in cells)))
     return msgspec.structs.replace(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
-from bamboo_core.planning.portions import cells_run_anew, runner
+from bamboo_core.planning.portions import changed_cells, runner
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
@@ -127,7 +127,7 @@ class Components:
         self.executor.hand_over(old)
         self.replicator.take_roles(old)
         self.executor.take_over(old, arrived)
-        for cell in cells_run_anew(plan, old) if old else ():
+        for cell in changed_cells(plan, old) if old else ():
             self.outbox.resend(cell)
         self._devices.forget()
         self.rehearsals.take_roles(self.step, first=old is None)
@@ -190,6 +190,8 @@ class Components:
                 pass
             case FrameKind.KEPT_ALL if known:
                 self.executor.kept_all(frame)
+            case FrameKind.REPEAT if known and self.executor.repeat(sender, frame):
+                pass
             case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)
             case FrameKind.READY:

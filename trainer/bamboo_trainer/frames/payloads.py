@@ -225,6 +225,7 @@ FORMS: Final = {
     FrameKind.KEPT_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
     FrameKind.KEPT_ALL: PayloadForm(None),
     FrameKind.EVALUATIONS: PayloadForm(Evaluations),
+    FrameKind.REPEAT: PayloadForm(Again | None),  # Again: what is in the log is to be sent again, too
 }
 
 

@@ -9,7 +9,7 @@ import msgspec
 from torch import Tensor
 
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_trainer.frames.frame import BOUNDARY, Address, Again, Frame, FrameKind
+from bamboo_trainer.frames.frame import BOUNDARY, Address, Again, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.frames.payloads import Contributed, PartialSum
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies, Parts
 from bamboo_trainer.routing.message_log import MessageLog
@@ -135,11 +135,16 @@ class Outbox:
         else:
             self._transport.send(worker, frame)
 
-    def resend(self, cell: Cell, worker: WorkerId | None = None) -> None:
-        """Send again all that the log has for a cell, to whom it is for or to that worker, which drops what it has."""
+    def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
+        """Send again all that the log has for a cell, to whom it is for or to that worker, which drops what it has.
+
+        since: only what belongs to its step, and to its microbatch or one behind it.
+        """
         self.finish()
         epoch = self._plan.current.epoch
         for frame in self.log.to(cell):
+            if since and not (is_of_microbatch(frame.address) and frame.address[3:5] >= since[3:5]):
+                continue
             payload = _said_again(frame.payload)
             self.send(worker or self._receiver(frame.address), replace(frame, epoch=epoch, payload=payload))
 

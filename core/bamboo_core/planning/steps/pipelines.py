@@ -7,19 +7,20 @@ cells over runs their programs again, from what the others have in their logs.
 """
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bamboo_core.planning.portions import passed_on
 from bamboo_core.planning.profile import Network
 from bamboo_core.planning.schedule import (
+    Backward,
     BackwardInput,
     BackwardWeight,
     Computed,
     Forward,
     StageOrder,
+    portion_program,
 )
 
 Place = tuple[int, int]  # pipeline and stage
@@ -195,7 +196,19 @@ class _Cell:
     done: int = 0
     arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of the frames that are here
     begins: float = 0.0  # the second before which it is not run
-    resumed: bool = False  # it began behind groups whose sums somebody has kept
+    ends: tuple[int, ...] = ()  # of its groups whose sums somebody would keep
+    left: int = 0  # the first microbatch that is summed; those before it are run for their frames alone
+
+    def finished(self, ends: Collection[int]) -> int:
+        """Return before which microbatch the groups that end there are summed."""
+        left = (one.microbatch for one in self.program[self.done :] if one.microbatch >= self.left)
+        summed = min(left, default=self.run[1])
+        return max((end for end in ends if end <= summed), default=0)
+
+    def makes(self, frame: Frame) -> bool:
+        """Is the frame what comes of an instruction that is left?"""
+        kind = Forward if frame[0] else Backward
+        return any(isinstance(one, kind) and one.microbatch == frame[1] for one in self.program[self.done :])
 
     @property
     def next(self) -> Computed | None:
@@ -254,13 +267,20 @@ class _Execution:
         self._count += 1
         heapq.heappush(self._events, (at, self._count, happens))
 
-    def _begun(self, place: Place, run: Run, *, taken_over: bool, left: int | None = None) -> _Cell:
-        """left: the first microbatch that is left to run, of a cell that is shared; None: the run's first one."""
-        order = self._group.order.taken_over() if taken_over else self._group.order
-        first, end, worker = run
-        program = order.program(place[1], self._stages, range(first if left is None else left, end))
+    def _begun(
+        self, place: Place, run: Run, *, taken_over: bool, left: int | None = None, again: Collection[int] = ()
+    ) -> _Cell:
+        """left: the first microbatch that is left to run, of a cell that is shared; None: the run's first one. again:
+        those before it that are run for their frames.
+        """
+        (first, end, worker), order = run, self._group.order
         is_shared = left is not None or end - first < self._group.microbatches[place[0]]
-        cell = _Cell(place, run, program, goes_first=taken_over and is_shared)
+        left = first if left is None else left
+        if taken_over:
+            program = portion_program(place[1], self._stages, (first, end), order, left, again)
+        else:
+            program = order.program(place[1], self._stages, range(first, end))
+        cell = _Cell(place, run, program, goes_first=taken_over and is_shared, left=left)
         self._workers[worker].cells.append(cell)
         return cell
 
@@ -349,54 +369,56 @@ class _Execution:
         self._workers[number].alive = False
 
     def _take_over(self, loss: StepLoss, now: float) -> None:
-        """Every sender sends again what a new runner may lack."""
-        kept, begun = dict(loss.kept), list[_Cell]()
+        """Every sender sends again what a new runner may lack, and runs again what is in no log."""
+        kept = dict(loss.kept)
         for place, runs in loss.runs:
             before = {cell.run: cell for cell in self._cells[place]}
             for run in before.keys() - set(runs):
                 self._workers[run[2]].cells.remove(before[run])
             keeper, ends, seconds = kept.get(place, (-1, (), 0.0))
-            passed_on = self._passed_on(place) if ends else 0
-            finished = max((end for end in ends if end <= passed_on), default=0)
-            self._cells[place] = [
-                before.get(run)
-                or self._begun(
-                    place, run, taken_over=True, left=min(max(run[0], finished), run[1]) if run[2] == keeper else None
-                )
-                for run in runs
-            ]
-            new = [cell for cell in self._cells[place] if cell.run not in before]
-            if new:
-                self._ends.pop(place, None)
-            for cell in new:
-                cell.begins = now + seconds if cell.run[2] == keeper else 0.0
-                cell.resumed = cell.run[2] == keeper and finished > cell.run[0]
-            begun += new
-        begun += self._run_whole(dict(loss.runs))
-        for cell in begun:
+            finished, cells = self._cells[place][0].finished(ends), dict(before)
+            for run in (run for run in runs if run not in before):
+                left = min(max(run[0], finished), run[1]) if run[2] == keeper else None
+                cells[run] = self._begun(place, run, taken_over=True, left=left)
+                cells[run].ends, cells[run].begins = ends, 0.0 if left is None else now + seconds
+            self._cells[place] = [cells[run] for run in runs]
+            self._begin(now, [cells[run] for run in runs if run not in before])
+        rows = {d for (d, _), _ in loss.runs}
+        while found := next(self._lacking(rows), None):
+            cell, again = found
+            self._workers[cell.run[2]].cells.remove(cell)
+            left = max(cell.finished(cell.ends), cell.left)
+            again |= {one.microbatch for one in cell.program[cell.done :] if one.microbatch < cell.left}
+            whole = self._begun(cell.place, cell.run, taken_over=True, left=left, again=again)
+            whole.ends, whole.begins = cell.ends, cell.begins
+            self._cells[cell.place] = [whole if one is cell else one for one in self._cells[cell.place]]
+            self._begin(now, [whole])
+
+    def _begin(self, now: float, cells: Sequence[_Cell]) -> None:
+        for cell in cells:
+            self._ends.pop(cell.place, None)
             self._resend(now, cell)
             self._push(max(now, cell.begins), partial(self._turn, cell.run[2]))
 
-    def _run_whole(self, moved: Collection[Place]) -> list[_Cell]:
-        """Begin resumed cells anew beside cells that begin anew: nobody can send these again what came of the rest."""
-        begun, anew = list[_Cell](), list(moved)
-        for d, s in anew:
-            for place in ((d, s - 1), (d, s + 1)):
-                for i, cell in enumerate(self._cells.get(place, ())):
-                    if cell.resumed:
-                        self._workers[cell.run[2]].cells.remove(cell)
-                        self._cells[place][i] = whole = self._begun(place, cell.run, taken_over=True, left=cell.run[0])
-                        self._ends.pop(place, None)
-                        begun.append(whole)
-                        anew.append(place)
-        return begun
-
-    def _passed_on(self, place: Place) -> int:
-        """Return before which microbatch a cell has run all, and the stage before it has what came of it."""
-        cell, (d, s) = self._cells[place][0], place
-        microbatches, left = range(*cell.run[:2]), (instruction.microbatch for instruction in cell.program[cell.done :])
-        received = {m for m in microbatches if s > 0 and (False, m) in self._cell((d, s - 1), m).arrived}
-        return min([passed_on(microbatches, s, received), *left])
+    def _lacking(self, rows: Collection[int]) -> Iterator[tuple[_Cell, set[int]]]:
+        """Yield cells of these pipelines that have to run microbatches again: the frames that a cell beside waits for
+        are in no log, and nobody is about to make them.
+        """
+        for cell in [one for place, cells in self._cells.items() if place[0] in rows for one in cells]:
+            (d, s), logged = cell.place, self._log.get(cell.place, {})
+            runs = self._workers[cell.run[2]].running is cell
+            frames = {awaited(one, s, self._stages) for one in cell.program[cell.done + runs :]}
+            gone = [
+                frame
+                for frame in frames
+                if frame and frame not in cell.arrived
+                if not (frame in logged and self._workers[logged[frame]].alive)
+            ]
+            for first, other in ((True, (d, s - 1)), (False, (d, s + 1))):
+                for beside in self._cells.get(other, ()):
+                    mine = {m for f, m in gone if f == first and beside.run[0] <= m < beside.run[1]}
+                    if again := {m for m in mine if not beside.makes((first, m))}:
+                        yield beside, again
 
     def _resend(self, now: float, cell: _Cell) -> None:
         """The frames of the neighbours' logs."""

@@ -5,7 +5,7 @@ steps cost as much as the first one.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, starmap
 from typing import Final
@@ -13,7 +13,7 @@ from typing import Final
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.gradient_groups import nodes_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import keeper, kept_by, ranges
+from bamboo_core.planning.portions import kept_by, ranges
 from bamboo_core.planning.profile import Layer, ModelFigures
 from bamboo_core.planning.schedule import StageOrder, postpones_weights
 from bamboo_core.planning.splits.devices import cell_of, devices_of
@@ -129,24 +129,28 @@ class StepModel:
         heirs = {cell: plan.at(cell).owner for cell in moved}
         return StepLoss(
             kept=tuple(
-                (place, (part.numbers[heirs[cell]], *self._kept(before, plan, layout, cell)))
+                (place, (part.numbers[heirs[cell]], *kept))
                 for cell, place in moved.items()
-                if _is_kept(before, plan, cell, moved)
+                if (kept := self._kept(before, plan, layout, cell))
             ),
             lost=tuple((part.numbers[w], at) for w, at in lost.items() if w in part.numbers),
             planned=planned,
             runs=tuple((place, _runs(plan, layout, cell, part.numbers)) for cell, place in moved.items()),
         )
 
-    def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float]:
+    def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float] | None:
         """Return the microbatches before which a cell's groups end, but for the last one, numbered from 0 in the
-        pipeline; and the seconds, at most, in which the keeper gives the new owner their sums.
+        pipeline; and the seconds, at most, in which the new owner gets their sums. None if it gets none.
         """
-        own = layout.split[cell.pipeline]
+        owner, portions, own = plan.at(cell).owner, plan.at(cell).portions, layout.split[cell.pipeline]
+        if not portions or portions[0].worker != owner:
+            return None
+        giver = kept_by(before, owner, {peer.worker for peer in plan.workers}, cell)
+        if giver is None:
+            return None
         ends = tuple(bound - own[0] for bound in layout.bounds if own[0] < bound <= own[-1])
-        if keeper(before, cell) == plan.at(cell).owner:
-            return ends, 0.0
-        return ends, self._sync(len(ends).bit_length() * self.stages(plan.stages).gradients[cell.stage], 1)
+        size = len(ends).bit_length() * self.stages(plan.stages).gradients[cell.stage]
+        return ends, 0.0 if giver == owner else self._sync(size, 1)
 
     def _added_up(self, plan: Plan, ends: Mapping[Place, float]) -> dict[Place, float]:
         """Return when each cell's owner has the sums of all portions, from when these are done."""
@@ -347,14 +351,6 @@ class StepModel:
 def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: Mapping[WorkerId, float]) -> bool:
     was, now = before.at(cell), plan.at(cell)
     return not lost.keys().isdisjoint(was.runners) or not now.is_run_as(was)
-
-
-def _is_kept(before: Plan, plan: Plan, cell: Cell, moved: Collection[Cell]) -> bool:
-    """Does the new owner of a cell go on behind the groups whose sums the keeper gives it? See `PortionSteps`."""
-    (d, s), portions = cell, plan.at(cell).portions
-    if not portions or portions[0].worker != plan.at(cell).owner or {Cell(d, s - 1), Cell(d, s + 1)} & set(moved):
-        return False
-    return kept_by(before, lambda one: plan.at(one).owner, cell) is not None
 
 
 def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:

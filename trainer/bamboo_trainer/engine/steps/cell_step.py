@@ -1,7 +1,7 @@
 """A cell's work on one step."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -18,6 +18,7 @@ from bamboo_core.planning.schedule import (
     Forward,
     Instruction,
     ReportReady,
+    SendPartialSum,
     StageOrder,
     evaluation,
     portion_program,
@@ -76,7 +77,8 @@ class CellStep:
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
     share its microbatches. is_portion: it is but one of those, and its owner may be another worker. kept: the first
-    microbatch of which the cell's keeper has not been sent what it came to.
+    microbatch of which the cell's keeper has not been sent what it came to. again: the work on each microbatch that is
+    run only for the stages beside, because its gradient is in the sum.
     """
 
     cell: Cell
@@ -100,22 +102,42 @@ class CellStep:
     portions: tuple[Portion, ...] = ()
     is_portion: bool = False
     kept: int = 0
+    again: dict[int, Work] = field(default_factory=dict)
 
     @classmethod
     def of_portion(
-        cls, cell: Cell, stages: int, layout: Layout, portion: Range, stage: Stage, kept: Sequence[Frame]
+        cls,
+        cell: Cell,
+        stages: int,
+        layout: Layout,
+        portion: Range,
+        stage: Stage,
+        left: int,
+        kept: Sequence[Frame],
+        again: Collection[int],
     ) -> Self:
         """Return the step that the stage's version is ready for, of a portion of a cell, whoever owns the cell.
 
-        kept: what the portion's first microbatches came to, which need not be run.
+        left: the first microbatch whose gradient is to be summed. kept: what those before it came to; nothing if the
+        owner has the sum of all. again: those of them that are run all the same, for the stages beside.
         """
-        work, step = stage.begin(range(*portion), layout.bounds), stage.values.version
-        for frame in kept:
-            resume(work, (frame.address.microbatch, frame.address.part), frame.payload, frame.tensors)
-        left = kept[-1].address.part if kept else portion[0]
-        program = portion_program(cell.stage, stages, portion, StageOrder(layout.schedule), left)
+        step, order = stage.values.version, StageOrder(layout.schedule)
+        program: list[Instruction] = [*portion_program(cell.stage, stages, portion, order, left, again)]
+        work = None
+        if left < portion[1] or kept:
+            program.append(SendPartialSum(portion))
+            work = stage.begin(range(*portion), layout.bounds)
+            for frame in kept:
+                resume(work, (frame.address.microbatch, frame.address.part), frame.payload, frame.tensors)
         inputs = [needs(one, cell, stages, layout, step, ()) for one in program]
-        return cls(cell, step, layout, program, inputs, work=work, is_portion=True)
+        repeated = {m: stage.begin([m], [m, m + 1]) for m in again}
+        return cls(cell, step, layout, program, inputs, work=work, is_portion=True, again=repeated)
+
+    def work_on(self, microbatch: int) -> Work:
+        """Return the work that a microbatch is part of."""
+        work = self.again.get(microbatch, self.work)
+        assert work is not None
+        return work
 
     def start(
         self,

@@ -1,14 +1,14 @@
 """Runs the cells that this worker owns, instruction by instruction: the most urgent one that is ready."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from bamboo_core.control.protocol import CellFinished, TakenOver
-from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import changed_cells, passed_on
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.portions import changed_cells
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
@@ -25,7 +25,7 @@ from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import REDUCED, Address, Frame, FrameKind, is_of_microbatch
+from bamboo_trainer.frames.frame import REDUCED, Address, Again, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.gradients.partial_sums import packed_work
@@ -60,8 +60,7 @@ class Executor:
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
         self.backwards = 0  # that were run here
-        self._portions = PortionSteps(plan, states, committer)
-        self._changed: dict[Cell, int] = {}  # in which step a plan in the middle of it has given a cell to others
+        self._portions = PortionSteps(plan, states, committer, outbox.log)
         self.handed_over: dict[Cell, Frame] = {}
         self._runnable: list[CellStep] | None = None  # steps that may run; None: to be found out
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
@@ -88,6 +87,9 @@ class Executor:
             cell_step = self.cells.pop(cell)
             if not plan.boundary:
                 self._keep_finished(cell_step)
+                for (of, _), portion in self._portions.steps.items():
+                    if of == cell:
+                        self._keep_finished(portion)
             self._left[cell] = (cell_step.since, cell_step.step)
             newest = self._committer.log.newest
             if self._states.has_final(cell.stage, newest):
@@ -96,50 +98,75 @@ class Executor:
             for cell_step in self.cells.values():
                 cell_step.predecessor = None
 
-    def _keep_finished(self, owned: CellStep) -> None:
-        """Keep the sums of the first groups of a cell that this worker has finished. Who runs the stage before gives
-        them to the new owner (`_give_kept`).
+    def _keep_finished(self, one: CellStep) -> None:
+        """Keep the sums of the groups of a cell, or of a portion of it, that this worker has finished, for whoever goes
+        on with it (`_give_kept`).
         """
-        cell, layout = owned.cell, owned.layout
-        if layout is None or cell.pipeline >= layout.pipelines or owned.step <= self._committer.log.newest:
+        cell, layout, work = one.cell, one.layout, one.work
+        if layout is None or cell.pipeline >= layout.pipelines or one.step <= self._committer.log.newest:
             return
-        if owned.final is not None or (owned.work and owned.work.parts):
-            return  # what is added up is being made the step's gradient, in the same place
-        first = layout.split[cell.pipeline][0]
-        shared = [one for (of, (begin, _)), one in self._portions.steps.items() if (of, begin) == (cell, first)]
-        for one in (*shared, owned):
-            finished = one.work.gradients.finished if one.work else ()
-            if one.step == owned.step and one.work and finished:
-                microbatches = (first, layout.bounds[finished[-1][0].end])
-                payload, tensors = packed_work(one.work, microbatches, finished)
-                address = Address(FrameKind.KEPT_SUM, *cell, one.step, *microbatches)
-                self._portions.kept.keep(self._outbox.frame(address, tensors, payload))
+        if work is None or one.final is not None or work.parts or not work.gradients.finished:
+            return  # what is added up may be being made the step's gradient, in the same place
+        finished = work.gradients.finished
+        microbatches = (layout.bounds[finished[0][0].first], layout.bounds[finished[-1][0].end])
+        payload, tensors = packed_work(work, microbatches, finished)
+        address = Address(FrameKind.KEPT_SUM, *cell, one.step, *microbatches)
+        self._portions.kept.keep(self._outbox.frame(address, tensors, payload))
 
     def take_over(self, old: Plan | None, arrived: float) -> None:
         """Run the cells that the plan in force gives to this worker. arrived: when it came, seconds of the clock."""
         plan, newest = self._plan.current, self._committer.log.newest
         changed = changed_cells(plan, old) if old and not plan.boundary else set()
-        self._changed |= dict.fromkeys(changed, newest + 1)
-        for (d, s), cell_step in self.cells.items():
+        for cell_step in self.cell_steps():
             cell_step.kept = 0  # there may be another keeper
+        for cell_step in self.cells.values():
             if cell_step.layout is None:
                 self._begin(cell_step)
             elif cell_step.step > newest and cell_step.awaits_gradients:
                 self._share(cell_step)
-            elif (
-                cell_step.step > newest
-                and cell_step.portions
-                and not plan.at(cell_step.cell).portions
-                and not changed.isdisjoint((Cell(d, s - 1), Cell(d, s + 1)))
-            ):
-                self._run_alone(cell_step)  # nobody else can send again all that came of it
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
+        for cell_step in self.cell_steps():
+            self._ask_beside(cell_step, changed)
         self._portions.await_kept(old, changed)
         self._refresh_portions()
-        for cell in plan.cells() if old and not plan.boundary else ():
-            self._give_kept(cell)
+        self._give_kept()
+
+    def _ask_beside(self, cell_step: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
+        """Tell who runs these cells from which microbatch on the step lacks their frames. again: they are to send what
+        their logs have, too.
+        """
+        plan, (d, s), step, layout = self._plan.current, cell_step.cell, cell_step.step, cell_step.layout
+        if layout is None or d >= layout.pipelines or step <= self._committer.log.newest:
+            return
+        is_reported = cell_step.next is None and not cell_step.is_portion
+        for kind, source in ((FrameKind.ACTIVATION, Cell(d, s - 1)), (FrameKind.GRADIENT, Cell(d, s + 1))):
+            lacks = [a.microbatch for a in cell_step.lacking() if a.kind is kind and is_of_microbatch(a)]
+            if is_reported and self._replicator.holds_back(cell_step.cell, step, strict=True):
+                lacks = [layout.split[d][0]]  # a replica of it may have to repeat the step when it is committed
+            if lacks and source in beside:
+                address = Address(FrameKind.REPEAT, *source, step, min(lacks), s)
+                for worker in plan.at(source).runners:
+                    self._outbox.post(worker, address, (), Again() if again else None)
+
+    def repeat(self, sender: WorkerId, frame: Frame) -> bool:
+        """A stage beside a cell lacks the cell's frames. False if its microbatches are not run here."""
+        address, plan = frame.address, self._plan.current
+        beside = Cell(address.pipeline, address.part)
+        if not plan.has(address.cell) or not plan.has(beside) or address.step <= self._committer.log.newest:
+            return False
+        if self._plan.worker not in plan.at(address.cell).runners or sender not in plan.at(beside).runners:
+            return False
+        self._outbox.finish()  # what is made is in the log
+        if frame.again:
+            self._outbox.resend(beside, sender, since=address)
+        lacking = self._portions.want(address)
+        for portion in lacking:
+            self._keep_finished(portion)
+        if lacking:
+            self._refresh_portions(again=True)
+        return True
 
     def _share(self, cell_step: CellStep) -> None:
         """The plan is new in the middle of a step, or at its begin if it comes late: nothing has been run then."""
@@ -167,30 +194,14 @@ class Executor:
             if boundary and cell_step.step > self._committer.log.newest:
                 self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
-    def _give_kept(self, cell: Cell) -> None:
-        """If this worker keeps sums of a cell that is shared: give the new owner those behind which it may go on."""
-        (d, s), stages, assignment = cell, self._plan.stages, self._plan.current.at(cell)
-        before = self.cells.get(Cell(d, (s - 1) % stages))
-        if not assignment.portions or before is None or stages == 1:
-            return
-        layout, step = before.layout, before.step
-        if layout is not None and d < layout.pipelines:
-            known = (layout.split[d][0], self._passed_on(cell, step, layout))
-            for frame in self._portions.kept.only(cell, step, known):
-                self._outbox.post(assignment.owner, frame.address, frame.tensors, frame.payload)
-        self._outbox.post(assignment.owner, Address(FrameKind.KEPT_ALL, *cell, step), (), None)
-
-    def _passed_on(self, cell: Cell, step: int, layout: Layout) -> int:
-        """Return before which microbatch a cell's sums may count in that step, the one of the cell before it.
-
-        None count if the stage behind has changed hands since the step began.
-        """
-        d, s = cell
-        if step <= self._committer.log.newest or self._changed.get(Cell(d, s + 1), -2) >= step - 1:
-            return 0
-        before = self.cells[Cell(d, (s - 1) % self._plan.stages)]
-        received = {a.microbatch for a in (*before.consumed, *before.inbox) if a.kind is FrameKind.GRADIENT}
-        return passed_on(layout.split[d], s, received)
+    def _give_kept(self, owner: WorkerId | None = None) -> None:
+        """Give the sums that this worker keeps to the new owners of their cells. owner: only to that one."""
+        for cell, step, frames in self._portions.gives():
+            receiver = self._plan.owner(cell)
+            if owner in (None, receiver):
+                for frame in frames:
+                    self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
+                self._outbox.post(receiver, Address(FrameKind.KEPT_ALL, *cell, step), (), None)
 
     def link_broke(self, peer: WorkerId) -> None:
         for cell_step in self.cells.values():
@@ -201,11 +212,11 @@ class Executor:
         for cell, frame in self.handed_over.items():
             if self._plan.owner(cell) == peer:
                 self._outbox.send(peer, replace(frame, epoch=self._plan.current.epoch))
-        for cell_step in self.cells.values():
+        plan = self._plan.current
+        for cell_step in self.cell_steps():
             cell_step.kept = 0  # what was on its way to the keeper may be lost
-        for cell in self._plan.current.cells():
-            if self._plan.owner(cell) == peer:
-                self._give_kept(cell)
+            self._ask_beside(cell_step, {cell for cell in plan.cells() if peer in plan.at(cell).runners})
+        self._give_kept(peer)
 
     def committed(self, step: int) -> None:
         self.handed_over = {cell: frame for cell, frame in self.handed_over.items() if frame.address.step >= step}
@@ -225,14 +236,20 @@ class Executor:
             self._begin(cell_step)
         self._refresh_portions()
 
-    def _refresh_portions(self) -> None:
-        """The plan in force or the version of a stage is new. Boundary tensors that are here go to who takes them."""
+    def _refresh_portions(self, *, again: bool = False) -> None:
+        """The plan in force or the version of a stage is new. Boundary tensors that are here go to who takes them.
+
+        again: portions that were begun here begin again, so that they lack what they have taken in.
+        """
         frames = self._portions.refresh(self.steps)
         for cell in {cell for cell, _ in self._portions.steps if cell in self.cells}:
             inbox = self.cells[cell].inbox
             frames += [inbox.pop(address) for address in list(inbox) if is_of_microbatch(address)]
         for frame in frames:
             self.accept(frame)
+        begun, self._portions.begun = self._portions.begun, []
+        for portion in begun:
+            self._ask_beside(portion, self._plan.current.cells(), again=again)
 
     def _begin(self, cell_step: CellStep) -> None:
         stage = self._states.stage(cell_step.cell.stage)
@@ -323,7 +340,7 @@ class Executor:
         """The cell whose next instruction is the most urgent of those that can run now. only: of that type."""
         if self._runnable is None:
             self._runnable = [one for one in self.cell_steps() if self._may_run(one)]
-        ready = [one for one in self._runnable if isinstance(one.next, only) and self._is_ready(one)]
+        ready = [one for one in self._runnable if one.next and isinstance(one.next, only) and self._is_ready(one)]
         if len(ready) > 1:
             return min(ready, key=lambda cell_step: cell_step.urgency)
         return ready[0] if ready else None

@@ -91,8 +91,8 @@ class Instructions:
 
     def forward_by_layer(self, cell_step: CellStep, instruction: Forward, timer: StageTimer) -> None:
         """Do what `execute` does, with the same bits, but measure each layer by itself."""
-        stage, work = self._parts(cell_step)
         m = instruction.microbatch
+        stage, work = self._states.running(cell_step.cell), cell_step.work_on(m)
         stage.expect(self._coming(cell_step))
         place = (cell_step.step, m)
         outputs = self._devices.forward_by_layer(stage, work, place, cell_step.take_input(), timer)
@@ -103,8 +103,8 @@ class Instructions:
         return self._states.running(cell_step.cell), cell_step.work
 
     def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
-        stage, work = self._parts(cell_step)
         m = instruction.microbatch
+        stage, work = self._states.running(cell_step.cell), cell_step.work_on(m)
         stage.expect(self._coming(cell_step))
         if self._spots.wants(cell_step, m):
             outputs = self._spots.forward(cell_step, stage, m, cell_step.take_input())
@@ -137,8 +137,8 @@ class Instructions:
                 yield step, microbatch
 
     def _backward(self, cell_step: CellStep, instruction: Backward) -> None:
-        stage, work = self._parts(cell_step)
         (d, s), m = cell_step.cell, instruction.microbatch
+        stage, work = self._states.running(cell_step.cell), cell_step.work_on(m)
         spot, given = self._spots.is_made(cell_step, m), cell_step.take_input()
         postpone = isinstance(instruction, BackwardInput) and not spot
         inputs = stage.backward(work, cell_step.step, m, given, postpone=postpone)
@@ -146,7 +146,8 @@ class Instructions:
             self._spots.backward(cell_step, m, given, inputs)
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
-        self._give_to_keeper(cell_step, work)
+        if cell_step.again.pop(m, None) is None:
+            self._give_to_keeper(cell_step, work)
 
     def _weight_gradients(self, cell_step: CellStep, instruction: BackwardWeight) -> None:
         stage, work = self._parts(cell_step)
@@ -157,10 +158,13 @@ class Instructions:
         """Send the sums of groups that are newly finished to the worker that would go on with the cell."""
         receiver, layout = keeper(self._plan.current, cell_step.cell), cell_step.layout
         finished = work.gradients.finished
-        if receiver is None or not finished or layout is None or cell_step.is_portion:
+        if receiver is None or not finished or layout is None:
             return
-        end = layout.bounds[finished[-1][0].end]
-        if end <= cell_step.kept or end > layout.split[cell_step.cell.pipeline][-1]:
+        own, end = layout.split[cell_step.cell.pipeline], layout.bounds[finished[-1][0].end]
+        is_mine = self._plan.owner(cell_step.cell) == self._plan.worker
+        if not is_mine or layout.bounds[finished[0][0].first] != own[0]:
+            return  # of several workers that share the cell's microbatches its owner has to have the first ones
+        if end <= cell_step.kept or end > own[-1]:
             return  # with the last group the cell is done, and its replicas get what the step came to
         if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, FrameKind.KEPT_SUM)):
             return

@@ -24,11 +24,6 @@ class KeptSums:
         others = [one for one in known if not (address.microbatch <= one.address.microbatch < address.part)]
         self._frames[address.cell] = sorted([*others, frame], key=lambda one: one.address.microbatch)
 
-    def only(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
-        """Return what `of` does, and drop all other frames of the cell: they may not count."""
-        self._frames[cell] = self.of(cell, step, microbatches)
-        return self._frames[cell]
-
     def of(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
         """Return the frames of the first of these microbatches, half-open, without a gap."""
         found, (at, end) = list[Frame](), microbatches

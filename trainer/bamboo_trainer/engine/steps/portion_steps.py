@@ -1,14 +1,16 @@
 """The portions of cells that this worker runs beside its own: see `bamboo_core.planning.portions`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
-from bamboo_core.planning.plan import Cell, Layout, Plan
+from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import Range, keeper, kept_by, ranges
+from bamboo_core.planning.schedule import Backward, Forward
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.frame_fit import check_sum
 from bamboo_trainer.engine.steps.kept_sums import KeptSums
-from bamboo_trainer.frames.frame import Address, Frame
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
@@ -18,40 +20,86 @@ class PortionSteps:
     """steps: by cell and microbatches. What is begun is gone on with as long as the plan leaves it to this worker.
 
     A lost cell's new owner waits for the sums that its keeper gives it, and runs the rest alone: what came of these
-    groups is where it is needed, though nobody could send it again. If a stage beside the cell changes hands, the whole
-    portion is run.
+    groups is where it is needed. If a stage beside the cell changes hands, and so lacks frames that are in no log, the
+    microbatches that these are of are run again, for their frames alone: what is summed stays so through any number of
+    losses.
     """
 
-    def __init__(self, plan: PlanState, states: StageStates, committer: Committer) -> None:
-        """committer: knows the layout of a step."""
-        self._plan, self._states, self._committer = plan, states, committer
+    def __init__(self, plan: PlanState, states: StageStates, committer: Committer, log: MessageLog) -> None:
+        """committer: knows the layout of a step. log: of what this worker has sent."""
+        self._plan, self._states, self._committer, self._log = plan, states, committer, log
         self.kept = KeptSums()
         self.steps: dict[tuple[Cell, Range], CellStep] = {}
-        self._awaited: dict[Cell, int] = {}  # cells of which a keeper gives this worker its sums; in which step
-        self._given: dict[Cell, int] = {}  # those of which it has, likewise
-        self._resumed: dict[tuple[Cell, Range], object] = {}  # of those that are not run whole, who is beside the cell
+        self.begun: list[CellStep] = []  # those of them that are new
+        self._awaited: dict[
+            Cell, tuple[int, WorkerId]
+        ] = {}  # cells of which this worker gets sums: the step, from whom
+        self._gives: dict[Cell, int] = {}  # cells whose sums it gives to the new owner, and in which step
+        self._wanted: dict[tuple[Cell, int], tuple[int, int]] = {}  # see `want`
         self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
 
     def await_kept(self, old: Plan | None, changed: Collection[Cell]) -> None:
-        """Wait for the sums of cells that this worker owns from now on. changed: cells that a plan in the middle of a
-        step has given to others. old: the plan before it.
+        """Wait for the sums of cells that this worker owns from now on, if others have them, or give them (`gives`).
+        changed: cells that a plan in the middle of a step has given to others. old: the plan before it.
         """
-        plan = self._plan.current
-        beside = {Cell(d, s + way) for d, s in changed for way in (-1, 1)}
-        for cell in {*self._awaited, *self._given} if plan.boundary else beside:
+        plan, step = self._plan.current, self._committer.log.newest + 1
+        there = {peer.worker for peer in plan.workers}
+        for cell in {*self._awaited, *self._gives} if plan.boundary else changed:
             self._awaited.pop(cell, None)
-            self._given.pop(cell, None)
-        for cell in set(changed) - beside:
-            stage, is_mine = self._states.stage(cell.stage), self._plan.owner(cell) == self._plan.worker
-            if is_mine and plan.at(cell).portions and stage and old and kept_by(old, self._plan.owner, cell):
-                self._awaited[cell] = stage.values.version
+            self._gives.pop(cell, None)
+        self._awaited = {cell: one for cell, one in self._awaited.items() if one[1] in there}
+        self._wanted = {
+            (c, other): wanted
+            for (c, other), wanted in self._wanted.items()
+            if not plan.boundary and changed.isdisjoint((c, Cell(c.pipeline, other)))
+        }
+        for cell in changed if old else ():
+            giver = kept_by(old, self._plan.owner(cell), there, cell) if plan.at(cell).portions else None
+            if giver and self._plan.owner(cell) == self._plan.worker != giver:
+                self._awaited[cell] = step, giver
+            elif giver == self._plan.worker != self._plan.owner(cell):
+                self._gives[cell] = step
+
+    def gives(self) -> Iterator[tuple[Cell, int, list[Frame]]]:
+        """Yield the cells whose new owners wait for sums that are kept here, the step, and the frames."""
+        for cell, step in self._gives.items():
+            layout, found = self._committer.layout(step), list[Frame]()
+            if layout is not None and cell.pipeline < layout.pipelines:
+                own = layout.split[cell.pipeline]
+                found = self.kept.of(cell, step, (own[0], own[-1] + 1))
+            yield cell, step, found
 
     def kept_all(self, address: Address) -> bool:
         """A cell's keeper has given all that it has kept. False if nothing waits for that."""
-        if self._awaited.pop(address.cell, None) is None:
-            return False
-        self._given[address.cell] = address.step
-        return True
+        return self._awaited.pop(address.cell, None) is not None
+
+    def want(self, address: Address) -> list[CellStep]:
+        """A stage beside a cell lacks the cell's frames from a microbatch of a step on.
+
+        Returns the steps of portions here that have none of these frames, nor will make them: they are dropped, and
+        begin again with the next `refresh`.
+        """
+        cell, source = address.cell, address.part
+        self._wanted[cell, source] = (address.step, address.microbatch)
+        found = []
+        for (of, microbatches), one in list(self.steps.items()):
+            coming = {i.microbatch for i in one.program[one.done :] if isinstance(i, Forward | Backward)}
+            if of == cell and one.step == address.step and self._lacking(cell, one.step, microbatches) - coming:
+                found.append(self.steps.pop((of, microbatches)))
+        return found
+
+    def _lacking(self, cell: Cell, step: int, microbatches: Range) -> set[int]:
+        """Return the microbatches of these whose frames a stage beside the cell wants, and the log does not have."""
+        found = set[int]()
+        for kind, other in ((FrameKind.GRADIENT, cell.stage - 1), (FrameKind.ACTIVATION, cell.stage + 1)):
+            wanted, since = self._wanted.get((cell, other), (-1, 0))
+            if wanted == step:
+                first, end = microbatches
+                there = (
+                    self._log.get(Address(kind, cell.pipeline, other, step, m)) for m in range(max(since, first), end)
+                )
+                found |= {m for m, frame in zip(range(max(since, first), end), there, strict=True) if frame is None}
+        return found
 
     def refresh(self, before: int) -> list[Frame]:
         """The plan in force or the version of a stage is new. before: the first step that is none of the job's.
@@ -67,39 +115,33 @@ class PortionSteps:
             layout = self._committer.layout(stage.values.version)
             if layout is None or cell.pipeline >= layout.pipelines:
                 continue
-            awaited = layout.split[cell.pipeline][0] if self._awaited.get(cell) == stage.values.version else None
+            waits = self._awaited.get(cell, (-1, ""))[0] == stage.values.version
+            awaited = layout.split[cell.pipeline][0] if waits else None
             for worker, microbatches in ranges(layout, cell.pipeline, portions):
                 if worker == self._plan.worker and microbatches[0] != awaited:
                     key = (cell, microbatches)
-                    self.steps[key] = self._step(key, old.get(key), layout, stage)
+                    known = old.get(key)
+                    if known is None or (known.step, known.layout) != (stage.values.version, layout):
+                        known = self._begin(cell, microbatches, layout, stage)
+                        self.begun.append(known)
+                    self.steps[key] = known
         early, self._early = self._early, {}
         return list(early.values())
 
-    def _step(self, key: tuple[Cell, Range], known: CellStep | None, layout: Layout, stage: Stage) -> CellStep:
-        """Return the step of a portion as it was, if it may be gone on with, or else from its begin."""
-        (cell, (first, end)), step, beside = key, stage.values.version, self._beside(key[0])
-        if known is not None and (known.step, known.layout) == (step, layout):
-            if self._resumed.get(key, beside) == beside:
-                return known
-            kept = []
-        else:
-            kept = self.kept.of(cell, step, (first, end)) if self._given.get(cell) == step else []
-        self._resumed.pop(key, None)
-        if kept:
-            self._resumed[key] = beside
-        return CellStep.of_portion(cell, self._plan.stages, layout, (first, end), stage, kept)
+    def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
+        """Return the step of a portion, behind those of its first groups whose sums are here."""
+        step, (first, end) = stage.values.version, microbatches
+        is_sent = self._log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None
+        kept = [] if is_sent else self.kept.of(cell, step, microbatches)
+        left = kept[-1].address.part if kept else end if is_sent else first
+        again = sorted(m for m in self._lacking(cell, step, microbatches) if m < left)
+        return CellStep.of_portion(cell, self._plan.stages, layout, microbatches, stage, left, kept, again)
 
     def elsewhere(self, owned: CellStep) -> int:
         """Return how many of a shared cell's microbatches others run."""
         assert owned.layout is not None
         shared = ranges(owned.layout, owned.cell.pipeline, owned.portions)
         return sum(end - first for worker, (first, end) in shared if worker != self._plan.worker)
-
-    def _beside(self, cell: Cell) -> object:
-        """Who runs the stages before the cell and behind it."""
-        plan, (d, s) = self._plan.current, cell
-        around = (plan.at(Cell(d, other)) for other in (s - 1, s + 1) if 0 <= other < self._plan.stages)
-        return [(assignment.owner, assignment.portions) for assignment in around]
 
     def keep(self, frame: Frame) -> bool:
         """Keep the sum of finished groups of a cell, as its keeper or new owner. False if this worker is neither.
