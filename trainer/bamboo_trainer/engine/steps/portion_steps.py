@@ -1,6 +1,6 @@
 """The portions of cells that this worker runs beside its own: see `bamboo_core.planning.portions`."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import Range, keeper, kept_by, ranges
@@ -38,7 +38,7 @@ class PortionSteps:
         self._wanted: dict[tuple[Cell, int], tuple[int, int]] = {}  # see `want`
         self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
 
-    def await_kept(self, old: Plan | None, changed: Collection[Cell]) -> None:
+    def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
         """Wait for the sums of cells that this worker owns from now on, if others have them, or give them (`gives`).
         changed: cells that a plan in the middle of a step has given to others. old: the plan before it.
         """
@@ -53,7 +53,8 @@ class PortionSteps:
             for (c, other), wanted in self._wanted.items()
             if not plan.boundary and changed.isdisjoint((c, Cell(c.pipeline, other)))
         }
-        for cell in changed if old else ():
+        for cell in changed:
+            assert old is not None
             giver = kept_by(old, self._plan.owner(cell), there, cell) if plan.at(cell).portions else None
             if giver and self._plan.owner(cell) == self._plan.worker != giver:
                 self._awaited[cell] = step, giver
