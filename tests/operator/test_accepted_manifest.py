@@ -55,7 +55,7 @@ def test_what_changes_together_once_the_job_is_suspended_is_no_mistake_before() 
     assert (accepted, found.problems, found.refused) == (before, (), "")
     assert (found.spec.worker.devices, found.spec.suspend) == (2, True)
     _, found = merge_followed(before, with_gpus(4, suspend=False))
-    assert "(4), got 2" in found.problems[0]
+    assert "the number of GPUs in spec.worker.resources, got 2" in found.problems[0]
 
 
 TASK = task_digest(parse_manifest(edited()))
