@@ -289,7 +289,7 @@ def test_evaluated_states_are_kept_with_their_scores() -> None:
 def test_the_best_state_needs_evaluations() -> None:
     document = with_checkpoints(keepBest=True)
     del document["spec"]["training"]["evaluation"]
-    assert problems(document) == ["spec.checkpoint.keepBest: expected only with spec.training.evaluation"]
+    assert problems(document) == ["spec.checkpoint.keepBest: expected only with spec.training.evaluation, got true"]
     document = with_checkpoints(evaluation={"metric": "rihgt"})
     with pytest.raises(TaskError, match="metric is 'rihgt', expected one of loss, close, largest, still"):
         evaluation_schedule(build({}), parse_manifest(document).training)
