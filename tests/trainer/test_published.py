@@ -75,7 +75,11 @@ def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, ob
     for module in (*layers, model):
         module.eval()
     inputs, _ = task.dataset.batch([3, 4])
-    assert torch.equal(run(layers, inputs)[0], model(input_ids=inputs[0]).logits)
+    ours, theirs = run(layers, inputs)[0], model(input_ids=inputs[0]).logits
+    if objective == "choice":  # of which the heads multiply matrices of different shapes
+        torch.testing.assert_close(ours, theirs)
+    else:
+        assert torch.equal(ours, theirs)
     assert objective != "token" or model.config.id2label == {0: "PER", 1: "ORG", 2: "O"}
 
 
