@@ -7,7 +7,6 @@ import msgspec
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.desired import PlanningView
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_core.planning.transitions import SETTLED
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
@@ -43,7 +42,7 @@ class Plans:
                 synced |= {(cell, w) for w in now.replicas if (cell, w) in self.synced}
             else:
                 synced |= {(cell, w) for w in now.replicas if w == owner}
-        in_force = self.newest if plan.boundary and plan.reason == SETTLED else None
+        in_force = self.newest if plan.boundary and plan.reason == "Settled" else None
         return replace(
             self, newest=plan, since_step=step, applied=frozenset(), synced=frozenset(synced), in_force=in_force
         )

@@ -17,7 +17,6 @@ from bamboo_core.planning.heirs import heirs_of, lost_runs, siblings
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import Cells, is_settled, kept_by, share_out
 
-SETTLED: Final = "Settled"  # the reason of plans that end what a loss has left behind
 LEAST_SECONDS: Final = 1.0  # of a step that have to be left for a move within it
 
 
@@ -85,7 +84,7 @@ def improve(view: PlanningView) -> Plan | None:
         return _move(view, moves, boundary=not _pays_now(view, moves))
     if not lacks.is_settled:
         text = "each worker runs its own pipeline from the next step on"
-        return next_plan(view, cells, SETTLED, text, boundary=True)
+        return next_plan(view, cells, "Settled", text, boundary=True)
     return _trim(view, lacks) if len(plan.layouts) == 1 else None
 
 
@@ -192,7 +191,7 @@ def _trim(view: PlanningView, lacks: _Lacks) -> Plan | None:
     cells = {cell: view.plan.at(cell) for cell in view.plan.cells()}
     for cell, kept in ripe.items():
         cells[cell] = msgspec.structs.replace(cells[cell], replicas=kept)
-    return next_plan(view, cells, SETTLED, "copies of stages that are not needed any more are dropped")
+    return next_plan(view, cells, "Settled", "copies of stages that are not needed any more are dropped")
 
 
 def next_plan(
