@@ -78,7 +78,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
 
 
 def test_a_run_with_a_loss_is_followed_to_its_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    calm, disturbed = job().run(), job(standby={"workers": 1}).run(preempt="at:20")
+    calm, disturbed = job().run(), job(standby={"workers": 1}).run(preempt="at:20:0")
     assert [one.watch().state for one in (calm, disturbed)] == ["Complete", "Complete"]
     shown = capsys.readouterr().out
     assert "! WorkerLost: w" in shown
