@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_core.names import PAGE_AUDIENCE
 from bamboo_core.page.server import MOST_TOKEN
 from bamboo_operator.http.job_pages import MOST_CALLERS, REVIEWS_AT_ONCE
@@ -59,7 +60,7 @@ async def test_the_api_server_is_asked_each_time_and_nothing_is_kept() -> None:
         for token, status in (("GOOD", 200), ("BAD", 401), ("GOOD", 200)):
             async with session.get(f"{url}/jobs/team/tiny/state", headers=authorized(token)) as answer:
                 assert answer.status == status
-        reviewer.fault = TimeoutError()
+        reviewer.fault = ClusterUnreachable("it does not answer in time")
         async with session.get(f"{url}/jobs/team/tiny/state", headers=authorized("GOOD")) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
     assert reviewer.tokens == ["GOOD", "BAD", "GOOD", "GOOD"]
