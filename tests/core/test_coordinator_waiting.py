@@ -74,6 +74,21 @@ def test_who_is_asked_for_copies_is_not_asked_at_the_speed_of_the_network() -> N
     assert 8 <= rounds <= 11
 
 
+def test_a_takeover_counts_although_its_cell_moves_on_before_it_is_over() -> None:
+    world = World(4, 1, 1)
+    world.settle()
+    cell = Cell(0, 2)
+    victim = world.plan.at(cell).owner
+    world.lose(victim)
+    heir = world.plan.at(cell).owner
+    unsaid = [e for e in world.pending if isinstance(getattr(e, "message", None), protocol.TakenOver)]
+    assert [e.worker for e in unsaid] == [heir]
+    world.pending.remove(*unsaid)
+    world.settle()
+    assert (owner := world.plan.at(cell).owner) not in (victim, heir)
+    assert [(t.victim, t.worker, t.notice) for t in world.state.moves.takeovers] == [(victim, owner, False)]
+
+
 def test_a_restarted_coordinator_waits_for_workers_that_live_and_says_so_once() -> None:
     world = World(2, 1, 0)
     plan = restarted(world)

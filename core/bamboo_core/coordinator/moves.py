@@ -72,19 +72,19 @@ class Moves:
                 left.append(replace(recovery, victims=victims))
         return replace(self, recoveries=tuple(left))
 
-    def newest_of(self, cell: Cell, epoch: int) -> Recovery | None:
-        """The newest move of the cell that a report of that epoch can be about."""
-        moves = [r for r in self.recoveries if r.epoch <= epoch and cell in dict(r.victims)]
-        return max(moves, key=lambda r: r.epoch, default=None)
+    def taken_over(self, worker: WorkerId, message: protocol.TakenOver) -> "Moves":
+        """A cell's new owner has caught up; who was to have it before will not report any more.
 
-    def taken_over(self, recovery: Recovery, worker: WorkerId, message: protocol.TakenOver) -> "Moves":
-        """A cell's new owner has caught up; who was to have it before will not report any more."""
+        If the cell moved on before a takeover that was announced was over, this is the end of that.
+        """
         cell = message.cell
-        left = self.without({cell}, recovery.epoch)
-        if not recovery.announced:
+        moves = [r for r in self.recoveries if r.epoch <= message.epoch and cell in dict(r.victims)]
+        left = self.without({cell}, message.epoch)
+        recovery = next((r for r in reversed(moves) if r.announced), None)
+        if recovery is None:
             return left
         taken = Takeover(
-            epoch=recovery.epoch,
+            epoch=moves[-1].epoch,
             victim=dict(recovery.victims)[cell],
             worker=worker,
             pipeline=cell.pipeline,

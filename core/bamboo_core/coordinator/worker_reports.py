@@ -186,13 +186,9 @@ def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
 
 
 def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> None:
-    """The newest move of the cell that this can be about; who was to have it before will not report any more."""
-    recovery = turn.state.moves.newest_of(message.cell, message.epoch)
-    if recovery is None:
-        return
-    moves = turn.state.moves.taken_over(recovery, worker, message)
+    known, moves = turn.state.moves.takeovers, turn.state.moves.taken_over(worker, message)
     turn.put(moves)
-    if not recovery.announced:
+    if moves.takeovers == known:
         return
     taken = moves.takeovers[-1]
     turn.do(
