@@ -15,6 +15,7 @@ import pytest
 import borrowed_worker
 from bamboo_core.checkpoint.layout import part_name
 from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, one_launcher, run, run_slowly, run_with_cut_flows, run_with_faults
@@ -188,7 +189,7 @@ def test_a_worker_with_two_devices_is_lost_as_one(part: int, tmp_path: Path, mon
 def test_who_lives_goes_back_to_a_checkpoint_with_its_copies_and_does_not_read_their_files(
     references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A neighbour pair is lost. The files of all layers that others have copies of are damaged before."""
+    """All who hold a stage are lost. The files of all layers that others have copies of are damaged before."""
     store, document = tmp_path / "store", manifest()
     document["spec"]["checkpoint"] = {"storage": store.as_uri(), "everySteps": 4}
     in_memory: set[int] = set()
@@ -197,7 +198,7 @@ def test_who_lives_goes_back_to_a_checkpoint_with_its_copies_and_does_not_read_t
         kept = job.state.checkpoints.kept
         if job.acted or job.state.step < 5 or not kept or is_tidying(job):
             return
-        victims = {job.owner(0, 1), job.owner(0, 2)}
+        victims = set(job.state.current_plan.at(Cell(0, 2)).holders)
         copies = job.state.copies.held[kept[0]]
         in_memory.update(layer for worker, layers in copies.items() if worker not in victims for layer in layers)
         folder = next(store.glob(f"step-*{kept[0].id}"))
@@ -209,6 +210,7 @@ def test_who_lives_goes_back_to_a_checkpoint_with_its_copies_and_does_not_read_t
 
     job = run_slowly(document, tmp_path, monkeypatch, decide, since=5, until=lambda job: bool(job.acted))
     assert_same(job, references[4, 1, False])
+    assert any(e.reason == "RolledBack" for e in job.emitted), [(e.reason, e.message) for e in job.emitted]
     (told,) = [e.message for e in job.emitted if e.reason == "RolledBack"]
     assert f"{len(in_memory)} of 5 layers from memory" in told
     assert sum(job.state.checkpoints.counts.restores.values()) == 1
