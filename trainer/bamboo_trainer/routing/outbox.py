@@ -138,7 +138,7 @@ class Outbox:
     def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
         """Send again all that the log has for a cell, to whom it is for or to that worker, which drops what it has.
 
-        since: only what belongs to its step, and to its microbatch or one behind it.
+        since: only boundary tensors, from its step and microbatch on.
         """
         self.finish()
         epoch = self._plan.current.epoch

@@ -133,12 +133,6 @@ class CellStep:
         repeated = {m: stage.begin([m], [m, m + 1]) for m in again}
         return cls(cell, step, layout, program, inputs, work=work, is_portion=True, again=repeated)
 
-    def work_on(self, microbatch: int) -> Work:
-        """Return the work that a microbatch is part of."""
-        work = self.again.get(microbatch, self.work)
-        assert work is not None
-        return work
-
     def start(
         self,
         stage: Stage,

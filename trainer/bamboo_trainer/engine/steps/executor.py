@@ -84,12 +84,10 @@ class Executor:
         for cell in [c for c in self.cells if c.pipeline >= len(plan.pipelines)]:
             del self.cells[cell]
         for cell in [c for c in self.cells if plan.at(c).owner != worker] if old else []:
+            for one in self.cell_steps() if not plan.boundary else ():
+                if one.cell == cell:
+                    self._keep_finished(one)
             cell_step = self.cells.pop(cell)
-            if not plan.boundary:
-                self._keep_finished(cell_step)
-                for (of, _), portion in self._portions.steps.items():
-                    if of == cell:
-                        self._keep_finished(portion)
             self._left[cell] = (cell_step.since, cell_step.step)
             newest = self._committer.log.newest
             if self._states.has_final(cell.stage, newest):
@@ -142,10 +140,12 @@ class Executor:
             return
         is_reported = cell_step.next is None and not cell_step.is_portion
         for kind, source in ((FrameKind.ACTIVATION, Cell(d, s - 1)), (FrameKind.GRADIENT, Cell(d, s + 1))):
+            if source not in beside:
+                continue
             lacks = [a.microbatch for a in cell_step.lacking() if a.kind is kind and is_of_microbatch(a)]
             if is_reported and self._replicator.holds_back(cell_step.cell, step, strict=True):
                 lacks = [layout.split[d][0]]  # a replica of it may have to repeat the step when it is committed
-            if lacks and source in beside:
+            if lacks:
                 address = Address(FrameKind.REPEAT, *source, step, min(lacks), s)
                 for worker in plan.at(source).runners:
                     self._outbox.post(worker, address, (), Again() if again else None)
@@ -213,9 +213,10 @@ class Executor:
             if self._plan.owner(cell) == peer:
                 self._outbox.send(peer, replace(frame, epoch=self._plan.current.epoch))
         plan = self._plan.current
+        of_peer = {cell for cell in plan.cells() if peer in plan.at(cell).runners}
         for cell_step in self.cell_steps():
             cell_step.kept = 0  # what was on its way to the keeper may be lost
-            self._ask_beside(cell_step, {cell for cell in plan.cells() if peer in plan.at(cell).runners})
+            self._ask_beside(cell_step, of_peer)
         self._give_kept(peer)
 
     def committed(self, step: int) -> None:

@@ -92,19 +92,21 @@ class Instructions:
     def forward_by_layer(self, cell_step: CellStep, instruction: Forward, timer: StageTimer) -> None:
         """Do what `execute` does, with the same bits, but measure each layer by itself."""
         m = instruction.microbatch
-        stage, work = self._states.running(cell_step.cell), cell_step.work_on(m)
+        stage, work = self._parts(cell_step, m)
         stage.expect(self._coming(cell_step))
         place = (cell_step.step, m)
         outputs = self._devices.forward_by_layer(stage, work, place, cell_step.take_input(), timer)
         self._send_on(cell_step, m, outputs)
 
-    def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:
-        assert cell_step.work is not None
-        return self._states.running(cell_step.cell), cell_step.work
+    def _parts(self, cell_step: CellStep, microbatch: int | None = None) -> tuple[Stage, Work]:
+        """Return a cell's stage, and its work on that microbatch, or the step's own."""
+        work = cell_step.work if microbatch is None else cell_step.again.get(microbatch, cell_step.work)
+        assert work is not None
+        return self._states.running(cell_step.cell), work
 
     def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
         m = instruction.microbatch
-        stage, work = self._states.running(cell_step.cell), cell_step.work_on(m)
+        stage, work = self._parts(cell_step, m)
         stage.expect(self._coming(cell_step))
         if self._spots.wants(cell_step, m):
             outputs = self._spots.forward(cell_step, stage, m, cell_step.take_input())
@@ -138,7 +140,7 @@ class Instructions:
 
     def _backward(self, cell_step: CellStep, instruction: Backward) -> None:
         (d, s), m = cell_step.cell, instruction.microbatch
-        stage, work = self._states.running(cell_step.cell), cell_step.work_on(m)
+        stage, work = self._parts(cell_step, m)
         spot, given = self._spots.is_made(cell_step, m), cell_step.take_input()
         postpone = isinstance(instruction, BackwardInput) and not spot
         inputs = stage.backward(work, cell_step.step, m, given, postpone=postpone)

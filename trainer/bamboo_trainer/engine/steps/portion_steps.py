@@ -77,16 +77,17 @@ class PortionSteps:
     def want(self, address: Address) -> list[CellStep]:
         """A stage beside a cell lacks the cell's frames from a microbatch of a step on.
 
-        Returns the steps of portions here that have none of these frames, nor will make them: they are dropped, and
-        begin again with the next `refresh`.
+        Returns the steps of portions here that lack some of them in the log, and will not make these: they are dropped,
+        and begin again with the next `refresh`.
         """
         cell, source = address.cell, address.part
         self._wanted[cell, source] = (address.step, address.microbatch)
         found = []
         for (of, microbatches), one in list(self.steps.items()):
-            coming = {i.microbatch for i in one.program[one.done :] if isinstance(i, Forward | Backward)}
-            if of == cell and one.step == address.step and self._lacking(cell, one.step, microbatches) - coming:
-                found.append(self.steps.pop((of, microbatches)))
+            if (of, one.step) == (cell, address.step):
+                coming = {i.microbatch for i in one.program[one.done :] if isinstance(i, Forward | Backward)}
+                if self._lacking(cell, one.step, microbatches) - coming:
+                    found.append(self.steps.pop((of, microbatches)))
         return found
 
     def _lacking(self, cell: Cell, step: int, microbatches: Range) -> set[int]:
@@ -94,12 +95,9 @@ class PortionSteps:
         found = set[int]()
         for kind, other in ((FrameKind.GRADIENT, cell.stage - 1), (FrameKind.ACTIVATION, cell.stage + 1)):
             wanted, since = self._wanted.get((cell, other), (-1, 0))
-            if wanted == step:
-                first, end = microbatches
-                there = (
-                    self._log.get(Address(kind, cell.pipeline, other, step, m)) for m in range(max(since, first), end)
-                )
-                found |= {m for m, frame in zip(range(max(since, first), end), there, strict=True) if frame is None}
+            for m in range(max(since, microbatches[0]), microbatches[1]) if wanted == step else ():
+                if self._log.get(Address(kind, cell.pipeline, other, step, m)) is None:
+                    found.add(m)
         return found
 
     def refresh(self, before: int) -> list[Frame]:
