@@ -65,8 +65,7 @@ def replan(turn: Turn) -> None:
         return
     filling.watch(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
-    waits = not state.plan.worker_ids() <= state.plans.applied and state.plans.of_step(state.step) is state.plan
-    if over or waits:
+    if over or not (state.plan.worker_ids() <= state.plans.applied or state.plans.settles(state.step)):
         return
     now = planning_view(turn.state, turn.now).after(turn.state.plans.settled)
     proposal = None if now == state.plans.settled else _better_plan(now)
@@ -121,7 +120,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         spread=state.spec.spread.policy,
         elapsed=min(elapsed, 1.0),
         remaining=(1.0 - elapsed % 1.0) * usual if usual else math.inf,
-        settles=plan is not state.plan,
+        settles=state.plans.settles(state.step),
         beforehand=filling.replicas(state),
     )
 

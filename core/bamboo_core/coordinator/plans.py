@@ -47,9 +47,13 @@ class Plans:
             self, newest=plan, since_step=step, applied=frozenset(), synced=frozenset(synced), in_force=in_force
         )
 
+    def settles(self, step: int) -> bool:
+        """Does the newest plan only end the portions of that step, the one in progress, and wait for its end?"""
+        return self.in_force is not None and step <= self.since_step
+
     def of_step(self, step: int) -> Plan | None:
         """Return the plan of the step in progress, with the newest one's epoch: what follows is made of it."""
-        if self.newest is None or self.in_force is None or step > self.since_step:
+        if self.newest is None or self.in_force is None or not self.settles(step):
             return self.newest
         return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)
 

@@ -181,8 +181,7 @@ def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
 
 
 def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
-    """The plan when all have begun with the layers that they need: what was kept for the others is not needed any more.
-    stopped: seconds for which no step could begin, if that is known.
+    """Return the plan when all have begun with the layers that they need, and copies for others are not needed.
 
     stopped: seconds for which no step could begin, if that is known.
     """
