@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bamboo_core.names import PAGE_AUDIENCE, TOKEN_AUDIENCE
-from bamboo_core.page.builder import RESTARTED
+from bamboo_core.page.document import RESTARTED
 from cluster.handle import Cluster
 from operator_jobs import small
 from operator_process import Job, Operator
@@ -88,18 +88,17 @@ def test_the_page_is_for_those_who_may_get_the_job(installed: Cluster, namespace
 
     status, page = ask(operator, namespace, "page", good)
     assert (status, page["state"]["name"], page["job"]["place"]) == (200, "Running", "cluster")
-    assert [[cell["state"] for cell in row] for row in page["grid"]] == [["training", "training"]]
-    assert all(cell["worker"] == f"page-{cell['label']}" for row in page["grid"] for cell in row)
+    ((first, second),) = page["live"]["grid"]
+    assert dict(page["live"]["workers"])[first[0]] == dict(page["live"]["workers"])[second[0]] == "training"
     assert len(page["points"]) >= 10
-    assert {condition["type"] for condition in page["conditions"]} >= {"Accepted", "Running"}
-    assert (page["cost"]["pools"][0]["name"], page["cost"]["perHour"]) == ("spot", 1.8)
-    assert "WorkerJoined" in {event["reason"] for event in page["events"]}
+    assert {condition["type"] for condition in page["status"]["conditions"]} >= {"Accepted", "Running"}
+    assert (page["pools"][0]["name"], float(page["status"]["cost"]["perHour"])) == ("spot", 1.8)
+    assert "WorkerJoined" in {event["reason"] for _, event in page["events"]}
     assert page["unknown"] == []
 
-    installed.signal(namespace, page["grid"][0][1]["worker"], signal.SIGKILL)
-    page = until(operator, namespace, good, lambda page: any(mark["kind"] == "takeover" for mark in page["marks"]))
+    installed.signal(namespace, second[0], signal.SIGKILL)
+    page = until(operator, namespace, good, lambda page: page["status"]["takeovers"] == 1)
     assert {mark["kind"] for mark in page["marks"]} == {"loss", "takeover"}
-    assert page["counts"]["takeovers"] == 1
 
     stranger = token(installed, namespace, "stranger")
     status, answer = ask(operator, namespace, "page", stranger)
@@ -112,10 +111,10 @@ def test_the_page_is_for_those_who_may_get_the_job(installed: Cluster, namespace
     operator.kill()
     operator.start()
     page = until(operator, namespace, good, lambda page: page["points"])
-    assert (page["counts"]["takeovers"], page["marks"]) == (1, [])
+    assert (page["status"]["takeovers"], page["marks"]) == (1, [])
     assert page["unknown"] == [RESTARTED]
     assert page["points"][0][0] > 12, "what was before is not known"
-    assert page["progress"]["step"] > 12
+    assert page["live"]["step"] > 12
 
     job.edit({"suspend": True})
     job.until("Suspended")

@@ -15,7 +15,7 @@ from bamboo_core.job.api_object import written
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.metrics import job_catalog as table
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
-from bamboo_core.page.builder import Labels, state
+from bamboo_core.page.document import live_state
 from bamboo_core.view.job_view import view_of
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
@@ -75,7 +75,7 @@ def test_everybody_gives_the_same_answer(
     look = OperatedJob(view=viewed(asked, made, status), facts=facts)
     job_page(page, look, JobMeter(OperatorCounts()))
     assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}
-    shown = state(status, asked, Labels("tiny"))
+    shown = live_state(status, asked)
     assert (found.message in shown.sentence) == (not holds)
     assert (shown.name == "Degraded") == (made.state == "Degraded") == (not holds and reason != "RedundancyOff")
     seen = view_of({"metadata": {}, "spec": {}, "status": written(made)})

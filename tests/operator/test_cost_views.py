@@ -38,10 +38,11 @@ class Amounts:
 
 
 def on_the_page(known: OperatedJob) -> Amounts:
-    found = page_document(known, NOW.timestamp()).cost
-    if found is None:
-        return Amounts(None, None, None)
-    return Amounts(found.total, found.per_hour, found.at_end)
+    found = page_document(known, NOW.timestamp())
+    total, per_hour = (
+        None if one is None else float(one) for one in (found.status.cost.total, found.status.cost.per_hour)
+    )
+    return Amounts(total, per_hour, found.cost_at_end)
 
 
 def in_metrics(known: OperatedJob) -> Amounts:

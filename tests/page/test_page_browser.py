@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,16 @@ from msgspec import structs
 
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Status, WorkerState
-from bamboo_core.job.spec import JobSpec
-from bamboo_core.page import document as d
-from bamboo_core.page.builder import document, ended
-from bamboo_core.page.history import JobHistory, StepFigures, steady_clock
+from bamboo_core.job.status import read_status
+from bamboo_core.page.document import Document, PoolCost, document, ended
+from bamboo_core.page.history import JobHistory, Point, StepFigures, steady_clock
 from bamboo_core.page.server import LocalPage, add_page, answer, bearer, refusal
 from bamboo_core.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, chromium, started, tab_of
 from http_kit import serving
 from manifest_kit import training
-from operator_kit import checkpoints, job, said, takeover, viewed
+from operator_kit import at, checkpoints, job, said, takeover, viewed
+from page_kit import written
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
 
@@ -44,13 +45,7 @@ spec:
 DRAWN = "document.getElementById('main')?.hidden === false"
 
 
-def drawn(about: d.PageJob, spec: JobSpec, live: Status, record: JobHistory, **more: Any) -> d.Document:
-    """The document of a job whose coordinator says that, about such a job."""
-    found = document(viewed(spec, live=live), record, place="cluster", began=None, **more)
-    return structs.replace(found, job=about)
-
-
-def page(*, over: bool = False, told: int = 1) -> d.Document:
+def page(*, over: bool = False, told: int = 1) -> Document:
     """A job with everything that a page can show. told: so many events."""
     record = JobHistory()
     record.follow(0, StepFigures(None), ())
@@ -86,18 +81,20 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
         evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})),
         best_evaluation=2,
     )
+    counts = written(preemptions=1, takeovers=1, restores=1, cost={"total": "12.5000", "perHour": "3"})
+    return drawn(status, record, counts, over=over)
+
+
+def drawn(live: Status | None, record: JobHistory | None, status: dict[str, Any], *, over: bool = False) -> Document:
+    """The page of a job whose coordinator says that, whose status says this, and whose name is hostile."""
     now = steady_clock()()
-    pools = (d.PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
-    cost = d.PageCost(
-        total=12.5,
-        per_hour=3.0,
-        at_end=14.25,
-        pools=pools,
-    )
-    about = d.PageJob(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="Replicas", began=now - 60, since=now)
-    state = ended(Outcome.COMPLETE, "all steps are done") if over else None
-    spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}))
-    return drawn(about, spec, status, record, now=now, cost=cost, ended=state)
+    spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}), checkpoint={"storage": "s3://bucket/x"})
+    pools = (PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
+    end = ended(Outcome.COMPLETE, "all steps are done") if over else None
+    view = viewed(spec, read_status(status), live=live)
+    found = document(view, record, place="cluster", now=now, pools=pools, ended=end)
+    about = structs.replace(found.job, name=HOSTILE, namespace=HOSTILE, began=now - 60, since=now)
+    return structs.replace(found, job=about)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +105,7 @@ def chrome() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def served(found: list[d.Document | int]) -> AsyncIterator[str]:
+async def served(found: list[Document | int]) -> AsyncIterator[str]:
     """The address of a page that shows the newest of these to who has a token: a document, or a status that is answered
     instead.
     """
@@ -170,6 +167,25 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears(chrome: str) -> None
         assert tab.errors == []
 
 
+async def test_a_job_without_a_coordinator_is_drawn_from_its_status(chrome: str) -> None:
+    status = written(
+        "Suspended",
+        training={"step": 8, "steps": 10, "loss": 2.5, "evaluation": {"step": 6, "metrics": {"loss": 2.25}}},
+        checkpoint={"lastStep": 8, "lastTime": at(-90)},
+        restores=2,
+        takeovers=7,
+        plan='{"pipelines":[["tiny-w0","tiny-w2"]]}',
+    )
+    async with served([drawn(None, None, status)]) as url, tab_of(chrome) as tab:
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        text = await tab.value("document.body.innerText")
+        for part in ("It is Suspended.", "step 8 of 10, 80 %", "2.5000", "after step 6", "s3://bucket/x", "2 times"):
+            assert part in text, (part, text)
+        assert await tab.text("#grid-body td") == "w0\nunknown"
+        assert tab.errors == []
+
+
 async def pointer(tab: Tab, plot: str, *moves: tuple[str, float]) -> None:
     """What the mouse does: "mouseMoved", "mousePressed" or "mouseReleased" at that share of the plot's width."""
     await tab.value(f"document.querySelector('#plot-{plot}').scrollIntoView({{block: 'center'}})")
@@ -189,13 +205,14 @@ async def press(tab: Tab, *keys: str) -> None:
         await tab.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
 
-def curves_of(steps: int) -> d.Document:
+def curves_of(steps: int) -> Document:
     """A job of which a step was committed every ten seconds."""
-    points = tuple((k, 1e9 + 10.0 * k, 1 / k, 0.5 * k, 1e-5 * k) for k in range(1, steps + 1))
+    points = tuple(Point(k, 1e9 + 10.0 * k, StepFigures(1 / k, 0.5 * k, 1e-5 * k)) for k in range(1, steps + 1))
     found = page(over=True)
-    progress = structs.replace(found.progress, gradient_norm=0.5 * steps, learning_rate=1e-5 * steps)
-    mark = structs.replace(found.marks[0], at=1e9 + 10.0 * steps / 2)
-    return structs.replace(found, now=1e9 + 1e4, points=points, progress=progress, marks=(mark,))
+    assert found.live is not None
+    live = replace(found.live, gradient_norm=0.5 * steps, learning_rate=1e-5 * steps)
+    mark = replace(found.marks[0], at=1e9 + 10.0 * steps / 2)
+    return structs.replace(found, now=1e9 + 1e4, points=points, live=live, marks=(mark,))
 
 
 LABELS = "[...document.querySelectorAll('#plot-loss .along')].map((text) => text.textContent)"
@@ -255,11 +272,11 @@ TICKS = """(plot) => [...document.querySelectorAll(`#plot-${plot} text.tick.left
 async def test_a_burst_leaves_the_curves_their_scale(chrome: str, first: int, last: int) -> None:
     """Of 100 steps some come at nearly one moment, and one has a loss and a gradient of its own."""
     found = curves_of(100)
-    points = [list(point) for point in found.points]
+    points = list(found.points)
     for number in range(first, last):
-        points[number][1] = points[last][1] - 0.001 * (last - number)
-    points[30][2:4] = [900.0, 3e5]
-    found = structs.replace(found, points=tuple(map(tuple, points)))
+        points[number] = points[number]._replace(at=points[last].at - 0.001 * (last - number))
+    points[30] = points[30]._replace(figures=StepFigures(900.0, 3e5))
+    found = structs.replace(found, points=tuple(points))
     async with served([found]) as url, tab_of(chrome) as tab:
         await tab.size(1280, 900)
         await tab.goto(f"{url}#token=secret")
@@ -332,7 +349,7 @@ async def test_it_fits_every_screen_with_any_font(chrome: str) -> None:
 
 
 async def test_what_is_said_when_something_is_wrong(chrome: str) -> None:
-    found: list[d.Document | int] = [page()]
+    found: list[Document | int] = [page()]
     async with served(found) as url, tab_of(chrome) as tab:
         await tab.goto(url)
         await tab.until("!document.getElementById('ask').hidden")

@@ -1,70 +1,121 @@
-"""The document that the operator makes for a page."""
+"""The document of a job's page, as a local run and the operator make it."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bamboo_core.coordinator.events import Status
+from bamboo_core.control.memory import Memory, Traffic
+from bamboo_core.coordinator.events import Emit, Outcome, SlowWorker, Status, WorkerState
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import read_status
-from bamboo_core.page import document as d
-from bamboo_core.page.builder import NOT_SEEN, OWNERS_ONLY, RESTARTED
-from bamboo_core.page.history import JobHistory
-from bamboo_operator.http.page_document import NO_PRICE
+from bamboo_core.page.document import (
+    NOT_SEEN,
+    OWNERS_ONLY,
+    RESTARTED,
+    VERSION,
+    PageState,
+    document,
+    ended,
+    live_state,
+)
+from bamboo_core.page.history import JobHistory, StepFigures
+from bamboo_core.view.job_view import view_of_run
 from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
-from operator_kit import NOW, at, checkpoints, job, said, viewed
-from page_kit import Time, written
+from operator_kit import NOW, checkpoints, job, said, viewed
+from page_kit import TAKEOVER, Time, received, written
 
 WHEN = NOW.timestamp()
-
-
 POOLS = [
     {"name": "spot", "capacity": "Spot", "pricePerHour": "1.00"},
-    {"name": "fallback", "capacity": "OnDemand", "pricePerHour": "3.50"},
+    {"name": "fallback", "capacity": "OnDemand"},
 ]
+SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w1 takes 200 ms")
 
 
-KEEPING = {"storage": "s3://bucket/x", "everySteps": 4}
+@pytest.mark.parametrize(
+    ("changes", "name", "tone", "part"),
+    [
+        ({}, "Running", "good", "at least two workers"),
+        ({"phase": "Pending"}, "Pending", "idle", "enough workers"),
+        ({"phase": "Recovering"}, "Recovering", "warn", "restarted"),
+        ({"phase": "Saving"}, "Saving", "warn", "write the weights"),
+        ({"phase": "Over"}, "Over", "idle", "over"),
+        (
+            {"grid": ((("w0", True), ("w1", False)),)},
+            "Degraded",
+            "warn",
+            "1 of 2 stages held by one worker only: pipeline 0 stage 1",
+        ),
+        ({"grid": ((("w0", True), ("w0", True)),)}, "Degraded", "warn", "w0 does the work of more than one stage"),
+        ({"slow": (SLOW,)}, "Running", "warn", "held up: w1 takes 200 ms"),
+        ({"workers": (("w0", WorkerState.TRAINING),)}, "Recovering", "warn", "The work of w1 is being taken over"),
+    ],
+)
+def test_the_state_in_a_word_and_a_sentence(changes: dict[str, Any], name: str, tone: str, part: str) -> None:
+    found = live_state(said(**changes), job())
+    assert (found.name, found.tone, found.over) == (name, tone, False)
+    assert part in found.sentence
 
 
-def test_checkpoints_of_a_job_whose_coordinator_is_new_or_gone_are_as_the_status_has_them() -> None:
-    spec = job(checkpoint=KEEPING, nodePools=POOLS)
-    status = written(
-        "Suspended",
-        checkpoint={"lastStep": 8, "lastTime": at(-90)},
-        restores=2,
-        cost={"total": "1"},
+@pytest.mark.parametrize(
+    ("outcome", "tone"),
+    [
+        (Outcome.COMPLETE, "good"),
+        (Outcome.FAILED, "bad"),
+        (Outcome.UNRECOVERABLE, "bad"),
+        (Outcome.INTERRUPTED, "idle"),
+    ],
+)
+def test_an_end_has_its_tone(outcome: Outcome, tone: str) -> None:
+    found = ended(outcome, "so it ended")
+    assert found == PageState(name=outcome.value, tone=tone, sentence="so it ended", over=True)
+
+
+def test_the_browser_gets_what_the_coordinator_says_and_what_is_recorded() -> None:
+    """Numbers that are not finite are null, and the record has losses and takeovers."""
+    clock = Time(WHEN - 60)
+    record = JobHistory(clock)
+    record.follow(0, StepFigures(None), ())
+    clock.now = WHEN - 5
+    record.follow(1, StepFigures(4.5, 1.5, math.nan), (TAKEOVER,))
+    record.add_event(Emit("TakenOver", "<script>alert(1)</script>", True))
+    live = said(
+        loss=math.nan,
+        takeovers=(TAKEOVER,),
+        memory=(("tiny-w0", Memory(peak=12, limit=20)),),
+        traffic=(("tiny-w0", Traffic(sync=3, gradient=4)),),
+        checkpoint=checkpoints(step=4, age=30.0, restores=1, repeated=3, place="s3://bucket/x", every_steps=4),
+        evaluations=((4, {"accuracy": 0.25, "loss": math.nan}),),
     )
-    gone = looked(look(spec=spec, written=status), WHEN).checkpoint
-    assert gone is not None
-    assert (gone.place, gone.step, gone.at, gone.every_steps) == ("s3://bucket/x", 8, WHEN - 90, 4)
-    assert gone.restores == 2
-    unknown = checkpoints(step=None, place="s3://bucket/x", every_steps=4)
-    new = looked(look(spec=spec, status=said(checkpoint=unknown), record=JobHistory(Time(WHEN)), written=status), WHEN)
-    assert new.checkpoint is not None
-    assert (new.checkpoint.step, new.checkpoint.at) == (8, WHEN - 90)
-    assert looked(look(spec=job(), written=status), WHEN).checkpoint is None, "it keeps none"
+    found = received(document(view_of_run(job(), live, NOW), record, place="local", now=WHEN))
+    assert (found["version"], found["job"]["began"], found["job"]["samples"]) == (VERSION, WHEN - 60, 8)
+    shown = found["live"]
+    assert (shown["loss"], shown["losses"], shown["takeovers"]) == (None, [], [])
+    assert (shown["grid"], shown["workers"][0]) == ([[["w0", True], ["w1", True]]], ["w0", "training"])
+    assert (shown["memory"][0][1]["peak"], shown["traffic"][0][1]["sync"]) == (12, 3)
+    assert (shown["checkpoint"]["step"], shown["checkpoint"]["counts"]["repeated"]) == (4, 3)
+    assert shown["evaluations"] == [[4, {"accuracy": 0.25, "loss": None}]]
+    assert (found["status"]["takeovers"], found["status"]["restores"]) == (1, 1)
+    assert found["points"] == [[1, WHEN - 5, [4.5, 1.5, None]]]
+    assert (found["marks"][0]["kind"], found["marks"][0]["takeover"]["recompute_ms"]) == ("takeover", 79)
+    assert found["events"][0][1]["message"] == "<script>alert(1)</script>", "it is for the browser to take it as text"
 
 
 def look(
     *,
     spec: JobSpec | None = None,
-    facts: StatusFacts | None = None,
     written: Any = None,
     status: Status | None = None,
     record: JobHistory | None = None,
 ) -> OperatedJob:
     """written: the job's status as the API has it; status: its coordinator's."""
     spec = spec or job(nodePools=POOLS)
-    facts = facts or StatusFacts(now=NOW, generation=1, spec=spec)
+    facts = StatusFacts(now=NOW, generation=1, spec=spec, pods={"spot": 2})
     return OperatedJob(view=viewed(spec, read_status(written), status), facts=facts, record=record)
-
-
-def seen(since: float = -59.0, **more: Any) -> OperatedJob:
-    return look(status=said(), record=JobHistory(Time(WHEN + since)), written=written(), **more)
 
 
 @pytest.mark.parametrize(
@@ -82,74 +133,44 @@ def seen(since: float = -59.0, **more: Any) -> OperatedJob:
 )
 def test_without_a_coordinator_the_status_speaks(name: str, tone: str, over: bool) -> None:
     found = looked(look(written=written(name)), WHEN).state
-    assert found == d.PageState(name=name, tone=tone, sentence=f"It is {name}.", over=over)
+    assert found == PageState(name=name, tone=tone, sentence=f"It is {name}.", over=over)
 
 
 def test_a_job_that_has_only_just_been_seen() -> None:
+    """Until its first status is written it has no conditions that could say more than its coordinator."""
     found = looked(look(spec=job()), WHEN)
-    assert (found.state.name, found.grid, found.unknown, found.cost) == ("Pending", (), (), None)
-    assert (found.progress.step, found.progress.steps, found.job.began) == (None, 10, None)
-
-
-def test_a_job_whose_coordinator_has_only_just_begun() -> None:
-    """Until its first status is written it has no conditions that could say more."""
-    found = looked(look(status=said(phase="Pending"), record=JobHistory(Time(WHEN))), WHEN)
-    assert (found.state.name, found.state.sentence) == ("Pending", "Waiting for enough workers to start.")
+    assert (found.state.name, found.owners, found.unknown, found.pools) == ("Pending", (), (), ())
+    assert (found.live, found.job.steps, found.job.began) == (None, 10, None)
+    later = looked(look(status=said(phase="Pending"), record=JobHistory(Time(WHEN))), WHEN)
+    assert (later.state.name, later.state.sentence) == ("Pending", "Waiting for enough workers to start.")
 
 
 def test_a_job_that_is_over_shows_from_its_status() -> None:
-    training = {"step": 10, "steps": 10, "loss": 2.5, "samplesPerSecond": 9.0, "etaSeconds": 0}
-    status = written(
-        "Complete",
-        training=training,
-        preemptions=4,
-        takeovers=3,
-        cost={"total": "1.2500"},
-        plan='{"epoch":2,"pipelines":[["tiny-w0","tiny-w2"]]}',
-    )
+    """Nobody runs its stages any more, and its workers cost nothing."""
+    status = written("Complete", training={"step": 10}, plan='{"epoch":2,"pipelines":[["tiny-w0","tiny-w2"]]}')
     found = looked(look(written=status), WHEN)
-    assert (found.progress.step, found.progress.loss, found.progress.eta_seconds) == (10, 2.5, None)
-    assert (found.counts.preemptions, found.counts.takeovers, found.counts.notices) == (4, 3, None)
-    assert (found.grid, found.unknown, found.epoch) == ((), (NOT_SEEN,), 2)
-    assert found.cost is not None
-    assert (found.cost.total, found.cost.per_hour) == (1.25, 0.0)
+    assert (found.owners, found.unknown, found.job.epoch) == ((), (NOT_SEEN,), 2)
+    assert [(pool.name, pool.workers, pool.price) for pool in found.pools] == [
+        ("spot", 0, "1.00"),
+        ("fallback", 0, None),
+    ]
+    running = looked(look(written=written()), WHEN)
+    assert [pool.workers for pool in running.pools] == [2, 0]
 
 
 def test_after_a_restart_what_is_unknown_is_said() -> None:
     """Until the workers are back, owners and progress are as the status has them; the past stays unknown."""
-    status = written(training={"step": 300, "steps": 1000}, plan='{"pipelines":[["tiny-w0","tiny-w2"]]}', takeovers=7)
+    status = written(training={"step": 300, "steps": 1000}, plan='{"pipelines":[["tiny-w0","tiny-w2"]]}')
     away = replace(said(phase="Recovering"), grid=(), workers=(), step=0)
-    recovering = look(written=status, status=away, record=JobHistory(Time(WHEN)))
-    found = looked(recovering, WHEN)
-    assert (found.state.name, found.progress.step) == ("Recovering", 300)
-    assert [[(c.label, c.state, c.protected) for c in row] for row in found.grid] == [
-        [("w0", "unknown", None), ("w2", "unknown", None)]
-    ]
+    found = looked(look(written=status, status=away, record=JobHistory(Time(WHEN))), WHEN)
+    assert (found.state.name, found.live, found.owners) == ("Recovering", None, (("tiny-w0", "tiny-w2"),))
     assert found.unknown == (OWNERS_ONLY, RESTARTED)
     later = looked(look(written=status, status=said(step=301), record=JobHistory(Time(WHEN))), WHEN)
-    assert (later.progress.step, later.counts.takeovers, later.unknown) == (301, 7, (RESTARTED,))
-    assert looked(seen(), WHEN).unknown == ()
+    assert (later.live is not None, later.owners, later.unknown) == (True, (), (RESTARTED,))
+    seen = look(written=written(), status=said(), record=JobHistory(Time(WHEN - 59)))
+    assert looked(seen, WHEN).unknown == ()
 
 
 @pytest.mark.parametrize("plan", [None, "", "[]", "{}", '{"pipelines":3}', '{"pipelines":[3]}', "no JSON"])
 def test_a_plan_that_cannot_be_read_is_no_grid(plan: Any) -> None:
-    assert looked(look(written=written("Suspended", plan=plan)), WHEN).grid == ()
-
-
-@pytest.mark.parametrize(
-    ("pools", "sentence"),
-    [
-        ([{"name": "a"}], NO_PRICE),
-        (POOLS[:1], ""),
-        (
-            [*POOLS[:1], {"name": "b", "capacity": "OnDemand"}],
-            "Not included is what has no price: pool b.",
-        ),
-        ([*POOLS, {"name": "b"}], "Not included is what has no price: pool b."),
-        (POOLS, ""),
-    ],
-)
-def test_what_the_cost_lacks_is_said(pools: list[Any], sentence: str) -> None:
-    found = looked(seen(spec=job(nodePools=pools)), WHEN).cost
-    assert found is not None
-    assert found.sentence == sentence
+    assert looked(look(written=written("Suspended", plan=plan)), WHEN).owners == ()

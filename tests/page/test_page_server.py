@@ -10,25 +10,23 @@ from importlib.resources import files
 import aiohttp
 import pytest
 
-from bamboo_core.page import document as d
 from bamboo_core.page import server
+from bamboo_core.page.document import Document, PageState
+from bamboo_core.page.document import document as page_of
+from bamboo_core.page.history import JobHistory
 from bamboo_core.page.server import FILES, MOST_TOKEN, LocalPage, PageError
+from operator_kit import job, viewed
 from page_http_kit import authorized
-from page_kit import received
+from page_kit import Time, received
 
 
-def document(*, over: bool = False) -> d.Document:
-    return d.Document(
-        now=1.0,
-        job=d.PageJob(name="tiny", namespace="team", place="local"),
-        state=d.PageState(name="Running", tone="good", sentence="It runs.", over=over),
-        progress=d.PageProgress(step=1),
-        counts=d.PageCounts(preemptions=0, takeovers=0),
-    )
+def document(*, over: bool = False) -> Document:
+    state = PageState(name="Running", tone="good", sentence="It runs.", over=over)
+    return page_of(viewed(job()), JobHistory(Time()), place="local", now=1.0, ended=state)
 
 
 @asynccontextmanager
-async def local(make: Callable[[], d.Document] = document) -> AsyncIterator[tuple[aiohttp.ClientSession, str, str]]:
+async def local(make: Callable[[], Document] = document) -> AsyncIterator[tuple[aiohttp.ClientSession, str, str]]:
     """A session, the page's address and its token."""
     page = LocalPage(make)
     url, _, token = (await page.start()).partition("#token=")

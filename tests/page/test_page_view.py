@@ -13,28 +13,27 @@ from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import summarize
 from bamboo.terminal.picture import Footer, render
 from bamboo_core.coordinator.events import Emit, Finish, Outcome
-from bamboo_core.page import document as d
+from bamboo_core.page.document import PageState
 from operator_kit import job, said
 from page_kit import Time
 
 
 async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
     clock = Time()
-    view = PageView(job(nodePools=[{"name": "a", "pricePerHour": "1.0"}]), clock=clock)
+    view = PageView(job(), clock=clock)
     starting = view.document()
-    assert (starting.state.name, starting.progress.steps, starting.job.place) == ("Starting", 10, "local")
+    assert (starting.state.name, starting.job.steps, starting.job.place) == ("Starting", 10, "local")
     view.start(lambda wish: None)
     view.status(said(step=0, loss=None, losses=()))
     view.status(said(step=1, loss=4.0))
     view.emit(Emit("WorkerLost", "w1 is lost", True))
     shown = view.document()
-    assert (shown.points, len(shown.marks), shown.cost is not None) == (((1, 1000.0, 4.0, None, None),), 1, True)
+    assert (shown.points, len(shown.marks)) == (((1, 1000.0, (4.0, None, None)),), 1)
     finish = Finish(Outcome.FAILED, "LossNotFinite", "the loss is not a number")
     view.finish(summarize("tiny", said(), finish, batch=8, seconds=1.0))
     view.stop()
-    assert view.document().state == d.PageState(
-        name="Failed", tone="bad", sentence="the loss is not a number", over=True
-    )
+    told = "the loss is not a number"
+    assert view.document().state == PageState(name="Failed", tone="bad", sentence=told, over=True)
 
 
 @pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])

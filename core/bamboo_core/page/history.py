@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
+from typing import NamedTuple
 
 from bamboo_core.coordinator.events import Emit, Takeover
 
@@ -25,8 +26,7 @@ def steady_clock() -> Clock:
     return lambda: time.monotonic() + offset
 
 
-@dataclass(frozen=True, slots=True)
-class StepFigures:
+class StepFigures(NamedTuple):
     """What is measured of a step. None: not known."""
 
     loss: float | None
@@ -34,8 +34,7 @@ class StepFigures:
     learning_rate: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """A point of the job's curves."""
 
     step: int  # so many were committed at that time

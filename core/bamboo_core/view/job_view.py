@@ -70,6 +70,16 @@ class JobView:
         return tuple(p.name for p in self.spec.node_pools if p.price_per_hour is None)
 
     @property
+    def cost_at_end(self) -> float | None:
+        """What the job will have cost when its last step is done, if it goes on with the nodes, the prices and the
+        speed of now, in the pools' currency; None if that is not known.
+        """
+        spent, left = self.status.cost, self.status.training.eta_seconds
+        if spent.per_hour is None or left is None or self.status.ended or self.status.holds("Suspended"):
+            return None  # the speed of a suspended job is that of before
+        return float(spent.total or 0) + float(spent.per_hour) * left / 3600
+
+    @property
     def held_back(self) -> str:
         """Why the operator keeps it suspended though its manifest does not say so, as when its budget is spent, and
         what helps; "" if it does not.

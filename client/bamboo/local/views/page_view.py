@@ -9,14 +9,12 @@ from bamboo.local.views.summary import Summary
 from bamboo.terminal.view import UserRequest
 from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.page import document as d
-from bamboo_core.page.builder import document, ended
+from bamboo_core.page.document import Document, PageState, document, ended
 from bamboo_core.page.history import Clock, JobHistory, StepFigures
 from bamboo_core.page.server import LocalPage
 from bamboo_core.view.job_view import view_of_run
 
-STARTING = d.PageState(name="Starting", tone="idle", sentence="The workers are being started.")
-PRICES = "The job's pools have prices, but a run on this machine pays none of them."
+STARTING = PageState(name="Starting", tone="idle", sentence="The workers are being started.")
 
 
 class PageView:
@@ -26,7 +24,7 @@ class PageView:
         self._spec, self._port = spec, port
         self._record = JobHistory(clock)
         self._status: Status | None = None
-        self._ended: d.PageState | None = None
+        self._ended: PageState | None = None
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -43,13 +41,11 @@ class PageView:
     def finish(self, summary: Summary) -> None:
         self._ended = ended(summary.outcome, summary.message)
 
-    def document(self) -> d.Document:
-        now, spec, live = self._record.now(), self._spec, self._status
-        view = view_of_run(spec, live, datetime.fromtimestamp(now, UTC))
+    def document(self) -> Document:
+        now, live = self._record.now(), self._status
+        view = view_of_run(self._spec, live, datetime.fromtimestamp(now, UTC))
         ended = self._ended or (STARTING if live is None else None)
-        cost = d.PageCost(sentence=PRICES) if any(p.price_per_hour for p in spec.node_pools) else None
-        began = self._record.since
-        return document(view, self._record, place="local", began=began, now=now, ended=ended, cost=cost)
+        return document(view, self._record, place="local", now=now, ended=ended)
 
     # as a view of the run
 

@@ -6,7 +6,6 @@ from datetime import datetime
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
 from bamboo.terminal.progress_words import progress_words
 from bamboo_core.coordinator.protection import OFF
-from bamboo_core.page.forecast import at_the_end
 from bamboo_core.text import count as count
 from bamboo_core.text import duration as duration
 from bamboo_core.text import metrics
@@ -83,8 +82,7 @@ def cost(job: JobView) -> str:
     told = [f"{spent.total} so far"] if spent.total is not None else []
     if spent.per_hour is not None and job.status.ended is None:
         told.append(f"{spent.per_hour} an hour")
-        left = None if job.status.holds("Suspended") else job.status.training.eta_seconds  # it is that of before
-        whole = at_the_end(float(spent.total or 0), float(spent.per_hour), left)
+        whole = job.cost_at_end
         told += [] if whole is None else [f"about {whole:.{4 if whole < 1 else 2}f} at the end"]
     if job.spec.budget is not None and job.spec.budget.money is not None:
         told.append(f"of a budget of {job.spec.budget.money}")

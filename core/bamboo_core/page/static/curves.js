@@ -70,7 +70,8 @@ export function drawCurves(newest = page) {
   const byStep = kind === "step" && points.length > 0;
   const xs = points.map((point) => point[byStep ? STEP : AT]);
   const marks = page.marks.map((mark) => ({ x: byStep ? read(points, AT, STEP, mark.at) : mark.at, kind: mark.kind, sentence: sentenceOf(mark), at: mark.at }));
-  const series = { loss: points.map((point) => point[2]), rate: throughput(points, page.progress.samples), norm: points.map((point) => point[3]), learning: points.map((point) => point[4]) };
+  const [losses, norm, learning] = [0, 1, 2].map((number) => points.map(([, , figures]) => figures[number]));
+  const series = { loss: losses, rate: throughput(points, page.job.samples), norm, learning };
   const ups = {};
   for (const curve of CURVES) {
     const values = series[curve.name];

@@ -114,9 +114,12 @@ export function size(bytes) {
   return unit ? `${number(value, value < 10 ? 1 : 0)} ${units[unit]}` : `${value} B`;
 }
 
+// A worker's name without the job's.
+export const short = (worker) => worker.replace(/^.+-(?=w[0-9]+$)/, "");
+
 // What a mark of the timeline tells.
 export function sentenceOf({ takeover: taken, message }) {
-  return taken ? `${taken.worker} took over stage ${taken.stage} of pipeline ${taken.pipeline} from ${taken.victim}` : message;
+  return taken ? `${short(taken.worker)} took over stage ${taken.stage} of pipeline ${taken.pipeline} from ${short(taken.victim)}` : message;
 }
 
 export const plural = (count, noun) => `${number(count, 0)} ${noun}${count === 1 ? "" : "s"}`;

@@ -5,7 +5,7 @@ import { drawCurves, watchCurves } from "./curves.js";
 import { byId, clock, sentenceOf, show } from "./dom.js";
 import { drawParts } from "./parts.js";
 
-const VERSION = 3;
+const VERSION = 4;
 const OVER_SECONDS = 15;
 
 let page = null; // the newest document

@@ -1,7 +1,8 @@
-// The parts of the page but the curves: each draws what the document says, if that has changed.
+// The parts of the page but the curves: each draws what the document says, if that has changed. The coordinator's word
+// counts first; the job's status outlasts coordinators, and adds up what they count.
 
 import { bar } from "./charts.js";
-import { byId, changed, dash, duration, el, figure, icon, loss, median, milliseconds, moment, number, plural, rate, sentenceOf, show, size, unseen } from "./dom.js";
+import { byId, changed, dash, duration, el, figure, icon, loss, median, milliseconds, moment, number, plural, rate, sentenceOf, short, show, size, unseen } from "./dom.js";
 
 const MOST_MARKS = 60;
 const PHASES = ["decide", "reform", "recompute"];
@@ -10,62 +11,99 @@ export function drawParts(page) {
   heading(page);
   summary(page);
   grid(page);
-  others(page);
   timeline(page);
   checkpoint(page);
-  memory(page.memory);
-  traffic(page.traffic);
+  memory(page);
+  traffic(page);
   cost(page);
   conditions(page);
   events(page);
 }
 
-function heading({ job, state, epoch }) {
-  if (!changed("heading", job, state, epoch)) return;
+// How far the job is, by its coordinator, whose status outlasts it.
+function progressOf({ live, state: { over }, job, status: { training, conditions } }) {
+  if (live) return live;
+  return {
+    step: training.step,
+    steps: training.steps ?? job.steps,
+    stopped_early: conditions.some(({ type, reason }) => type === "Complete" && reason === "EarlyStopped"),
+    loss: training.loss,
+    samples_per_second: over ? null : training.samplesPerSecond,
+    eta_seconds: over ? null : training.etaSeconds,
+  };
+}
+
+// The newest evaluation, and the best one if it is known; null if there is none.
+function evaluationOf({ live, job: { metric }, status: { training } }) {
+  if (metric === null) return null;
+  const made = live ? live.evaluations : [];
+  if (!made.length) return training.evaluation;
+  const [step, metrics] = made[made.length - 1];
+  return { step, metrics, best: made.find(([after]) => after === live.best_evaluation) };
+}
+
+// The checkpoints; null if the job keeps none. `at`: when the newest one was complete.
+function checkpointOf({ live, now, job, status: { checkpoint: newest, restores } }) {
+  const seen = live && live.checkpoint;
+  if (!seen && !job.checkpoints) return null;
+  const known = { place: job.checkpoints, every_steps: job.everySteps, step: null, writing: null, ...seen, restores };
+  if (seen && seen.age !== null) return { ...known, at: Math.round(now - seen.age) };
+  return { ...known, step: newest.lastStep ?? known.step, at: newest.lastTime && Date.parse(newest.lastTime) / 1000, seconds: null };
+}
+
+const pauseOf = ({ decide_ms: decide, reform_ms: reform, recompute_ms: recompute }) => decide + reform + recompute;
+
+function heading({ job, state }) {
+  if (!changed("heading", job, state)) return;
   document.title = `${job.name}: ${state.name}`;
   byId("name").textContent = job.name;
   const where = job.place === "local" ? "on this machine" : `namespace ${job.namespace}`;
-  byId("place").textContent = [where, job.mode && `redundancy ${job.mode}`, epoch && `epoch ${epoch}`].filter(Boolean).join(" · ");
+  byId("place").textContent = [where, `redundancy ${job.mode}`, job.epoch && `epoch ${job.epoch}`].filter(Boolean).join(" · ");
   byId("state").dataset.tone = state.tone;
   byId("state-name").textContent = state.name;
   byId("state-sentence").textContent = state.sentence;
 }
 
-function summary({ progress, counts, marks, evaluation: measured, checkpoint: kept, cost: paid, unknown, state, job, now }) {
-  const { step, steps, stoppedEarly } = progress;
+function summary(page) {
+  const { live, status, marks, unknown, state, job, now, doneBy } = page;
+  const [progress, measured, kept] = [progressOf(page), evaluationOf(page), checkpointOf(page)];
+  const { step, steps } = progress;
   const bare = step === null || !steps;
   const bar = byId("bar");
   bar.max = bare ? 1 : steps;
   bar.value = bare ? 0 : step;
-  const part = stoppedEarly ? "stopped early" : `${number(Math.floor((100 * step) / steps), 0)} %`;
+  const part = progress.stopped_early ? "stopped early" : `${number(Math.floor((100 * step) / steps), 0)} %`;
   byId("steps").textContent = bare ? "no step known yet" : `step ${number(step, 0)} of ${number(steps, 0)}, ${part}`;
-  if (changed("done-by", progress.doneBy) && show(byId("done-by"), progress.doneBy !== "")) byId("done-by").textContent = progress.doneBy;
+  if (changed("done-by", doneBy) && show(byId("done-by"), doneBy !== "")) byId("done-by").textContent = doneBy;
   if (changed("unknown", unknown) && show(byId("unknown"), unknown.length > 0)) {
     byId("unknown").replaceChildren(...unknown.map((sentence) => el("li", {}, sentence)));
   }
-  const pauses = marks.filter((mark) => mark.takeover).map((mark) => mark.takeover.pause);
+  const pauses = marks.filter((mark) => mark.takeover).map((mark) => pauseOf(mark.takeover));
   const ran = job.began && !state.over ? `running for ${duration(now - job.began)}` : "";
+  const unseenLosses = !live || live.preemptions < status.preemptions; // by this coordinator
   const tiles = [
-    ["Loss", loss(progress.loss), progress.firstLoss === null ? "" : `from ${loss(progress.firstLoss)}`],
-    ["Gradient norm", figure(progress.gradientNorm), progress.learningRate === null ? "" : `learning rate ${figure(progress.learningRate)}`],
-    ["Samples/s", rate(progress.samplesPerSecond), progress.stepSeconds === null ? "" : `step ${milliseconds(progress.stepSeconds * 1000)}`],
-    ["Time left", state.over ? dash : duration(progress.etaSeconds), ran],
-    ["Preemptions", number(counts.preemptions, 0), counts.notices === null ? "" : `${number(counts.notices, 0)} with notice`],
-    ["Takeovers", number(counts.takeovers, 0), pauses.length ? `median pause ${milliseconds(median(pauses))}` : ""],
-    ["Samples left out", number(progress.lostSamples, 0), "of the committed steps"],
+    ["Loss", loss(progress.loss), progress.first_loss == null ? "" : `from ${loss(progress.first_loss)}`],
+    ["Gradient norm", figure(progress.gradient_norm), progress.learning_rate == null ? "" : `learning rate ${figure(progress.learning_rate)}`],
+    ["Samples/s", rate(progress.samples_per_second), progress.step_seconds == null ? "" : `step ${milliseconds(progress.step_seconds * 1000)}`],
+    ["Time left", state.over ? dash : duration(progress.eta_seconds), ran],
+    ["Preemptions", number(status.preemptions, 0), unseenLosses ? "" : `${number(live.notices, 0)} with notice`],
+    ["Takeovers", number(status.takeovers, 0), pauses.length ? `median pause ${milliseconds(median(pauses))}` : ""],
+    ["Samples left out", number(progress.lost_samples, 0), "of the committed steps"],
   ];
-  if (progress.notKept) tiles.push(["Steps not kept", number(progress.notKept, 0), kept && kept.step !== null ? "since the newest checkpoint" : "no checkpoint has them"]);
-  if (measured) tiles.push([`Evaluation: ${measured.metric}`, figure(measured.metrics[measured.metric]), best(measured)]);
+  const notKept = live && state.over && state.name !== "Complete" ? step - ((kept && kept.step) ?? 0) : 0;
+  if (notKept > 0) tiles.push(["Steps not kept", number(notKept, 0), kept && kept.step !== null ? "since the newest checkpoint" : "no checkpoint has them"]);
+  if (measured) tiles.push([`Evaluation: ${job.metric}`, figure(measured.metrics[job.metric]), best(measured, job)]);
   if (kept) tiles.push(["Checkpoint", kept.step === null ? "none yet" : `step ${number(kept.step, 0)}`, age(kept, now, state)]);
-  if (paid && paid.total !== null) tiles.push(["Cost so far", money(paid.total), paid.perHour === null ? "" : `${money(paid.perHour)} an hour`]);
+  const { total, perHour } = status.cost;
+  if (total !== null) tiles.push(["Cost so far", money(total), perHour === null ? "" : `${money(perHour)} an hour`]);
   if (!changed("tiles", tiles)) return;
   byId("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("strong", {}, value), el("small", {}, more)))));
 }
 
-function best({ step, metric, bestStep, bestMetrics }) {
+function best({ step, best: known }, { metric }) {
   const newest = `after step ${number(step, 0)}`;
-  if (bestStep === null) return newest;
-  return bestStep === step ? `${newest}, the best so far` : `${newest}; best ${figure(bestMetrics[metric])} after step ${number(bestStep, 0)}`;
+  if (!known) return newest;
+  return known[0] === step ? `${newest}, the best so far` : `${newest}; best ${figure(known[1][metric])} after step ${number(known[0], 0)}`;
 }
 
 function age({ at, writing }, now, { over }) {
@@ -73,9 +111,27 @@ function age({ at, writing }, now, { over }) {
   return at === null || over ? "" : `${duration(now - at)} old`;
 }
 
-function grid({ grid: rows, progress: { gridChoice } }) {
-  if (!changed("grid", rows, gridChoice)) return;
-  if (show(byId("grid-choice"), gridChoice !== "")) byId("grid-choice").textContent = `Chosen: ${gridChoice}`;
+function grid({ live, owners }) {
+  const known = live ? live.grid : owners.map((row) => row.map((worker) => [worker, null]));
+  const ended = live && live.phase === "Over";
+  const [states, slow, cells] = [new Map(live && live.workers), new Map(live && live.slow.map((one) => [one.worker, one.told])), new Map()];
+  for (const [worker] of known.flat()) cells.set(worker, (cells.get(worker) ?? 0) + 1);
+  const rows = known.map((row) =>
+    row.map(([worker, held]) => ({
+      worker,
+      state: !live ? "unknown" : ended ? "ended" : states.get(worker) ?? "lost",
+      held: ended ? null : held,
+      cells: cells.get(worker),
+      slow: slow.get(worker),
+    })),
+  );
+  drawGrid(rows, live ? live.grid_choice : "");
+  drawOthers(ended ? [] : [...states].filter(([worker]) => !cells.has(worker)));
+}
+
+function drawGrid(rows, choice) {
+  if (!changed("grid", rows, choice)) return;
+  if (show(byId("grid-choice"), choice !== "")) byId("grid-choice").textContent = `Chosen: ${choice}`;
   const wide = Math.max(0, ...rows.map((row) => row.length));
   byId("grid-caption").textContent = rows.length
     ? `Who runs which stage: ${plural(rows.length, "pipeline")} of ${plural(wide, "stage")}`
@@ -87,8 +143,8 @@ function grid({ grid: rows, progress: { gridChoice } }) {
   );
 }
 
-function cell({ worker, label, state, protected: held, cells, slow }, stage) {
-  const lines = [el("span", { class: "stage-of", "aria-hidden": "true" }, `stage ${stage}`), el("span", { class: "who", title: worker }, label), el("span", { class: "what" }, icon(state), state)];
+function cell({ worker, state, held, cells, slow }, stage) {
+  const lines = [el("span", { class: "stage-of", "aria-hidden": "true" }, `stage ${stage}`), el("span", { class: "who", title: worker }, short(worker)), el("span", { class: "what" }, icon(state), state)];
   if (cells > 1) lines.push(el("span", { class: "flag double" }, `${cells} stages`));
   if (slow) lines.push(el("span", { class: "flag double", title: slow }, "slow"));
   if (held === true) lines.push(el("span", { class: "flag" }, icon("held"), "protected"));
@@ -96,16 +152,16 @@ function cell({ worker, label, state, protected: held, cells, slow }, stage) {
   return el("td", { "data-state": state, role: "cell" }, el("div", { class: "cell" }, ...lines));
 }
 
-function others({ others: workers }) {
+function drawOthers(workers) {
   if (!changed("others", workers)) return;
   show(byId("others"), workers.length > 0);
-  const each = workers.map(({ worker, label, state }) => el("span", { class: "chip", "data-state": state, title: worker }, icon(state), `${label} ${state}`));
+  const each = workers.map(([worker, state]) => el("span", { class: "chip", "data-state": state, title: worker }, icon(state), `${short(worker)} ${state}`));
   byId("others").replaceChildren("Other workers: ", ...each.flatMap((chip) => [chip, " "]));
 }
 
 function timeline({ marks }) {
   if (!changed("timeline", marks)) return;
-  const most = Math.max(0, ...marks.map((mark) => (mark.takeover ? mark.takeover.pause : 0)));
+  const most = Math.max(0, ...marks.map((mark) => (mark.takeover ? pauseOf(mark.takeover) : 0)));
   const left = marks.length - MOST_MARKS;
   byId("timeline-note").textContent = marks.length ? (left > 0 ? `The newest ${MOST_MARKS} of ${marks.length}.` : "") : "No worker has been lost or given notice.";
   show(byId("timeline-scroll"), marks.length > 0);
@@ -116,76 +172,75 @@ function happening(mark, most) {
   const taken = mark.takeover;
   const text = el("div", { class: "told" }, el("p", {}, sentenceOf(mark)));
   if (!taken) return text;
-  const facts = [`pause ${milliseconds(taken.pause)}`];
-  if (taken.step !== null) facts.push(`step ${taken.step}`);
-  if (taken.notice) facts.push("with notice");
-  if (taken.forwards !== null && !taken.notice) facts.push(`${plural(taken.forwards, "forward")} and ${plural(taken.backwards, "backward")} repeated`);
+  const facts = [`pause ${milliseconds(pauseOf(taken))}`, `step ${taken.step}`];
+  facts.push(taken.notice ? "with notice" : `${plural(taken.forwards, "forward")} and ${plural(taken.backwards, "backward")} repeated`);
   text.append(el("p", { class: "facts-line" }, facts.join(" · ")));
-  if (taken.decide === null) return text;
-  const parts = PHASES.map((name) => ({ name, value: taken[name], word: milliseconds(taken[name]) }));
+  const parts = PHASES.map((name) => ({ name, value: taken[`${name}_ms`], word: milliseconds(taken[`${name}_ms`]) }));
   text.append(...bar(parts, most));
   text.append(el("p", { class: "key", "aria-hidden": "true" }, ...parts.flatMap(({ name, word }) => [el("span", { class: "pair" }, el("span", { class: "swatch", "data-part": name }), `${name} ${word}`), " "])));
   return text;
 }
 
-function checkpoint({ checkpoint: kept, now, state }) {
+function checkpoint(page) {
+  const { now, state } = page;
+  const kept = checkpointOf(page);
   if (!show(byId("checkpoint"), kept !== null)) return;
-  const facts = [["Newest", kept.step === null ? "none yet" : kept.at === null ? `step ${number(kept.step, 0)}` : el("span", {}, `step ${number(kept.step, 0)}, `, moment(kept.at))]];
-  if (kept.at !== null && !state.over) facts.push(["Age", duration(now - kept.at)]);
+  const { step, at, writing, counts } = kept;
+  const facts = [["Newest", step === null ? "none yet" : at === null ? `step ${number(step, 0)}` : el("span", {}, `step ${number(step, 0)}, `, moment(at))]];
+  if (at !== null && !state.over) facts.push(["Age", duration(now - at)]);
   if (kept.seconds !== null) facts.push(["Written", `${size(kept.bytes)} in ${milliseconds(1000 * kept.seconds)}`]);
-  if (kept.writing) facts.push(["Being written", `step ${number(kept.writing.step, 0)}, ${number(kept.writing.written, 0)} of ${plural(kept.writing.layers, "layer")}, for ${duration(now - kept.writing.since)}`]);
-  facts.push(["Interval", plural(kept.everySteps, "step")], ["Place", kept.place]);
-  if (kept.restores || kept.repeated) facts.push(["Gone back to one", plural(kept.restores, "time")], ["Repeated steps", repeated(kept)]);
+  if (writing) facts.push(["Being written", `step ${number(writing.step, 0)}, ${number(writing.written, 0)} of ${plural(writing.layers, "layer")}, for ${duration(writing.seconds)}`]);
+  facts.push(["Interval", plural(kept.every_steps, "step")], ["Place", kept.place]);
+  if (kept.restores) facts.push(["Gone back to one", plural(kept.restores, "time")]);
+  if (counts && counts.repeated) facts.push(["Repeated steps", `${number(counts.repeated, 0)} (${duration(counts.repeated_seconds)})`]);
   if (!changed("checkpoint", facts.map(([name, value]) => [name, typeof value === "string" ? value : value.textContent]))) return;
   byId("checkpoint-facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
-function repeated({ repeated: steps, repeatedSeconds: seconds }) {
-  return seconds ? `${number(steps, 0)} (${duration(seconds)})` : number(steps, 0);
-}
-
-function memory(found) {
+function memory({ live }) {
+  const found = live ? live.memory : [];
   if (!changed("memory", found) || !show(byId("memory"), found.length > 0)) return;
   byId("memory-body").replaceChildren(
-    ...found.map(({ worker, label, peak, limit }) =>
-      el("tr", {}, el("th", { scope: "row", title: worker }, label), el("td", {}, size(peak)), el("td", {}, size(limit))),
+    ...found.map(([worker, { peak, limit }]) =>
+      el("tr", {}, el("th", { scope: "row", title: worker }, short(worker)), el("td", {}, size(peak)), el("td", {}, size(limit))),
     ),
   );
 }
 
-function traffic(found) {
+function traffic({ live }) {
+  const found = live ? live.traffic.map(([worker, kinds]) => ({ worker, kinds, total: Object.values(kinds).reduce((a, b) => a + b, 0) })) : [];
   if (!changed("traffic", found) || !show(byId("traffic"), found.length > 0)) return;
-  const used = Object.keys(found[0].kinds).filter((kind) => found.some((account) => account.kinds[kind]));
-  const most = Math.max(...found.map((account) => account.total));
+  const used = Object.keys(found[0].kinds).filter((kind) => found.some(({ kinds }) => kinds[kind]));
+  const most = Math.max(...found.map(({ total }) => total));
   byId("traffic-head").replaceChildren(
     el("tr", {}, el("th", { scope: "col" }, "Worker"), el("th", { scope: "col" }, "Total"), el("th", { scope: "col", class: "barred" }, unseen("Shares")), ...used.map((kind) => el("th", { scope: "col" }, el("span", { class: "swatch", "data-part": kind, "aria-hidden": "true" }), kind))),
   );
   byId("traffic-body").replaceChildren(
-    ...found.map(({ worker, label, total, kinds }) => {
+    ...found.map(({ worker, total, kinds }) => {
       const parts = used.map((name) => ({ name, value: kinds[name], word: size(kinds[name]) }));
       const [picture] = bar(parts, most);
-      return el("tr", {}, el("th", { scope: "row", title: worker }, label), el("td", {}, size(total)), el("td", { class: "barred" }, picture), ...parts.map(({ word }) => el("td", {}, word)));
+      return el("tr", {}, el("th", { scope: "row", title: worker }, short(worker)), el("td", {}, size(total)), el("td", { class: "barred" }, picture), ...parts.map(({ word }) => el("td", {}, word)));
     }),
   );
 }
 
-const money = (value) => number(value, value !== 0 && Math.abs(value) < 1 ? 4 : 2);
+const money = (amount) => number(Number(amount), Number(amount) && Math.abs(amount) < 1 ? 4 : 2);
 
-function cost({ cost: paid }) {
-  if (!changed("cost", paid) || !show(byId("cost"), paid !== null)) return;
+function cost({ pools, costAtEnd, status: { cost: { total, perHour } } }) {
+  if (!changed("cost", pools, costAtEnd, total, perHour) || !show(byId("cost"), pools.length > 0)) return;
+  const unpriced = pools.filter(({ price }) => price === null).map(({ name }) => name);
   const note = byId("cost-note");
-  note.textContent = paid.sentence;
-  show(note, paid.sentence !== "");
+  note.textContent = unpriced.length === pools.length ? "No price is given: set pricePerHour in the job's nodePools." : `Not included is what has no price: pool ${unpriced.join(", ")}.`;
+  show(note, unpriced.length > 0);
   const facts = [];
-  if (paid.total !== null) facts.push(["Paid so far", money(paid.total)]);
-  if (paid.perHour !== null) facts.push(["Now, an hour", money(paid.perHour)]);
-  if (paid.atEnd !== null) facts.push(["With the last step, if it goes on like this", `about ${money(paid.atEnd)}`]);
+  if (total !== null) facts.push(["Paid so far", money(total)]);
+  if (perHour !== null) facts.push(["Now, an hour", money(perHour)]);
+  if (costAtEnd !== null) facts.push(["With the last step, if it goes on like this", `about ${money(costAtEnd)}`]);
   byId("cost-facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
-  show(byId("cost-table"), paid.pools.length > 0);
-  byId("cost-body").replaceChildren(...paid.pools.map(({ name, capacity, workers, price }) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, capacity), el("td", {}, String(workers)), el("td", {}, price ?? "not given"))));
+  byId("cost-body").replaceChildren(...pools.map(({ name, capacity, workers, price }) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, capacity), el("td", {}, String(workers)), el("td", {}, price ?? "not given"))));
 }
 
-function conditions({ conditions: all }) {
+function conditions({ status: { conditions: all } }) {
   if (!changed("conditions", all) || !show(byId("conditions"), all.length > 0)) return;
   byId("conditions-body").replaceChildren(
     ...all.map(({ type, status, reason, message }) => el("tr", { "data-holds": status }, el("th", { scope: "row" }, type), el("td", {}, status), el("td", {}, reason), el("td", { class: "text" }, message))),
@@ -195,7 +250,7 @@ function conditions({ conditions: all }) {
 function events({ events: all }) {
   if (!changed("events", all)) return;
   byId("events-body").replaceChildren(
-    ...(all.length ? all : [{ at: null, reason: "", message: "No events yet." }]).map(({ at, reason, message, warning }) =>
+    ...(all.length ? all : [[null, { reason: "", message: "No events yet." }]]).map(([at, { reason, message, warning }]) =>
       el(
         "tr",
         { role: "row", class: warning && "warning" },
