@@ -29,6 +29,8 @@ def test_forms_are_those_of_a_real_forward(tmp_path: Path) -> None:
     assert input_forms(task, CONFIG, 2).keys() == {0, 1}
     rounded = at("bf16", boundary_precision="bf16")
     assert input_forms(task, rounded, 2)[1] == (replace_dtype(hidden, "bfloat16"),)
+    kept = at("bf16", parameter_precision="bf16")
+    assert input_forms(task, kept, 2)[1] == (replace_dtype(hidden, "bfloat16"),), "an embedding's rows are as it is"
 
 
 def replace_dtype(form: InputForm, dtype: str) -> InputForm:

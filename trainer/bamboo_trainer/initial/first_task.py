@@ -8,7 +8,6 @@ from functools import partial
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bamboo_core.job.spec import InitialSpec
 from bamboo_core.storage.errors import StorageError
@@ -26,12 +25,11 @@ from bamboo_trainer.initial.matching import (
 from bamboo_trainer.initial.opening import open_weights
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.child import lines_of_child
-from bamboo_trainer.tasks.inspection.costs import layer_without_values
 from bamboo_trainer.tasks.inspection.no_values import values_wanted
+from bamboo_trainer.tasks.inspection.walk import Walk, look
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import tied_groups
-from bamboo_trainer.tasks.user_code import build_layer, same_bits
+from bamboo_trainer.tasks.user_code import same_bits
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +72,7 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
     """The task whose layers have the weights as their first values, and what was taken, left and begun anew, in
     sentences. Raises TaskError.
     """
-    forms = _forms(task)
+    forms = look(task, (), _form_of, _LayerForms)
     split = all(form.split for form in forms)
     wanted, opened = _wanted(task, forms, split), open_weights(spec)
     offered = with_merged_adapters(opened.offered(of_module=split), wanted)
@@ -90,20 +88,8 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
 # What the model has
 
 
-def _forms(task: Task) -> list[_LayerForms]:
-    """Layers are built one after the other, and without memory for their values if they can be."""
-    mode, numbers = FakeTensorMode(allow_non_fake_inputs=True), range(len(task.layers))
-
-    def lines() -> Iterator[str]:
-        for index in numbers:
-            yield msgspec.json.encode(_form_of(layer_without_values(task, index, mode))).decode()
-
-    told, _ = lines_of_child(lines())
-    known = [msgspec.json.decode(line, type=_LayerForms) for line in told]
-    return [*known, *(_form_of(build_layer(task, 0, index)) for index in numbers[len(known) :])]
-
-
-def _form_of(layer: nn.Module) -> _LayerForms:
+def _form_of(walk: Walk, index: int, _: object) -> tuple[_LayerForms, object]:
+    layer = walk.layer(index)
     names: dict[int, list[str]] = {}
     tensors = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
     for name, tensor in layer.state_dict(keep_vars=True).items():
@@ -113,7 +99,7 @@ def _form_of(layer: nn.Module) -> _LayerForms:
         _Form(tuple(own), tuple(tensors[known].shape), str(tensors[known].dtype).removeprefix("torch."))
         for known, own in names.items()
     )
-    return _LayerForms(isinstance(layer, SplitLayer), tuple(found))
+    return _LayerForms(isinstance(layer, SplitLayer), tuple(found)), ()
 
 
 def _wanted(task: Task, forms: Sequence[_LayerForms], split: bool) -> list[WantedTensor]:

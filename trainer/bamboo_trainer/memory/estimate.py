@@ -1,20 +1,15 @@
 """How much memory a job's workers will need: counted from its layers without data, before anything runs.
 
-A layer is built and run forward on tensors that have a form and no data, in a child process as `costs` does, and what
-autograd would keep is added up. A layer that cannot be run so is run for real, and so are all others then.
+Layers are run forward (see `inspection.walk`), and what autograd would keep is added up.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import cast
 
-import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo_core.job.spec import JobSpec, in_force
@@ -25,17 +20,14 @@ from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_core.planning.steps.worker_memory import StageBytes, device_peak, stage_bytes
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.child import lines_of_child
-from bamboo_trainer.tasks.inspection.costs import layer_without_values
 from bamboo_trainer.tasks.inspection.loss_samples import require_all_samples
 from bamboo_trainer.tasks.inspection.operations import RecurrentRefused
-from bamboo_trainer.tasks.mixed_precision import CAST, autocast, kept_in_fp32, passed_on
+from bamboo_trainer.tasks.inspection.walk import Walk, first_batch, forward, look
+from bamboo_trainer.tasks.mixed_precision import CAST, rounded
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tied_groups
-from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer, task_loss
+from bamboo_trainer.tasks.user_code import task_loss
 from bamboo_trainer.training import TrainingConfig
-
-logger = logging.getLogger(__name__)
 
 KEPT_STEPS = 2  # of frames in the message log
 Holds = Callable[[Tensor], bool]  # is it a parameter or a buffer?
@@ -87,79 +79,38 @@ class MemoryByKind:
 
 def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
     """Every layer's size. Raises TaskError for a layer, loss or optimizer that cannot be used."""
-    length = len(task.dataset)
-    inputs, targets = load_batch(task, [i % length for i in range(spec.training.micro_batch_size)])
-    counted, problem = lines_of_child(
-        msgspec.json.encode(size).decode() for size in _without_data(task, spec, (inputs, targets))
+    inputs, targets = first_batch(task, spec.training.micro_batch_size)
+    return look(task, inputs, partial(_size, TrainingConfig.of(spec.training), targets), LayerSize)
+
+
+def _size(config: TrainingConfig, targets: Parts, walk: Walk, index: int, inputs: Parts) -> tuple[LayerSize, Parts]:
+    task, is_last, checkpointed = walk.task, index == len(walk.task.layers) - 1, checkpointed_layers(walk.task)
+    again = {name for name, (_, first) in tied_groups(task).items() if name != first}
+    layer = rounded(walk.layer(index), config.parameter_dtype)
+    own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
+    with walk.within:
+        with _saved(own) as kept:
+            with RecurrentRefused() if walk.mode else nullcontext():
+                parts = forward(task, config, index, layer, inputs)
+            if is_last:
+                task_loss(task, parts, walk.given(targets))
+        passed = () if is_last else parts
+        boundary = {p.untyped_storage()._cdata for p in (*inputs, *passed)}
+        remembered = _optimizer_bytes(task, index, layer)
+    if is_last:
+        require_all_samples(task, parts, targets)
+    size = LayerSize(
+        parameters=sum(p.numel() for p in layer.parameters()),
+        tied=sum(p.numel() for name, p in layer.named_parameters() if f"{index}.{name}" in again),
+        held=sum(t.nbytes for t in (*layer.parameters(), *layer.buffers())),
+        gradients=sum(4 * p.numel() for p in layer.parameters() if p.requires_grad),
+        remembered=remembered,
+        kept=0 if index in checkpointed else kept.bytes(boundary) + bool(checkpointed) * kept.cast_bytes(),
+        casts=0 if checkpointed else kept.cast_bytes(),  # which forget those of all layers
+        inputs=sum(p.nbytes for p in inputs),
+        outputs=sum(p.nbytes for p in passed),
     )
-    if not problem:
-        return tuple(msgspec.json.decode(line, type=LayerSize) for line in counted)
-    logger.info("the layers are run with data, since %s", problem)
-    with torch.random.fork_rng(devices=[]):
-        return tuple(_walk(task, spec, lambda index: build_layer(task, 0, index), (inputs, targets), nullcontext()))
-
-
-def _without_data(task: Task, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iterator[LayerSize]:
-    """Raises whatever a layer raises because there are no data, or anyway."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    build = partial(layer_without_values, task, mode=mode)
-    yield from _walk(task, spec, build, batch, mode, RecurrentRefused)
-
-
-def _walk(
-    task: Task,
-    spec: JobSpec,
-    build: Callable[[int], nn.Module],
-    batch: tuple[Parts, Parts],
-    within: AbstractContextManager[object],
-    recurrent: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Iterator[LayerSize]:
-    """One layer after the other, each on the outputs of the one before; `within` is entered around each, `recurrent`
-    around each forward.
-    """
-    (parts, targets), last = batch, len(task.layers) - 1
-    if isinstance(within, FakeTensorMode):
-        with within:
-            parts, targets = (tuple(cast(Tensor, within.from_tensor(p.detach())) for p in part) for part in batch)
-    checkpointed, groups = checkpointed_layers(task), tied_groups(task)
-    again = {name for name, (_, first) in groups.items() if name != first}
-    for index in range(last + 1):
-        layer = rounded(build(index), TrainingConfig.of(spec.training).parameter_dtype)
-        with within:
-            inputs = tuple(p.detach().requires_grad_(p.requires_grad) for p in parts)
-            own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
-            with _saved(own) as kept:
-                with recurrent(), autocast(torch.device("cpu"), spec.training.precision.value):
-                    parts = run_layer(layer, index, inputs)
-                if index < last:
-                    parts = passed_on(parts, TrainingConfig.of(spec.training).boundary_dtype)
-                if index == last:
-                    task_loss(task, parts, targets)
-            boundary = {p.untyped_storage()._cdata for p in (*inputs, *(parts if index < last else ()))}
-            remembered = _optimizer_bytes(task, index, layer)
-        yield LayerSize(
-            parameters=sum(p.numel() for p in layer.parameters()),
-            tied=sum(p.numel() for name, p in layer.named_parameters() if f"{index}.{name}" in again),
-            held=sum(t.nbytes for t in (*layer.parameters(), *layer.buffers())),
-            gradients=sum(4 * p.numel() for p in layer.parameters() if p.requires_grad),
-            remembered=remembered,
-            kept=0 if index in checkpointed else kept.bytes(boundary) + bool(checkpointed) * kept.cast_bytes(),
-            casts=0 if checkpointed else kept.cast_bytes(),  # which forget those of all layers
-            inputs=sum(p.nbytes for p in inputs),
-            outputs=sum(p.nbytes for p in parts) if index < last else 0,
-        )
-    require_all_samples(task, parts, batch[1])
-
-
-def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The layer with parameters of that type, as a stage holds them; those that are one stay one."""
-    made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
-    for module in layer.modules() if dtype is not torch.float32 else ():
-        for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if id(own) not in precise:
-                made.setdefault(id(own), nn.Parameter(own.detach().to(dtype), requires_grad=own.requires_grad))
-                setattr(module, name, made[id(own)])
-    return layer
+    return size, parts
 
 
 class _Saved:

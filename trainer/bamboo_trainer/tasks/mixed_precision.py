@@ -37,6 +37,17 @@ def kept_in_fp32(layer: nn.Module) -> set[int]:
     return {id(p) for module in layer.modules() if isinstance(module, _NORMS) for p in module.parameters(recurse=False)}
 
 
+def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The layer with parameters of that type, as a stage holds them; those that are one stay one."""
+    made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
+    for module in layer.modules() if dtype is not torch.float32 else ():
+        for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(own) not in precise:
+                made.setdefault(id(own), nn.Parameter(own.detach().to(dtype), requires_grad=own.requires_grad))
+                setattr(module, name, made[id(own)])
+    return layer
+
+
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Autocast as torch has it; entered per layer, so a parameter that two layers share is cast for each of them."""
     dtype = REDUCED.get(precision)

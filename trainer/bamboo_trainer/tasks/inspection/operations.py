@@ -109,14 +109,18 @@ _CONVOLUTIONS: Final = frozenset({aten.convolution, aten.convolution_backward})
 
 
 class Operations(TorchDispatchMode):
-    """Counts what is run inside it, on tensors with or without data. total: so far. kernels: how often each."""
+    """Counts what is run inside it, on tensors with or without data. kernels: how often each was run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
         self.kernels: Counter[Kernel] = Counter()
         self._flops = FlopCounterMode(display=False, custom_mapping=dict(UNCOUNTED))
         self._flops.mod_tracker = _NoModules()  # type: ignore[assignment]
+
+    @property
+    def total(self) -> int:
+        """Operations, and traffic in their terms."""
+        return sum(n * max(one.flops, OPERATIONS_PER_BYTE * one.bytes) for one, n in self.kernels.items())
 
     def __enter__(self) -> "Operations":
         self._flops.__enter__()  # type: ignore[no-untyped-call]
@@ -133,7 +137,6 @@ class Operations(TorchDispatchMode):
         computed = self._flops.get_total_flops() - before
         given = tree_leaves((args, kwargs))
         moved = _moved(func, given, tree_leaves(result))
-        self.total += max(computed, OPERATIONS_PER_BYTE * moved)
         if computed or moved:
             self.kernels[Kernel(_number(func, given), computed, moved)] += 1
         return result

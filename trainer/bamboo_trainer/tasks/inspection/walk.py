@@ -1,0 +1,114 @@
+"""One walk along a task's layers, each on the outputs of the one before, to see what they are: costs, sizes, forms.
+
+The layers run on tensors that have a form and no data (torch's FakeTensorMode), which takes no memory and next to no
+time, however large they are. They do so in a child process: what a layer's code remembers in passing, as a table in a
+cache, would have no data. If one cannot be run so, as its way depends on values, all are run for real, on the CPU.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.child import lines_of_child
+from bamboo_trainer.tasks.inspection.no_values import failing_quietly
+from bamboo_trainer.tasks.inspection.operations import AllStepsAtOnce
+from bamboo_trainer.tasks.mixed_precision import autocast, passed_on
+from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer
+from bamboo_trainer.training import TrainingConfig
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# (walk, number of a layer, its inputs) -> what is seen of it, and its outputs. Inputs may also be tuples of `Parts`.
+Visit = Callable[["Walk", int, Any], tuple[T, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A way to run a task's layers: without data, within `mode`, or with them."""
+
+    task: Task
+    mode: FakeTensorMode | None = None
+
+    @property
+    def within(self) -> AbstractContextManager[object]:
+        """To be entered around what is run of a layer."""
+        return self.mode or nullcontext()
+
+    @property
+    def quickly(self) -> AbstractContextManager[object]:
+        """To be entered for recurrent layers to take no time, where only the number of operations matters."""
+        return AllStepsAtOnce() if self.mode else nullcontext()
+
+    def layer(self, index: int) -> nn.Module:
+        return layer_without_values(self.task, index, self.mode) if self.mode else build_layer(self.task, 0, index)
+
+    def given(self, parts: Any) -> Any:
+        """Leaves with the form of these tensors, as they are given to layers of this walk."""
+        return tree_map(self._leaf, parts)
+
+    def _leaf(self, part: Tensor) -> Tensor:
+        leaf = part.detach()
+        return (self.mode.from_tensor(leaf) if self.mode else leaf).requires_grad_(part.requires_grad)
+
+    def visits(self, visit: Visit[T], inputs: Any, layers: range) -> Iterator[T]:
+        """What is seen of these layers. Raises whatever a layer raises because there are no data, or anyway."""
+        with failing_quietly():
+            parts = self.given(inputs)
+            for index in layers:
+                seen, parts = visit(self, index, parts)
+                yield seen
+                parts = tree_map(lambda part: part.detach().requires_grad_(part.requires_grad), parts)
+
+
+def look(task: Task, inputs: Any, visit: Visit[T], kind: type[T]) -> tuple[T, ...]:
+    """What is seen of every layer. inputs: of the first one. kind: JSON can hold it. Raises TaskError."""
+    seen, problem = look_without_data(task, inputs, visit, kind, range(len(task.layers)))
+    if not problem:
+        return tuple(seen)
+    logger.info("the layers are run with data, since %s", problem)
+    with torch.random.fork_rng(devices=[]):
+        return tuple(Walk(task).visits(visit, inputs, range(len(task.layers))))
+
+
+def look_without_data(task: Task, inputs: Any, visit: Visit[T], kind: type[T], layers: range) -> tuple[list[T], str]:
+    """What is seen of the first of these layers, and why the others cannot be run so; "" if all can.
+
+    inputs: of the first of them, with data.
+    """
+    walk = Walk(task, FakeTensorMode(allow_non_fake_inputs=True))  # made here, because it takes a second of imports
+    lines, problem = lines_of_child(msgspec.json.encode(one).decode() for one in walk.visits(visit, inputs, layers))
+    return [msgspec.json.decode(line, type=kind) for line in lines], problem
+
+
+def first_batch(task: Task, samples: int) -> tuple[Parts, Parts]:
+    """Inputs and targets of the first samples of the data, which are taken again if there are fewer."""
+    length = len(task.dataset)
+    return load_batch(task, [i % length for i in range(samples)])
+
+
+def forward(task: Task, config: TrainingConfig, index: int, layer: nn.Module, inputs: Parts) -> Parts:
+    """The layer's outputs in the job's precision, as the next layer is given them."""
+    with autocast(torch.device("cpu"), config.precision):
+        outputs = run_layer(layer, index, inputs)
+    return outputs if index == len(task.layers) - 1 else passed_on(outputs, config.boundary_dtype)
+
+
+def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Module:
+    """The layer without memory, if it can be made so; a factory that reads values from a file has to be let do so."""
+    try:
+        return build_layer(task, 0, index, mode)
+    except Exception as error:
+        logger.debug("layer %d is built with its values: %s", index, error)
+    layer = build_layer(task, 0, index)
+    with mode:
+        return layer._apply(mode.from_tensor)  # type: ignore[no-any-return, no-untyped-call]
