@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.telemetry.spans import Follower, Span
 from bamboo_trainer.worker.agent import LOCAL_SETTINGS, WorkerSettings
 from bamboo_trainer.worker.launch import process
 
@@ -30,20 +31,15 @@ class Done(NamedTuple):
         return self.name, self.cell, self.step, self.microbatch
 
 
-class Recorder:
+class Recorder(Follower):
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._started = 0.0
 
-    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        self._started = time.monotonic()
-
-    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        line = f"{name} {cell.pipeline} {cell.stage} {step} {microbatch} {self._started:.6f} {time.monotonic():.6f}\n"
-        os.write(self._file, line.encode())
-
-    def event(self, name: str, **facts: object) -> None:
-        pass
+    def ended(self, span: Span) -> None:
+        name, cell, step, microbatch, begin, end, awaited = span
+        if cell is not None and not awaited:
+            line = f"{name} {cell.pipeline} {cell.stage} {step} {microbatch} {begin:.6f} {end:.6f}\n"
+            os.write(self._file, line.encode())
 
     def close(self) -> None:
         os.close(self._file)
@@ -61,21 +57,15 @@ def read(folder: Path) -> list[Done]:
     return sorted(found, key=lambda done: done.end)
 
 
-class StepTimes:
+class StepTimes(Follower):
     """Keeps when each step ended here, and the process's CPU time until then; written at the end only."""
 
     def __init__(self, path: str) -> None:
         self._path, self._ends = Path(path), dict[int, tuple[float, float]]()
 
-    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        pass
-
-    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        if name == "OptimizerStep":
-            self._ends[step] = (time.monotonic(), time.process_time())
-
-    def event(self, name: str, **facts: object) -> None:
-        pass
+    def ended(self, span: Span) -> None:
+        if span.name == "OptimizerStep":
+            self._ends[span.step] = (span.end, time.process_time())
 
     def close(self) -> None:
         self._path.write_text(json.dumps(self._ends))
@@ -83,9 +73,9 @@ class StepTimes:
 
 def record(*, trace: str, **started: Any) -> int:
     """Run a worker that records every instruction. started: the launcher's other arguments of a worker."""
-    return process.main(**started, observer=Recorder(trace))
+    return process.main(**started, follower=Recorder(trace))
 
 
 def time_steps(*, trace: str, settings: WorkerSettings = LOCAL_SETTINGS, **started: Any) -> int:
     """Run a worker that keeps when its steps ended. started: the launcher's other arguments of a worker."""
-    return process.main(**started, observer=StepTimes(trace), settings=settings)
+    return process.main(**started, follower=StepTimes(trace), settings=settings)

@@ -12,6 +12,7 @@ from bamboo.cli.commands import app
 from bamboo.local.trace_files import merge_traces
 from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.telemetry.spans import Spans
 from bamboo_trainer.telemetry.trace import TraceFile
 
 CELL = Cell(0, 1)
@@ -30,7 +31,7 @@ spec:
 
 def write(folder: Path, *, closed: bool = True) -> list[dict[str, Any]]:
     """A worker that waits, rehearses, waits on, and does what it waited for."""
-    trace = TraceFile(folder / "w0.json", "w0", 5)
+    trace = Spans(TraceFile(folder / "w0.json", "w0", 5))
     trace.event("Epoch", epoch=1, reason="Started", message="", boundary=False, seconds=0.0)
     for name in ("Forward", "Idle", "Rehearsal", "ReplicaUpdate", "Backward", "Idle"):
         if name == "Idle":

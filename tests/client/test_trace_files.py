@@ -5,12 +5,13 @@ from pathlib import Path
 
 from bamboo.local.trace_files import merge_traces
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.telemetry.spans import Spans
 from bamboo_trainer.telemetry.trace import TraceFile
 
 
 def test_a_trace_names_its_processes_and_threads(tmp_path: Path) -> None:
     for pid, worker in enumerate(("w0", "w1")):
-        trace = TraceFile(tmp_path / f"{worker}.json", worker, pid)
+        trace = Spans(TraceFile(tmp_path / f"{worker}.json", worker, pid))
         for step in range(2):
             trace.started("Forward", Cell(pid, 1), step, 0)
             trace.finished("Forward", Cell(pid, 1), step, 0)

@@ -12,8 +12,6 @@ from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Emit, Tick
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
-from bamboo_trainer.telemetry.trace import Silent
 from world import World
 
 
@@ -118,17 +116,3 @@ def test_after_a_minute_it_is_told_once_where_workers_are_that_hang() -> None:
 
 def test_who_merely_waits_is_not_stuck() -> None:
     assert not hold_up(training(), set(), 300)
-
-
-def test_a_worker_says_how_long_it_has_been_inside_an_instruction() -> None:
-    now = [10.0]
-    inside = CurrentInstruction(Silent(), lambda: now[0])
-    assert inside.now() == ("", 0.0)
-    inside.started("Forward", Cell(1, 2), 7, 3)
-    now[0] = 15.0
-    assert inside.now() == ("inside Forward for stage 2 of pipeline 1, step 8, microbatch 3", 5.0)
-    inside.finished("Forward", Cell(1, 2), 7, 3)
-    assert inside.now() == ("", 0.0)
-    inside.started("Rehearsal", Cell(1, 2), 7, 3)
-    now[0] = 500.0
-    assert inside.now() == ("", 0.0)

@@ -6,18 +6,19 @@ import signal
 from pathlib import Path
 
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.telemetry.spans import Follower
 from bamboo_trainer.worker.launch import process
 
 ENVIRONMENT = "BAMBOO_TEST_FAULTS"  # {"marks": folder, "faults": [[name, pipeline, stage, step, microbatch, signal]]}
 
 
-class Faulty:
+class Faulty(Follower):
     def __init__(self) -> None:
         document = json.loads(os.environ[ENVIRONMENT])
         self.marks = Path(document["marks"])
         self.faults = {tuple(fault[:5]): int(fault[5]) for fault in document["faults"]}
 
-    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+    def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         key = (name, cell.pipeline, cell.stage, step, microbatch)
         if key not in self.faults:
             return
@@ -27,17 +28,8 @@ class Faulty:
             return  # it has struck already; this is the takeover's repetition
         os.kill(os.getpid(), self.faults[key])
 
-    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        pass
-
-    def event(self, name: str, **facts: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 def main(worker_id: str = "", **arguments: str) -> int:
     name = arguments.pop("worker", worker_id)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return process.main(worker=name, observer=Faulty(), **arguments)
+    return process.main(worker=name, follower=Faulty(), **arguments)

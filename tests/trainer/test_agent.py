@@ -34,7 +34,7 @@ from bamboo_core.planning.plan import CheckpointId, Peer, Plan
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import RealInterrupt
-from bamboo_trainer.telemetry.time_account import TimeAccount
+from bamboo_trainer.telemetry.spans import Spans
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
@@ -111,7 +111,7 @@ class Channel:
 def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerAgent]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setattr("bamboo_trainer.worker.agent.Control", Channel)
-    worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings(grace=30.0))
+    worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", Spans(), WorkerSettings(grace=30.0))
     yield worker
     worker.transport.close(0.0)
     for number, handler in before.items():

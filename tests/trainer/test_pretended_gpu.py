@@ -19,8 +19,8 @@ from bamboo_core.planning.plan import Cell
 from bamboo_trainer.memory import host_copies
 from bamboo_trainer.memory.host_copies import CudaCopies, together
 from bamboo_trainer.memory.placement import choose_devices, wait_for
+from bamboo_trainer.telemetry.spans import Spans
 from bamboo_trainer.telemetry.step_profiler import StepProfiler
-from bamboo_trainer.telemetry.trace import Silent
 
 HERE = Path(__file__)
 SECONDS = 1800.0  # for the tests of one choice, on a loaded machine
@@ -191,7 +191,7 @@ def test_every_event_and_wait_of_copies_is_among_those_that_are_taken_out() -> N
 def test_of_a_pretended_gpu_torch_profiler_records_the_thread_that_gives_it_work(tmp_path: Path) -> None:
     """As with any device that it cannot watch, as torch was built."""
     device, cell = torch.device("cuda", 0), Cell(0, 0)
-    profiler = StepProfiler(Silent(), "w0", 1, 1, tmp_path)
+    profiler = Spans(StepProfiler("w0", 1, 1, tmp_path))
     for microbatch in range(2):
         profiler.started("Forward", cell, 0, microbatch)
         torch.ones(8, device=device) + 1.0

@@ -5,7 +5,7 @@ from typing import Any
 from bamboo_core.control.protocol import Report
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.telemetry.trace import Silent
+from bamboo_trainer.telemetry.spans import Spans
 from recording_transport import Told
 
 
@@ -22,7 +22,7 @@ def test_a_worker_without_a_plan_answers_too() -> None:
             transport=nowhere,
             coordinator=said,
             new_id=nowhere,
-            observer=Silent(),
+            observer=Spans(),
             clock=lambda: 0.0,
             work_clock=lambda: 0.0,
         )

@@ -4,7 +4,6 @@ import socket
 import threading
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.telemetry.trace import Silent
 from bamboo_trainer.worker.launch.strike_gate import StrikeGate
 
 SECONDS = 60.0  # that a test waits for something
@@ -13,12 +12,11 @@ SECONDS = 60.0  # that a test waits for something
 def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only() -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(SECONDS)
-    gate, done = StrikeGate(Silent(), theirs, [5]), threading.Event()
+    gate, done = StrikeGate(theirs, [5]), threading.Event()
 
     def work() -> None:
         for name, step in (("Forward", 4), ("Rehearsal", 5), ("Forward", 5), ("Backward", 5), ("Forward", 6)):
-            gate.started(name, Cell(0, 0), step, 0)
-            gate.finished(name, Cell(0, 0), step, 0)
+            gate.begins(name, Cell(0, 0), step, 0)
         done.set()
 
     thread = threading.Thread(target=work)
@@ -30,5 +28,5 @@ def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only()
     ours.close()  # nobody will answer: it goes on, and asks no more
     thread.join(SECONDS)
     assert done.is_set()
-    gate.started("Forward", Cell(0, 0), 5, 0)
+    gate.begins("Forward", Cell(0, 0), 5, 0)
     gate.close()

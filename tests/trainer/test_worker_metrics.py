@@ -20,7 +20,7 @@ from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.frames.frame import Address, Again, Frame
 from bamboo_trainer.frames.frame import FrameKind as FrameKind
 from bamboo_trainer.frames.payloads import FORMS
-from bamboo_trainer.telemetry.time_account import TimeAccount
+from bamboo_trainer.telemetry.spans import Spans
 from bamboo_trainer.worker import metrics
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
 from bamboo_trainer.worker.traffic import KINDS, TrafficMeter, by_kind
@@ -46,7 +46,7 @@ def port() -> int:
 
 @pytest.fixture
 def agent() -> Iterator[WorkerAgent]:
-    worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings())
+    worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", Spans(), WorkerSettings())
     yield worker
     worker.transport.close(0.0)
 
@@ -58,8 +58,7 @@ def scrape(port: int) -> str:
 
 
 def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> None:
-    assert isinstance(agent.observer, TimeAccount)
-    metrics.serve(agent, agent.observer, "127.0.0.1", port)
+    metrics.serve(agent, "127.0.0.1", port)
     check_page(Exporter.WORKER, scrape(port), complete=False)  # nothing has begun yet
     job = Job(MANIFEST)
     job.run()
@@ -123,7 +122,7 @@ def test_a_steps_traffic_is_the_mean_of_the_steps_that_were_seen() -> None:
 
 def test_a_taken_port_only_costs_the_metrics(agent: WorkerAgent, port: int, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", port)):
-        metrics.serve(agent, TimeAccount(), "127.0.0.1", port)
+        metrics.serve(agent, "127.0.0.1", port)
     assert f"cannot listen on port {port} of 127.0.0.1: {os.strerror(98)}" in caplog.text
 
 
@@ -131,7 +130,7 @@ def test_a_caller_who_says_nothing_does_not_keep_others_away(
     agent: WorkerAgent, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "CALLER_SECONDS", 0.3)
-    metrics.serve(agent, TimeAccount(), "127.0.0.1", port)
+    metrics.serve(agent, "127.0.0.1", port)
     with socket.create_connection(("127.0.0.1", port)):
         assert "bamboo_worker_time_seconds_total" in scrape(port)
 

@@ -6,7 +6,7 @@ from bamboo_core.planning.plan import Cell
 
 
 class Observer(Protocol):
-    """Told before and after every instruction; the trace and the fault injection of the tests are observers.
+    """Told before and after every instruction: `telemetry.spans`, and the fault injection of the tests.
 
     event: Idle (nothing that must be done is ready), Epoch (a plan came into force), Takeover, Move (at a boundary).
     """
@@ -16,9 +16,3 @@ class Observer(Protocol):
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None: ...
 
     def event(self, name: str, **facts: object) -> None: ...
-
-
-class ClosingObserver(Observer, Protocol):
-    """Closed at the worker's end."""
-
-    def close(self) -> None: ...

@@ -14,20 +14,19 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 
 from bamboo_core.complaints import said_by
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.engine.observer import ClosingObserver
-from bamboo_trainer.telemetry.trace import NEVER_AWAITED
+from bamboo_trainer.telemetry.spans import NEVER_AWAITED, Follower, Span
 
 logger = logging.getLogger(__name__)
 
 
-class StepProfiler:
-    """An observer that passes on what it is told, by the engine's thread. first, last: steps, from 1 on.
+class StepProfiler(Follower):
+    """A follower of spans. first, last: steps, from 1 on.
 
     A profiler that cannot be started, ended or written is logged, and not tried again.
     """
 
-    def __init__(self, observer: ClosingObserver, worker: str, first: int, last: int, folder: Path) -> None:
-        self._observer, self._worker, self._first, self._last, self._folder = observer, worker, first, last, folder
+    def __init__(self, worker: str, first: int, last: int, folder: Path) -> None:
+        self._worker, self._first, self._last, self._folder = worker, first, last, folder
         self._activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available() and ProfilerActivity.CUDA in supported_activities():  # type: ignore[no-untyped-call]
             self._activities.append(ProfilerActivity.CUDA)
@@ -38,12 +37,12 @@ class StepProfiler:
         self._try(self._warm_up)
 
     @classmethod
-    def of(cls, observer: ClosingObserver, worker: str, wanted: str) -> Self:
+    def of(cls, worker: str, wanted: str) -> Self:
         """wanted: FIRST:LAST:FOLDER."""
         first, last, folder = wanted.split(":", 2)
-        return cls(observer, worker, int(first), int(last), Path(folder))
+        return cls(worker, int(first), int(last), Path(folder))
 
-    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+    def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         if name not in NEVER_AWAITED and step + 1 > self._newest:  # one of a step before may be repeated meanwhile
             self._end()
             if self._first <= step + 1 <= self._last:
@@ -54,18 +53,12 @@ class StepProfiler:
                 f"{name} for stage {cell.stage} of pipeline {cell.pipeline}, step {step + 1}, microbatch {microbatch}"
             )
             self._span.__enter__()  # type: ignore[no-untyped-call]
-        self._observer.started(name, cell, step, microbatch)
 
-    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        self._observer.finished(name, cell, step, microbatch)
+    def ended(self, span: Span) -> None:
         self._end_span()
-
-    def event(self, name: str, **facts: object) -> None:
-        self._observer.event(name, **facts)
 
     def close(self) -> None:
         self._end()
-        self._observer.close()
 
     def _warm_up(self) -> None:
         """Start a profiler once: the first start in a process takes seconds, in which others would wait."""

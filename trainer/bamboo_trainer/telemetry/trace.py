@@ -1,35 +1,17 @@
-"""Observers of the engine: none, or a Chrome/Perfetto trace of what it did and of when it had nothing to do."""
+"""A Chrome/Perfetto trace of what the engine did and of when it had nothing to do."""
 
 import json
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.telemetry.spans import Follower, Span
 
 FLUSH_SECONDS = 0.5
-# These fill a wait; what is waited for comes after them.
-IN_ADVANCE = {"Rehearsal", "SpotCheck"}
-NEVER_AWAITED = IN_ADVANCE | {"ReplicaUpdate"}  # after these the worker is as idle as before
 
 
-class Silent:
-    """Observes nothing."""
-
-    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        pass
-
-    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        pass
-
-    def event(self, name: str, **facts: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class TraceFile:
+class TraceFile(Follower):
     """Appends events (one JSON object and a comma a line); a killed worker loses at most the last half second.
 
     The worker is a process of the trace, every cell that it runs or shadows a thread of it. Waits are spans of the
@@ -40,41 +22,27 @@ class TraceFile:
     def __init__(self, path: Path, worker: str, pid: int) -> None:
         self._file: TextIO = path.open("w", encoding="utf-8")
         self._pid = pid
-        self._started = 0.0
-        self._flushed = time.monotonic()
+        self._flushed = 0.0
         self._named: set[Cell] = set()
-        self._idle_since: float | None = None
-        self._waits: list[tuple[float, float]] = []  # start and end; what they were for is not known yet
         self._file.write("[\n")
         self._name("process_name", 0, f"worker {worker}")
 
-    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        self._started = time.monotonic()
-        self._wait_until(self._started)
-
-    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        now, thread = time.monotonic(), self._thread(cell)
-        args = {"pipeline": cell.pipeline, "stage": cell.stage, "step": step + 1, "microbatch": microbatch}
-        if name not in IN_ADVANCE:
-            self._write_waits(thread, {"for": name, **args})
-        self._write("X", name, name, thread, self._started, dur=_micros(now - self._started), args=args)
-        self._idle_since = now if self._idle_since is not None and name in NEVER_AWAITED else None
-        if now - self._flushed > FLUSH_SECONDS:
+    def ended(self, span: Span) -> None:
+        args: dict[str, object] = {"for": span.awaited} if span.awaited else {}
+        thread = 0
+        if span.cell is not None:
+            thread = self._thread(span.cell)
+            args |= {**span.cell._asdict(), "step": span.step + 1, "microbatch": span.microbatch}
+        self._write("X", span.name, span.name, thread, span.begin, dur=_micros(span.end - span.begin), args=args)
+        if span.end - self._flushed > FLUSH_SECONDS:
             self._file.flush()
-            self._flushed = now
+            self._flushed = span.end
 
-    def event(self, name: str, **facts: Any) -> None:
-        now = time.monotonic()
-        match name:
-            case "Idle":
-                self._idle_since = now
-            case "Epoch":
-                if self._idle_since is not None:  # to obey a plan is no wait
-                    self._wait_until(max(self._idle_since, now - facts["seconds"]))
-                    self._idle_since = now
-                self._write("i", f"epoch {facts['epoch']}: {facts['reason']}", name, 0, now, s="p", args=facts)
-            case _:
-                self._take_over(name, now, **facts)
+    def event(self, name: str, now: float, facts: Mapping[str, Any]) -> None:
+        if name == "Epoch":
+            self._write("i", f"epoch {facts['epoch']}: {facts['reason']}", name, 0, now, s="p", args=facts)
+        else:
+            self._take_over(name, now, **facts)
 
     def _take_over(self, name: str, now: float, cell: Cell, **facts: Any) -> None:
         """An instant when it is over, and both of its phases: up to the plan being applied, and from then on."""
@@ -86,15 +54,6 @@ class TraceFile:
             label = f"{self._pid}.{facts['epoch']}.{thread}"
             self._write("b", phase, name, thread, begin, id=label, args=args)
             self._write("e", phase, name, thread, end, id=label)
-
-    def _wait_until(self, now: float) -> None:
-        if self._idle_since is not None:
-            self._waits.append((self._idle_since, now))
-
-    def _write_waits(self, thread: int, args: dict[str, object]) -> None:
-        for begin, end in self._waits:
-            self._write("X", "Wait", "Wait", thread, begin, dur=_micros(end - begin), args=args)
-        self._waits.clear()
 
     def _thread(self, cell: Cell) -> int:
         thread = cell.pipeline * 1000 + cell.stage + 1
@@ -114,7 +73,6 @@ class TraceFile:
         self._file.write(json.dumps(event) + ",\n")
 
     def close(self) -> None:
-        self._write_waits(0, {})
         self._file.close()
 
 

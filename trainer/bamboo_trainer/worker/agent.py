@@ -53,7 +53,6 @@ from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
-from bamboo_trainer.engine.observer import ClosingObserver
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.memory.cgroup import host_memory
@@ -63,8 +62,8 @@ from bamboo_trainer.memory.placement import choose_devices, require_gpus, use
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
 from bamboo_trainer.tasks.user_code import tokens_of
-from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.telemetry.place import place_of
+from bamboo_trainer.telemetry.spans import Spans
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
@@ -123,12 +122,11 @@ class WorkerAgent:
         url: str,
         token: Callable[[], str],
         zone: str,
-        observer: ClosingObserver,
+        spans: Spans,
         settings: WorkerSettings,
     ) -> None:
         host = settings.host
-        self.worker, self.zone, self.observer, self.host = worker, zone, observer, host
-        self.inside = CurrentInstruction(observer, time.monotonic)
+        self.worker, self.zone, self.spans, self.host = worker, zone, spans, host
         self.grace, self.logger_seconds, self.pod = settings.grace, settings.logger_seconds, settings.pod
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
@@ -178,7 +176,7 @@ class WorkerAgent:
                 self.history.close(HISTORY_SECONDS, self.logger_seconds if self.job_over else SHORT_LOGGER_SECONDS)
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
             self.control.close(FLUSH_SECONDS)
-            self.observer.close()
+            self.spans.close()
             if self.job:
                 self.job.reader.close()
             if self.checkpoints:
@@ -300,7 +298,7 @@ class WorkerAgent:
             transport=self.transport,
             coordinator=self,
             history=self.history or NoHistory(partial(self._tell_of_callbacks, task)),
-            observer=self.inside,
+            observer=self.spans,
             clock=time.monotonic,
             work_clock=WorkClock(),
             on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
@@ -377,7 +375,7 @@ class WorkerAgent:
             place = place_of(self.thread) if self.began is not None and now > self.began + LONG_SECONDS else ""
             return Heartbeat(step=0, doing=f"starting, at {place}" if place else "starting")
         times = self.engine.times_due(now)
-        inside, busy = self.inside.now()
+        inside, busy = self.spans.now()
         doing = self.doing
         if busy > LONG_SECONDS:
             doing = ", ".join(filter(None, (f"{inside} for {busy:.0f} s", place_of(self.thread))))

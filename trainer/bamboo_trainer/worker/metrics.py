@@ -15,7 +15,6 @@ from bamboo_core.complaints import system_reason
 from bamboo_core.metrics import worker_catalog as table
 from bamboo_core.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
 from bamboo_trainer.memory.headroom import memory_of
-from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.worker.agent import WorkerAgent
 from bamboo_trainer.worker.traffic import by_kind
 
@@ -24,10 +23,10 @@ logger = logging.getLogger(__name__)
 CALLER_SECONDS = 5.0  # for a request to be made and an answer to be taken
 
 
-def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
+def fill(page: MetricsPage, worker: WorkerAgent) -> None:
     """In the thread that is scraped: what it reads is a number, or is copied at once."""
     engine, transport = worker.engine, worker.transport
-    for what, seconds in tally.seconds().items():
+    for what, seconds in worker.spans.seconds().items():
         page.add(table.WORKER_TIME, seconds, what.value)
     _bytes(page, transport.sent, transport.resent)
     page.add(table.WORKER_BROKEN_LINKS, transport.broken)
@@ -60,10 +59,10 @@ def _bytes(page: MetricsPage, sent: list[int], resent: list[int]) -> None:
             page.add(metric, size, kind)
 
 
-def serve(worker: WorkerAgent, tally: TimeAccount, host: str, port: int) -> None:
+def serve(worker: WorkerAgent, host: str, port: int) -> None:
     """From now on until the process ends. If the port cannot be had that is logged, and training goes on without."""
     registry = CollectorRegistry()
-    registry.register(MetricsPageCollector(Exporter.WORKER, lambda page: fill(page, worker, tally)))
+    registry.register(MetricsPageCollector(Exporter.WORKER, lambda page: fill(page, worker)))
     ProcessCollector(registry=registry)
 
     class Handler(MetricsHandler):

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 
-from bamboo_trainer.engine.observer import ClosingObserver
 from bamboo_trainer.telemetry import logs
-from bamboo_trainer.telemetry.time_account import TimeAccount
-from bamboo_trainer.telemetry.trace import Silent, TraceFile
+from bamboo_trainer.telemetry.spans import Follower, Spans
+from bamboo_trainer.telemetry.trace import TraceFile
 from bamboo_trainer.worker.agent import LOCAL_SETTINGS, WorkerAgent, WorkerSettings
 
 
@@ -28,35 +27,29 @@ def main(
     zone: str = "",
     trace: str | None = None,
     profile: str | None = None,
-    observer: ClosingObserver | None = None,
+    follower: Follower | None = None,
     settings: WorkerSettings = LOCAL_SETTINGS,
 ) -> int:
     """Run one worker in this process until it is told to stop; returns its exit code.
 
-    token: or the file that always holds the newest one. profile: see `StepProfiler.of`.
+    token: or the file that always holds the newest one. profile: see `StepProfiler.of`. follower: of its spans.
     """
     torch.set_num_threads(1)
-    if observer is None:
-        observer = (
-            TraceFile(Path(trace), worker, os.getpid())
-            if trace
-            else TimeAccount()
-            if settings.metrics_port
-            else Silent()
-        )
-    tally = observer
+    followers = [follower] if follower else []
     if profile:
         from bamboo_trainer.telemetry.step_profiler import StepProfiler  # nobody else needs it
 
-        observer = StepProfiler.of(observer, worker, profile)
+        followers.append(StepProfiler.of(worker, profile))
+    if trace:
+        followers.append(TraceFile(Path(trace), worker, os.getpid()))
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
-    agent = WorkerAgent(worker, url, newest, zone, observer, settings)
+    agent = WorkerAgent(worker, url, newest, zone, Spans(*followers), settings)
     logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=not settings.pod)
     try:
-        if settings.metrics_port and isinstance(tally, TimeAccount):
+        if settings.metrics_port:
             from bamboo_trainer.worker.metrics import serve  # nobody else needs it
 
-            serve(agent, tally, settings.host, settings.metrics_port)
+            serve(agent, settings.host, settings.metrics_port)
         return agent.run()
     finally:
         logs.end()

@@ -5,14 +5,11 @@ launcher that it is about to begin an instruction and waits, and the local runne
 """
 
 import logging
-import os
 import socket
 from collections.abc import Collection
-from pathlib import Path
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.engine.observer import ClosingObserver
-from bamboo_trainer.telemetry.trace import Silent, TraceFile
+from bamboo_trainer.telemetry.spans import Follower
 from bamboo_trainer.worker.launch.process import main as run_worker
 
 logger = logging.getLogger(__name__)
@@ -21,28 +18,22 @@ GATED = ("Forward", "Backward", "BackwardInput")  # two for each microbatch, wha
 ANSWER_SECONDS = 60.0
 
 
-class StrikeGate:
-    """An observer of the engine that asks first and then passes on what it is told. Without an answer it goes on."""
+class StrikeGate(Follower):
+    """Asks before an instruction begins. Without an answer the worker goes on.
 
-    def __init__(self, observer: ClosingObserver, channel: socket.socket, steps: Collection[int]) -> None:
-        """channel: to the launcher; a line out, a line back."""
-        self._observer, self._channel, self._steps = observer, channel, frozenset(steps)
+    channel: to the launcher; a line out, a line back.
+    """
+
+    def __init__(self, channel: socket.socket, steps: Collection[int]) -> None:
+        self._channel, self._steps = channel, frozenset(steps)
         channel.settimeout(ANSWER_SECONDS)
 
-    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+    def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         if step in self._steps and name in GATED:
             self._ask(step)
-        self._observer.started(name, cell, step, microbatch)
-
-    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        self._observer.finished(name, cell, step, microbatch)
-
-    def event(self, name: str, **facts: object) -> None:
-        self._observer.event(name, **facts)
 
     def close(self) -> None:
         self._channel.close()
-        self._observer.close()
 
     def _ask(self, step: int) -> None:
         try:
@@ -66,6 +57,4 @@ def main(
     steps: Collection[int],
 ) -> int:
     """Like `worker.main`. gate: the descriptor of the socket to the launcher; steps: those in which it asks."""
-    observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
-    gated = StrikeGate(observer, socket.socket(fileno=gate), steps)
-    return run_worker(worker, url, token, zone, profile=profile, observer=gated)
+    return run_worker(worker, url, token, zone, trace, profile, StrikeGate(socket.socket(fileno=gate), steps))
