@@ -31,9 +31,9 @@ LAYER, BACKWARD = 0.01, 2.0  # seconds of a layer's forward; its backward takes 
 def measured(timer: StageTimer, forwards: Sequence[float], stage: int = 0) -> None:
     for seconds in forwards:
         if not timer.begins_forward(stage):
-            timer.ran_forward(stage, seconds)
-        timer.ran_backward(stage, 2 * seconds)
-    timer.step_done()
+            timer.ran(stage, Forward(0), seconds)
+        timer.ran(stage, Backward(0), 2 * seconds)
+    timer.ran(0, ReportReady(), 0.0)
 
 
 def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
@@ -53,8 +53,8 @@ def test_the_first_times_are_told_before_a_long_step_is_done() -> None:
     for number in range(IGNORED + FIRST_TOLD):
         assert timer.due(0.0) is None, number
         timer.begins_forward(0)
-        timer.ran_forward(0, 1.0)
-        timer.ran_backward(0, 2.0)
+        timer.ran(0, Forward(0), 1.0)
+        timer.ran(0, Backward(0), 2.0)
     (said,) = timer.due(0.0) or ()
     assert (said.microbatches, said.forward, said.backward) == (FIRST_TOLD, 1.0, 2.0)
 
@@ -63,7 +63,7 @@ def test_times_are_told_once_a_second_and_only_when_a_step_is_done() -> None:
     timer = StageTimer(time.monotonic)
     timer.begin([(0, 1)])
     assert timer.due(0.0) is None
-    timer.ran_forward(0, 1.0)
+    timer.ran(0, Forward(0), 1.0)
     assert timer.due(0.0) is None
     measured(timer, [1.0] * 5)
     assert timer.due(10.0)
@@ -92,7 +92,7 @@ def test_what_was_measured_of_another_split_or_of_a_stage_that_is_gone_does_not_
     measured(timer, [1.0] * 5)
     measured(timer, [1.0] * 5, stage=1)
     timer.hold({1})
-    timer.step_done()
+    timer.ran(0, ReportReady(), 0.0)
     assert [said.layers for said in timer.due(0.0) or ()] == [(1, 2)]
     timer.begin([(0, 2)])
     assert timer.due(5.0) is None
@@ -114,9 +114,9 @@ def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
             timer.ran_layer(0, 0, 0.4 * seconds)
             timer.ran_layer(0, 1, 0.8 * seconds)
         else:
-            timer.ran_forward(0, seconds)
-        timer.ran_backward(0, 2 * seconds)
-    timer.step_done()
+            timer.ran(0, Forward(0), seconds)
+        timer.ran(0, Backward(0), 2 * seconds)
+    timer.ran(0, ReportReady(), 0.0)
     (said,) = timer.due(0.0) or ()
     assert (said.forward, said.each) == (3.0, (1.2, 2.4))
 

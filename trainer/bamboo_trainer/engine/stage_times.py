@@ -101,45 +101,27 @@ class StageTimer:
         return by_layer
 
     def ran(self, stage: int, instruction: Instruction, seconds: float) -> None:
-        """As a whole."""
+        """An instruction of the ordinary schedule was run, in one piece."""
+        if isinstance(instruction, ReportReady):
+            self._step_done()
+            return
+        measured = self._of(stage)
+        if measured.begun <= IGNORED:
+            return
         match instruction:
             case Forward():
-                self.ran_forward(stage, seconds)
+                measured.forwards.append(seconds)
+                if measured.by_layer:
+                    measured.by_layer[-1].after.append(seconds)
             case Backward():
-                self.ran_backward(stage, seconds)
-            case BackwardRest():
-                self.ran_rest(stage, seconds)
-            case BackwardWeight():
-                self.ran_weights(stage, seconds)
-            case ReportReady():
-                self.step_done()
-
-    def ran_forward(self, stage: int, seconds: float) -> None:
-        """A whole one, in one piece."""
-        measured = self._of(stage)
-        if measured.begun > IGNORED:
-            measured.forwards.append(seconds)
-            if measured.by_layer:
-                measured.by_layer[-1].after.append(seconds)
-
-    def ran_backward(self, stage: int, seconds: float) -> None:
-        measured = self._of(stage)
-        if measured.begun > IGNORED:
-            measured.backwards.append(seconds)
-            if len(measured.backwards) == FIRST_TOLD:
-                self._sum_up()
-
-    def ran_rest(self, stage: int, seconds: float) -> None:
-        """Count these seconds to the backward before, which is run bucket by bucket."""
-        backwards = self._of(stage).backwards
-        if backwards:
-            backwards[-1] += seconds
-
-    def ran_weights(self, stage: int, seconds: float) -> None:
-        """What a backward had postponed."""
-        measured = self._of(stage)
-        if measured.begun > IGNORED:
-            measured.weights.append(seconds)
+                measured.backwards.append(seconds)
+                if len(measured.backwards) == FIRST_TOLD:
+                    self._sum_up()
+            case BackwardRest():  # of the backward before, which is run bucket by bucket
+                if measured.backwards:
+                    measured.backwards[-1] += seconds
+            case BackwardWeight():  # what a backward had postponed
+                measured.weights.append(seconds)
 
     def ran_layer(self, stage: int, layer: int, seconds: float) -> None:
         """The forward of one layer, alone."""
@@ -149,8 +131,8 @@ class StageTimer:
         else:
             measured.layers.setdefault(layer, deque(maxlen=KEPT_LAYERS)).append(seconds)
 
-    def step_done(self) -> None:
-        """All of this worker's work on a step: what is told from now on, unless what was summed up before is untold."""
+    def _step_done(self) -> None:
+        """Sum up what is told from now on, unless what was summed up before is untold."""
         if self._asked or not all(times.microbatches for times in self._latest):
             self._asked = False
             self._sum_up()
