@@ -40,7 +40,7 @@ def layer_work(task: Task, spec: JobSpec) -> tuple[LayerWork, ...]:
     run.
     """
     inputs, targets = first_batch(task, spec.training.micro_batch_size)
-    return look(task, inputs, partial(_work, TrainingConfig.of(spec.training), targets), LayerWork)
+    return look(task, inputs, partial(_work, TrainingConfig.of(spec.training), targets))
 
 
 def _work(config: TrainingConfig, targets: Parts, walk: Walk, index: int, inputs: Parts) -> tuple[LayerWork, Parts]:

@@ -33,7 +33,7 @@ def try_measurements(task: Task, spec: JobSpec) -> None:
     """Calls each metric of a step and of the evaluations that the job asks for. Raises TaskError for one that fails."""
     batches, config, last = list(_batches(task, spec)), TrainingConfig.of(spec.training), len(task.layers) - 1
 
-    def tried(walk: Walk, index: int, inputs: list[Parts]) -> tuple[int, list[Parts]]:
+    def tried(walk: Walk, index: int, inputs: list[Parts]) -> tuple[None, list[Parts]]:
         layer, outputs = rounded(walk.layer(index), config.parameter_dtype), []
         with walk.within, torch.no_grad():
             for batch, given in zip(batches, inputs, strict=True):
@@ -42,10 +42,10 @@ def try_measurements(task: Task, spec: JobSpec) -> None:
         if index == last:
             for batch, parts in zip(batches, outputs, strict=True):
                 _measure(task, batch, tuple(torch.zeros(p.shape, dtype=p.dtype) for p in parts) if walk.mode else parts)
-        return index, outputs
+        return None, outputs
 
     if batches:
-        look(task, [batch.inputs for batch in batches], tried, int)
+        look(task, [batch.inputs for batch in batches], tried)
 
 
 def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:

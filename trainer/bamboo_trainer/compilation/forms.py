@@ -1,6 +1,7 @@
 """What a task's layers are given: shapes and types, found without computing anything."""
 
-import msgspec
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from bamboo_trainer.tasks.mixed_precision import rounded
 from bamboo_trainer.training import TrainingConfig
 
 
-class InputForm(msgspec.Struct, frozen=True):
+class InputForm(NamedTuple):
     """The form of a tensor."""
 
     shape: tuple[int, ...]
@@ -32,7 +33,7 @@ def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple
         return _forms(parts), parts
 
     inputs, _ = first_batch(task, config.micro_batch_size)
-    seen, _ = look_without_data(task, inputs, outputs, tuple[InputForm, ...], range(end - 1))
+    seen, _ = look_without_data(task, inputs, outputs, range(end - 1))
     return dict(enumerate([_forms(inputs), *seen]))
 
 

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _OF_LAYER = "module."  # before the whole module's names, in a layer of a split one
 
 
-class _Form(msgspec.Struct, frozen=True):
+class _Form(NamedTuple):
     """A tensor of a layer: all its names there."""
 
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class _Form(msgspec.Struct, frozen=True):
     dtype: str
 
 
-class _LayerForms(msgspec.Struct, frozen=True):
+class _LayerForms(NamedTuple):
     split: bool
     tensors: tuple[_Form, ...]
 
@@ -72,7 +72,7 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
     """The task whose layers have the weights as their first values, and what was taken, left and begun anew, in
     sentences. Raises TaskError.
     """
-    forms = look(task, (), _form_of, _LayerForms)
+    forms = look(task, (), _form_of)
     split = all(form.split for form in forms)
     wanted, opened = _wanted(task, forms, split), open_weights(spec)
     offered = with_merged_adapters(opened.offered(of_module=split), wanted)

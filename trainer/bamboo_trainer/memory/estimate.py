@@ -80,7 +80,7 @@ class MemoryByKind:
 def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
     """Every layer's size. Raises TaskError for a layer, loss or optimizer that cannot be used."""
     inputs, targets = first_batch(task, spec.training.micro_batch_size)
-    return look(task, inputs, partial(_size, TrainingConfig.of(spec.training), targets), LayerSize)
+    return look(task, inputs, partial(_size, TrainingConfig.of(spec.training), targets))
 
 
 def _size(config: TrainingConfig, targets: Parts, walk: Walk, index: int, inputs: Parts) -> tuple[LayerSize, Parts]:

@@ -17,7 +17,7 @@ from bamboo_core.complaints import said_by
 from bamboo_trainer.data.hub import looks_like_an_id
 from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE
 from bamboo_trainer.models.parts.tokenizers import TOKENIZER_FILES
-from bamboo_trainer.tasks.child import lines_of_child
+from bamboo_trainer.tasks.child import from_child
 
 COMPANIONS: Final = (
     *TOKENIZER_FILES,
@@ -28,7 +28,6 @@ TEMPLATES: Final = "additional_chat_templates"  # a folder
 _DESCRIPTION: Final = ("config.json", GENERATION, *COMPANIONS, f"{TEMPLATES}/*")
 _WEIGHTS: Final = (SINGLE, INDEX, "model-*-of-*.safetensors")
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
-_FOUND, _FAILED = "found ", "failed "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +86,16 @@ def _in_cache(model: HubModel) -> str | None:
         return None  # what the cache lacks, or has in part, is fetched
 
 
-def _of_child(subject: str, lines: Iterator[str]) -> str:
-    """What the child found. Raises ValueError with what went wrong."""
-    said, why = lines_of_child(lines)
-    last = said[-1] if said else f"{_FAILED}{why}"
-    if last.startswith(_FOUND):
-        return last.removeprefix(_FOUND)
-    problem = last.removeprefix(_FAILED)
-    raise ValueError(f"{subject}: {problem}" if subject else problem)
+def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
+    """What the child found. Raises ValueError with what went wrong. answer: the one or the other."""
+    answers, why = from_child(answer)
+    found, problem = answers[0] if answers else ("", why)
+    if problem:
+        raise ValueError(f"{subject}: {problem}" if subject else problem)
+    return found
 
 
-def _fetched(model: HubModel) -> Iterator[str]:
+def _fetched(model: HubModel) -> Iterator[tuple[str, str]]:
     """In a child process: the folder, once all files are there."""
     from huggingface_hub import constants, snapshot_download
 
@@ -109,12 +107,12 @@ def _fetched(model: HubModel) -> Iterator[str]:
         instead = (
             f"run `{what}` where there is a network, for the cache {constants.HF_HUB_CACHE}, or name a folder as model"
         )
-        yield f"{_FAILED}{_problem(error, model.id, model.commit, instead)}"
+        yield "", _problem(error, model.id, model.commit, instead)
     else:
-        yield f"{_FOUND}{folder}"
+        yield folder, ""
 
 
-def _commit_of(model: str, revision: str) -> Iterator[str]:
+def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
     """In a child process: the commit that a branch or a tag is."""
     from huggingface_hub import HfApi
 
@@ -122,9 +120,9 @@ def _commit_of(model: str, revision: str) -> Iterator[str]:
     try:
         found = HfApi().model_info(model, revision=revision).sha
     except Exception as error:  # as above
-        yield f"{_FAILED}{_problem(error, model, revision, 'name a folder as model')}"
+        yield "", _problem(error, model, revision, "name a folder as model")
     else:
-        yield f"{_FOUND}{found}"
+        yield str(found), ""
 
 
 def _as_the_environment_says() -> None:

@@ -6,6 +6,7 @@ for real, on the CPU, forward only, and so do those before it, whose outputs it 
 
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,7 +18,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.operations import OPERATIONS_PER_BYTE, Operations
 from bamboo_trainer.tasks.inspection.walk import Walk, first_batch, look_without_data
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import build_layer, run_layer
+from bamboo_trainer.tasks.user_code import run_layer
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +41,19 @@ def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
     """
     if task.costs is not None:
         return stated_costs(task, task.costs)
-    run = _RealRun(task, micro_batch_size)
+    (inputs, _), count = first_batch(task, micro_batch_size), len(task.layers)
     costs: list[float] = []
-    while (index := len(costs)) < len(task.layers):
-        counted, problem = look_without_data(task, run.given(), _cost, float, range(index, len(task.layers)))
+    while len(costs) < count:
+        begin = len(costs)
+        counted, problem = look_without_data(task, inputs, _cost, range(begin, count))
         costs += counted
-        if (index := len(costs)) < len(task.layers):
-            costs.append(float(run.cost(index)))
-            logger.warning("the cost of layer %d was counted by running it for real, since %s", index, problem)
+        if len(costs) == count:
+            break
+        real = Walk(task).visits(_real_cost, inputs, range(begin, len(costs) + 1))
+        with torch.random.fork_rng(devices=[]):
+            cost, inputs = deque(real, maxlen=1).pop()
+        logger.warning("the cost of layer %d was counted by running it for real, since %s", len(costs), problem)
+        costs.append(cost)
     return tuple(max(1.0, cost) for cost in costs)
 
 
@@ -72,28 +78,14 @@ def _cost(walk: Walk, index: int, inputs: Parts) -> tuple[float, Parts]:
     return float(operations.total + _gradients(layer)), outputs
 
 
-class _RealRun:
-    """Layers run for real, one after the other, as far as anybody asks."""
-
-    def __init__(self, task: Task, micro_batch_size: int) -> None:
-        self._task = task
-        self._parts, _ = first_batch(task, micro_batch_size)  # inputs of the next layer
-        self._next, self._trained = 0, False  # trained: is anything in front of it?
-
-    def given(self) -> Parts:
-        """The inputs of the next layer, those with a gradient marked so."""
-        return tuple(p.detach().requires_grad_(p.is_floating_point() and self._trained) for p in self._parts)
-
-    def cost(self, index: int) -> int:
-        """The cost of that layer, found by running it after those before it."""
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            while self._next <= index:
-                layer = build_layer(self._task, 0, self._next)
-                with Operations() as operations:
-                    self._parts = run_layer(layer, self._next, self._parts)
-                self._next += 1
-                self._trained = self._trained or any(p.requires_grad for p in layer.parameters())
-        return operations.total * (1 + BACKWARD * self._trained) + _gradients(layer)
+def _real_cost(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[float, Parts], Parts]:
+    """And the inputs of the next layer, with marks of those that have a gradient."""
+    layer = walk.layer(index)
+    with torch.no_grad(), Operations() as operations:
+        outputs = run_layer(layer, index, inputs)
+    trained = any(p.requires_grad for p in (*inputs, *layer.parameters()))
+    outputs = tuple(p.detach().requires_grad_(trained and p.is_floating_point()) for p in outputs)
+    return (float(operations.total * (1 + BACKWARD * trained) + _gradients(layer)), outputs), outputs
 
 
 def _gradients(layer: nn.Module) -> int:

@@ -14,16 +14,15 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.child import lines_of_child
+from bamboo_trainer.tasks.child import from_child
 from bamboo_trainer.tasks.inspection.no_values import NoValues
 from bamboo_trainer.tasks.running_buffers import running_modules, shared_buffer
 from bamboo_trainer.tasks.task_errors import TaskError, told
@@ -33,17 +32,16 @@ from bamboo_trainer.tasks.user_code import build_layer
 logger = logging.getLogger(__name__)
 
 Names = tuple[str, ...]
-_LAYER_DONE: Final = ""
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
+class Shared(NamedTuple):
     """What layers share, and what goes along with them."""
 
-    groups: tuple[Names, ...] = ()  # names of one and the same parameter, one of each layer
-    aliases: dict[str, str] = {}  # its further names in a layer, with that one
-    handed_out: tuple[int, ...] = ()  # layers whose factories do not make all their parameters anew at each call
-    overlaps: tuple[Names, ...] = ()  # names of two tensors that are not one, but lie in the same memory
-    running: tuple[Names, ...] = ()  # names of one buffer that the forwards of two layers update
+    groups: tuple[Names, ...]  # names of one and the same parameter, one of each layer
+    aliases: dict[str, str]  # its further names in a layer, with that one
+    handed_out: tuple[int, ...]  # layers whose factories do not make all their parameters anew at each call
+    overlaps: tuple[Names, ...]  # names of two tensors that are not one, but lie in the same memory
+    running: tuple[Names, ...]  # names of one buffer that the forwards of two layers update
 
 
 def settled(task: Task, seed: int) -> Task:
@@ -111,22 +109,17 @@ def merged(tied: Iterable[Names], shared: Iterable[Names]) -> tuple[Names, ...]:
 
 
 def _look(task: Task, seed: int) -> Shared:
-    lines, problem = lines_of_child(_without_values(task, seed))
+    seen, problem = from_child(_without_values(task, seed))
     if not problem:
-        return msgspec.json.decode(lines[-1], type=Shared)
+        return seen[-1]
     logger.info("layers are made with their values to see what they share: %s", problem)
-    search = Search(task, seed)
-    for _ in search.layers():
-        pass
-    return search.found()
+    *_, found = Search(task, seed).layers()
+    return found
 
 
-def _without_values(task: Task, seed: int) -> Iterator[str]:
+def _without_values(task: Task, seed: int) -> Iterator[Shared]:
     warnings.simplefilter("ignore")  # of values that are not kept
-    search = Search(task, seed, NoValues)
-    for _ in search.layers():
-        yield _LAYER_DONE
-    yield msgspec.json.encode(search.found()).decode()
+    yield from Search(task, seed, NoValues).layers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +162,8 @@ class Search:
         self._overlaps: list[Names] = []
         self._running: list[Names] = []
 
-    def layers(self) -> Iterator[int]:
-        """One layer after the other."""
+    def layers(self) -> Iterator[Shared]:
+        """What is found so far, after each layer."""
         for again in (False, True):
             for layer in range(len(self._task.layers)):
                 module = build_layer(self._task, self._seed, layer, self._within())
@@ -185,9 +178,9 @@ class Search:
                 if not again:
                     self._name(layer, module)
                     self._lay(layer, module)
-                yield layer
+                yield self._found()
 
-    def found(self) -> Shared:
+    def _found(self) -> Shared:
         return Shared(
             groups=tuple(map(tuple, self._groups.values())),
             aliases=self._aliases,

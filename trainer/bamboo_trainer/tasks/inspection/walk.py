@@ -11,14 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.child import lines_of_child
+from bamboo_trainer.tasks.child import from_child
 from bamboo_trainer.tasks.inspection.no_values import failing_quietly
 from bamboo_trainer.tasks.inspection.operations import AllStepsAtOnce
 from bamboo_trainer.tasks.mixed_precision import autocast, passed_on
@@ -70,9 +69,9 @@ class Walk:
                 parts = tree_map(lambda part: part.detach().requires_grad_(part.requires_grad), parts)
 
 
-def look(task: Task, inputs: Any, visit: Visit[T], kind: type[T]) -> tuple[T, ...]:
-    """What is seen of every layer. inputs: of the first one. kind: JSON can hold it. Raises TaskError."""
-    seen, problem = look_without_data(task, inputs, visit, kind, range(len(task.layers)))
+def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
+    """What is seen of every layer. inputs: of the first one. Raises TaskError."""
+    seen, problem = look_without_data(task, inputs, visit, range(len(task.layers)))
     if not problem:
         return tuple(seen)
     logger.info("the layers are run with data, since %s", problem)
@@ -80,14 +79,13 @@ def look(task: Task, inputs: Any, visit: Visit[T], kind: type[T]) -> tuple[T, ..
         return tuple(Walk(task).visits(visit, inputs, range(len(task.layers))))
 
 
-def look_without_data(task: Task, inputs: Any, visit: Visit[T], kind: type[T], layers: range) -> tuple[list[T], str]:
+def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -> tuple[list[T], str]:
     """What is seen of the first of these layers, and why the others cannot be run so; "" if all can.
 
     inputs: of the first of them, with data.
     """
     walk = Walk(task, FakeTensorMode(allow_non_fake_inputs=True))  # made here, because it takes a second of imports
-    lines, problem = lines_of_child(msgspec.json.encode(one).decode() for one in walk.visits(visit, inputs, layers))
-    return [msgspec.json.decode(line, type=kind) for line in lines], problem
+    return from_child(walk.visits(visit, inputs, layers))
 
 
 def first_batch(task: Task, samples: int) -> tuple[Parts, Parts]:
