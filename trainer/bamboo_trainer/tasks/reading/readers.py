@@ -5,10 +5,9 @@ A reader process holds nothing that matters: it may be killed, and another one r
 
 import contextlib
 import logging
-import queue
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from bamboo_core.complaints import said_by
@@ -33,10 +32,9 @@ class Readers:
     """
 
     def __init__(self, task: Task, wanted: Prefetched) -> None:
-        self._task, self._count, self._processes = task, wanted.readers, wanted.processes
-        self._asked: queue.SimpleQueue[tuple[Sequence[int], Future[Batch]] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._children: dict[int, ReaderProcess] = {}  # by their thread's number
+        self._task, self._processes = task, wanted.processes
+        self._threads = ThreadPoolExecutor(wanted.readers, thread_name_prefix="data-reader")
+        self._children: dict[int, ReaderProcess] = {}  # by the thread that asks them
         self._state = threading.Condition()
         self._reading, self._paused, self._closed = 0, 0, False
         self._template: ReaderTemplate | None = None
@@ -44,20 +42,19 @@ class Readers:
 
     def submit(self, indices: Sequence[int]) -> Future[Batch]:
         """The dataset's answer for these samples; TaskError or TaskOutOfMemory."""
-        future: Future[Batch] = Future()
         try:
-            self._start()
+            self._require_template()
         except TaskError as error:
-            future.set_exception(error)
-            return future
-        self._asked.put((indices, future))
-        return future
+            failed: Future[Batch] = Future()
+            failed.set_exception(error)
+            return failed
+        return self._threads.submit(self._read_in_child if self._processes else self._read_here, indices)
 
     def result(self, future: Future[Batch]) -> Batch:
         """What has become of a submitted batch, when it is there."""
         future.add_done_callback(lambda _: self._tell())
         while not future.done():
-            self._start()
+            self._require_template()
             with self._state:
                 self._state.wait_for(lambda: future.done() or not (self._closed or self._ready()))
         return future.result()
@@ -81,14 +78,13 @@ class Readers:
             self._closed = True
             template, keeper = self._template, self._keeper
             self._state.notify_all()
-        for _ in self._threads:
-            self._asked.put(None)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if template and keeper:
             template.close()
             keeper.join(START_SECONDS)
             template.kill()  # if it is still there
-            for thread in self._threads:
-                thread.join(START_SECONDS)
+        for thread in list(self._children):
+            self._end(thread)
 
     def _tell(self) -> None:
         with self._state:
@@ -98,17 +94,10 @@ class Readers:
         """Can readers be started?"""
         return not self._processes or (self._template is not None and not self._template.gone)
 
-    def _start(self) -> None:
-        """What is not there yet, or not any more."""
-        if not (self._ready() or self._closed):
-            self._fork_template()
-        while len(self._threads) < self._count:
-            number = len(self._threads)
-            name = f"data-reader-{number}"
-            self._threads.append(threading.Thread(target=self._run, args=(number,), name=name, daemon=True))
-            self._threads[-1].start()
-
-    def _fork_template(self) -> None:
+    def _require_template(self) -> None:
+        """Fork the template, if it is not there yet, or not any more."""
+        if self._ready() or self._closed:
+            return
         if self._template:
             logger.warning("the process that starts the readers of the dataset has ended; it is started again")
         made: Future[ReaderTemplate] = Future()
@@ -132,19 +121,7 @@ class Readers:
         template.wait()
         self._tell()
 
-    def _run(self, number: int) -> None:
-        read = self._read_in_child if self._processes else self._read_here
-        while (asked := self._asked.get()) is not None:
-            indices, future = asked
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(read(number, indices))
-            except BaseException as error:
-                future.set_exception(error)
-        self._end(number)
-
-    def _read_here(self, _: int, indices: Sequence[int]) -> Batch:
+    def _read_here(self, indices: Sequence[int]) -> Batch:
         with self._state:
             self._state.wait_for(lambda: not self._paused or self._closed)
             self._reading += 1
@@ -155,21 +132,21 @@ class Readers:
                 self._reading -= 1
                 self._state.notify_all()
 
-    def _read_in_child(self, number: int, indices: Sequence[int]) -> Batch:
-        how = ""
+    def _read_in_child(self, indices: Sequence[int]) -> Batch:
+        how, thread = "", threading.get_ident()
         for _ in range(MOST_ENDS):
-            child = self._child(number)
+            child = self._child(thread)
             try:
-                child = child or self._new_child(number)
+                child = child or self._new_child(thread)
                 return child.read(indices)
             except TimeoutError:
-                self._end(number)
+                self._end(thread)
                 raise TaskError(
                     f"the dataset, asked for samples {list(indices)[:8]}, has not answered within "
                     f"{reader_process.SILENT_SECONDS:g} s: its reader process is stuck"
                 ) from None
             except (EOFError, OSError) as error:
-                how = self._end(number) or f"cannot be started: {said_by(error)}"
+                how = self._end(thread) or f"cannot be started: {said_by(error)}"
                 if self._closed:
                     raise TaskError("the worker ends") from None
                 logger.warning("a process that reads the dataset %s; another one reads its samples", how)
@@ -178,25 +155,25 @@ class Readers:
             f"{MOST_ENDS - 1} others (of too little memory, or in a library's code?)"
         )
 
-    def _end(self, number: int) -> str:
+    def _end(self, thread: int) -> str:
         """How that thread's process has ended; "" if it has none."""
         with self._state:
-            child = self._children.pop(number, None)
+            child = self._children.pop(thread, None)
         ended = child.end() if child else ""
         self._tell()  # the template may turn out to be gone
         return ended
 
-    def _child(self, number: int) -> ReaderProcess | None:
+    def _child(self, thread: int) -> ReaderProcess | None:
         """The process of that thread, if it has one; if not, one can be started."""
         with self._state:
-            self._state.wait_for(lambda: self._closed or number in self._children or self._ready())
+            self._state.wait_for(lambda: self._closed or thread in self._children or self._ready())
             if self._closed:
                 raise TaskError("the worker ends")
-            return self._children.get(number)
+            return self._children.get(thread)
 
-    def _new_child(self, number: int) -> ReaderProcess:
+    def _new_child(self, thread: int) -> ReaderProcess:
         assert self._template is not None
         child = self._template.start()
         with self._state:
-            self._children[number] = child
+            self._children[thread] = child
         return child
