@@ -2,12 +2,14 @@
 
 `python docs/build_site.py FOLDER` writes it to FOLDER. The pages are those of docs/, in the order of mkdocs.yml. Files
 outside docs/ that a page links to become pages, too: Markdown as it is, source files as a block of code, folders as a
-list of their files. So the site needs no address of a repository, and it loads nothing from another host.
+list of their files. So the site needs no address of a repository, and it loads nothing from another host. References
+that are long in full are generated for the site; the committed pages are short.
 """
 
 import argparse
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
+GENERATED = {"cli.md": "generate_cli.py", "python-api.md": "generate_python_api.py"}
 CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
@@ -58,7 +61,7 @@ class Staging:
 
     def _page(self, source: Path) -> str:
         """The text of a page, whose links lead to places of the site."""
-        parts = CODE.split(source.read_text())
+        parts = CODE.split(_text(source))
         return "".join(
             part if CODE.fullmatch(part) else LINK.sub(lambda m: self._link(source, m[1]), part) for part in parts
         )
@@ -80,6 +83,14 @@ class Staging:
             self.add(path)
         links = [f"- [{path.name}]({os.path.relpath(place(path), place(folder).parent)})" for path in files]
         return "\n".join([f"# {folder.relative_to(ROOT)}", "", *links, ""])
+
+
+def _text(source: Path) -> str:
+    """Return the text of a page, of a generated reference in full."""
+    if source.parent == ROOT / "docs" and source.name in GENERATED:
+        generator = runpy.run_path(str(ROOT / "docs" / GENERATED[source.name]))
+        return str(generator["page"](whole=True))
+    return source.read_text()
 
 
 def _code_page(source: Path) -> str:

@@ -1,8 +1,11 @@
-"""Writes docs/cli.md from the commands' own help: `make docs`. A test fails if the committed page is stale."""
+"""Writes docs/cli.md from the commands' own help: `make docs`. A test fails if the committed page is stale.
+
+The committed page names each command's options; the page of the site has the whole help.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -57,7 +60,7 @@ HEAD = """\
 | 3 | The job failed and could not be recovered without a checkpoint |
 | 130 | Stopped by Ctrl-C |
 
-Errors are sentences on standard error that begin with `bamboo: `; those about flags begin with the usage. `bamboo COMMAND --help` has examples. `bamboo --install-completion` lets bash, zsh or fish complete commands, flags and names of jobs.
+Errors are sentences on standard error that begin with `bamboo: `; those about flags begin with the usage. `bamboo COMMAND --help` explains the options that this page names, with examples; so does this page on the site (`make site`). `--quiet` prints only the result and errors; `--namespace`, `--context` and `--kubeconfig` choose the cluster. `bamboo --install-completion` lets bash, zsh or fish complete commands, flags and names of jobs.
 
 ## Reaching the cluster
 
@@ -95,6 +98,7 @@ reported as a conflict; `--force` takes it over.
 """  # noqa: E501
 
 
+SHARED = ("--help", "--quiet", "--namespace", "--context", "--kubeconfig")
 # An argument or option that so many commands or more explain in the same words is explained once, above them.
 SHARED_BY = 2
 CLUSTERS = "Those of the cluster are `--namespace`, `--context` and `--kubeconfig`."
@@ -102,9 +106,12 @@ OF_ALL = ("--namespace", "--context", "--kubeconfig")  # the commands on a clust
 ENTRY = re.compile(r"^  \S")
 
 
-def page() -> str:
+def page(whole: bool = False) -> str:
+    """Return the page: with the whole help of each command for the site, otherwise with the names of its options."""
     sections = {"Commands on a cluster": commands(CLUSTER), "Commands on this machine": commands(HERE)}
     texts = {words: help_of(*words) for names in sections.values() for words in names}
+    if not whole:
+        return "\n".join([HEAD, *(part for title, names in sections.items() for part in brief(title, names, texts))])
     shared = explained_once(texts.values())
     rows = [f"| `{names}` | {what} |" for names, what in shared.items()]
     parts = [
@@ -120,6 +127,17 @@ def page() -> str:
         helps = {words: own_help(texts[words], shared, everywhere) for words in names}
         parts += [f"### bamboo {' '.join(words)}\n\n```\n{text}\n```\n" for words, text in helps.items()]
     return "\n".join(parts)
+
+
+def brief(title: str, names: Sequence[tuple[str, ...]], texts: Mapping[tuple[str, ...], str]) -> Iterator[str]:
+    """Yield a section's commands, each with its usage, its purpose and the names of its own options."""
+    yield f"## {title}\n"
+    for words in names:
+        usage, about = own_help(texts[words], {}, ()).split("\n\n")[:2]
+        options = [short(cells(entry)[0]) for entry in entries(texts[words], "Options")]
+        own = ", ".join(f"`{name.partition(' ')[0]}`" for name in options if name not in SHARED)
+        named = f" Options: {own}." if own else ""
+        yield f"### bamboo {' '.join(words)}\n\n`{usage}`: {' '.join(about.split())}{named}\n"
 
 
 def commands(names: Sequence[str]) -> list[tuple[str, ...]]:

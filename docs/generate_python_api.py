@@ -1,4 +1,8 @@
-"""Writes docs/python-api.md from the docstrings of what a model's author uses: `make docs`. Tested for staleness."""
+"""Writes docs/python-api.md from the docstrings of what a model's author uses: `make docs`. Tested for staleness.
+
+The committed page has whole docstrings for `bamboo_trainer.task` and the first paragraph for the others; the page of
+the site has all.
+"""
 
 import ast
 import importlib
@@ -32,6 +36,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),
 }
+TASK = "bamboo_trainer.task"
 OTHERS = {"parameter_dtype", "boundary_dtype", "global_batch", "samples"}  # for the engine
 HEAD = """\
 # The Python API
@@ -40,12 +45,15 @@ HEAD = """\
 
 What a model's author imports; what is in `bamboo_trainer.data.…` can be imported from `bamboo_trainer.data`.
 [models.md](models.md) has the rules for layers, datasets and optimizers beyond their signatures. All datasets have the
-methods of [`Dataset`](#taskdataset). What is not on this page may change without notice.
+methods of [`Dataset`](#taskdataset). `help(NAME)` in Python, and this page on the site (`make site`), explain every
+parameter. What is not on this page may change without notice.
 """
 
 
-def page() -> str:
-    return "\n".join([HEAD, *(part for name, names in SHOWN.items() for part in _module(name, names)), _models()])
+def page(whole: bool = False) -> str:
+    """Return the page, with whole docstrings for the site."""
+    parts = [part for name, names in SHOWN.items() for part in _module(name, names, whole or name == TASK)]
+    return "\n".join([HEAD, *parts, _models()])
 
 
 def _models() -> str:
@@ -59,13 +67,20 @@ def _models() -> str:
     return f"## bamboo_trainer.models\n\n{text}\n"
 
 
-def _module(name: str, names: tuple[str, ...]) -> Iterator[str]:
+def _module(name: str, names: tuple[str, ...], whole: bool) -> Iterator[str]:
     module = importlib.import_module(name)
-    yield f"## {name}\n\n{inspect.getdoc(module)}\n"
+    about = inspect.getdoc(module) or ""
+    yield f"## {name}\n\n{about if whole else _first(about).rstrip()}\n"
     tree = ast.parse(inspect.getsource(module))
     for wanted in names:
         yield f"### {name.rpartition('.')[2]}.{wanted}\n"
-        yield from _described(_found(module, tree, wanted))
+        signature, text, *methods = _described(_found(module, tree, wanted))
+        yield from [signature, text, *methods] if whole else [signature, _first(text)]
+
+
+def _first(text: str) -> str:
+    """The first paragraph."""
+    return text.partition("\n\n")[0].rstrip() + "\n"
 
 
 def _found(module: ModuleType, tree: ast.Module, name: str) -> ast.stmt:
@@ -92,6 +107,8 @@ def _described(node: ast.stmt) -> Iterator[str]:
                     yield f"`{method.name}`: {text}\n"
         case ast.FunctionDef():
             yield _words(node)
+        case _:
+            yield ""
 
 
 def _signature(node: ast.stmt) -> str:
