@@ -18,7 +18,11 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
-GENERATED = {"cli.md": "generate_cli.py", "python-api.md": "generate_python_api.py"}
+GENERATED = {
+    "cli.md": "generate_cli.py",
+    "python-api.md": "generate_python_api.py",
+    "metrics.md": "generate_metrics.py",
+}
 CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
@@ -89,7 +93,8 @@ def _text(source: Path) -> str:
     """Return the text of a page, of a generated reference in full."""
     if source.parent == ROOT / "docs" and source.name in GENERATED:
         generator = runpy.run_path(str(ROOT / "docs" / GENERATED[source.name]))
-        return str(generator["page"](whole=True))
+        given = (source.read_text(),) if source.name == "metrics.md" else ()
+        return str(generator["page"](*given, whole=True))
     return source.read_text()
 
 

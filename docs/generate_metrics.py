@@ -1,4 +1,7 @@
-"""Writes the tables in docs/metrics.md from metrics and alerts: `make docs`. A test fails if one is stale."""
+"""Writes the lists in docs/metrics.md from metrics and alerts: `make docs`. A test fails if one is stale.
+
+The committed page names the metrics with their labels; the page of the site explains each in a table.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,43 +22,48 @@ SECTIONS = (
     (
         "Jobs",
         "bamboo_job_",
-        "Served by the operator. Those that end with `_total` are counters,"
-        " others gauges unless it is said; labels are in brackets.",
+        "The operator serves them. Those that end with `_total` are counters,"
+        " the others gauges or, where marked, histograms; labels are in brackets.",
     ),
     (
         "The operator",
         "bamboo_operator_",
-        "Served by the operator, beside the standard `process_*`.",
+        "The operator serves them, beside the standard `process_*`.",
     ),
     (
         "Workers",
         "bamboo_worker_",
-        "Served by every worker's pod, beside the standard `process_*`; the scrape adds `namespace`, `job` and `pod`.",
+        "Each worker's pod serves them, beside the standard `process_*`; the scrape adds `namespace`, `job` and `pod`.",
     ),
 )
 
 
-def page(text: str) -> str:
-    """The page with its tables written anew; everything else stays."""
+def page(text: str, whole: bool = False) -> str:
+    """Return the page with its lists, for the site tables, written anew; everything else stays."""
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert end, f"{PAGE.name} lacks the comments between which the tables belong"
-    lines = [*(line for section in SECTIONS for line in _section(*section)), *_alerts()]
+    assert end, f"{PAGE.name} lacks the comments between which the metrics belong"
+    lines = [*(line for section in SECTIONS for line in _section(*section, whole)), *_alerts()]
     tables = "\n".join(lines)
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 
 
-def _section(title: str, prefix: str, text: str) -> Iterator[str]:
-    yield from (f"## {title}", "", text, "", "| Metric | What |", "| --- | --- |")
-    yield from (_row(metric) for metric in EVERY_METRIC if metric.name.startswith(prefix))
+def _section(title: str, prefix: str, text: str, whole: bool) -> Iterator[str]:
+    metrics = [metric for metric in EVERY_METRIC if metric.name.startswith(prefix)]
+    yield from (f"## {title}", "", text, "")
+    if whole:
+        yield from ("| Metric | What |", "| --- | --- |")
+        yield from (f"| `{metric.name}` | {metric.help}{_marks(metric)} |" for metric in metrics)
+    else:
+        yield ", ".join(f"`{metric.name}`{_marks(metric)}" for metric in metrics) + "."
     yield ""
 
 
-def _row(metric: Metric) -> str:
-    labels = ", ".join(f"`{label}`" for label in metric.labels if label not in ("namespace", "job"))
-    text = f"{metric.help} ({labels})" if labels else metric.help
-    text += " (Histogram.)" if metric.kind is MetricKind.HISTOGRAM else ""
-    return f"| `{metric.name}` | {text} |"
+def _marks(metric: Metric) -> str:
+    """The labels of a metric, and whether it is a histogram, in brackets."""
+    labels = [f"`{label}`" for label in metric.labels if label not in ("namespace", "job")]
+    marks = [*labels, *(["histogram"] if metric.kind is MetricKind.HISTOGRAM else [])]
+    return f" ({', '.join(marks)})" if marks else ""
 
 
 def _alerts() -> Iterator[str]:
