@@ -87,14 +87,18 @@ def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: st
 def test_an_operator_of_one_namespace_has_rights_there_alone_and_so_have_users(
     release: Install, cluster: Cluster, namespace: str
 ) -> None:
-    """It needs no other rights. Of the same release the certificate is renewed in time."""
+    """It needs no other rights. The release's next upgrade renews the certificate and the CRD, and both go with it."""
     other = f"{namespace}-other"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
     try:
         # Helm 4 applies on the server, which keeps what somebody else has set, as `_renewed` does
         bamboo = release("3", where=other)
-        bamboo.values["watchNamespaces"] = [namespace]
+        bamboo.values |= {"watchNamespaces": [namespace], "crds": {"keep": False}}
+        crd = bamboo.chart / "linked" / "bamboojob.yaml"
+        newest = crd.read_text()
+        crd.write_text(older_crd(bamboo))
         bamboo.install()
+        assert cluster.api.get(CRD)["spec"]["names"]["shortNames"] == ["old"]
         Job(cluster.api, namespace, small("watched", steps=20)).until("Complete")
         unseen = Job(cluster.api, other, small("unseen", steps=20))
         assert unseen.status() == {}
@@ -106,7 +110,12 @@ def test_an_operator_of_one_namespace_has_rights_there_alone_and_so_have_users(
         assert not may(cluster, account, "get", "secrets", other)
         assert "Traceback" not in bamboo.said()
         _users_have_rights(cluster, namespace)
+        crd.write_text(newest)
         _renewed(bamboo, cluster)
+        assert cluster.api.get(CRD)["spec"]["names"]["shortNames"] == ["bj"]
+        bamboo.uninstall()
+        bamboo.until_gone()
+        cluster.api.wait(CRD, lambda found: not found)
     finally:
         cluster.api.delete(f"/api/v1/namespaces/{other}")
 
@@ -154,23 +163,6 @@ def rights(cluster: Cluster, namespace: str) -> list[tuple[str, str]]:
         for verb in ("get", "create", "delete")
         if may(cluster, user, verb, "bamboojobs", namespace, "bamboo.dev")
     ]
-
-
-def test_the_crd_is_upgraded_and_may_go_with_the_release(release: Install, cluster: Cluster) -> None:
-    bamboo = release("3")
-    crd = bamboo.chart / "linked" / "bamboojob.yaml"
-    newest = crd.read_text()
-    document: Json = yaml.safe_load(newest)
-    document["spec"]["names"]["shortNames"] = ["old"]
-    crd.write_text(yaml.safe_dump(document, sort_keys=False))
-    bamboo.install(crds={"keep": False})
-    assert cluster.api.get(CRD)["spec"]["names"]["shortNames"] == ["old"]
-    crd.write_text(newest)
-    bamboo.upgrade(crds={"keep": False})
-    assert cluster.api.get(CRD)["spec"]["names"]["shortNames"] == ["bj"]
-    bamboo.uninstall()
-    bamboo.until_gone()
-    cluster.api.wait(CRD, lambda found: not found)
 
 
 def older_crd(release: Release) -> str:

@@ -16,7 +16,7 @@ from operator_process import LEASE, Job, Operator
 from operator_web import ask, stand_in, until_ready, until_step
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def lease(cluster: Cluster, namespace: str) -> Json:

@@ -76,6 +76,7 @@ def test_the_life_of_a_job(client: bamboo.Client, tmp_path: Path, store: str) ->
         client.job("story")
 
 
+@pytest.mark.slow
 def test_jobs_that_end_are_watched(client: bamboo.Client, tmp_path: Path) -> None:
     short = job(tmp_path, small("short", steps=20))
     crash = wrapped(small("crash", backoffLimit=0), ["bash", "-c", "echo the last word; exit 7"])

@@ -22,7 +22,7 @@ from helm_kit import ROOT, HelmError, Missing, helm
 from operator_jobs import TOLERATE, digest_of_undisturbed, slowed
 
 pytest_plugins = ["cluster_kit"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAMS = Path(sys.executable).parent
 STEPS, SECONDS = 60, 2.5  # of a step, while there is something to see
