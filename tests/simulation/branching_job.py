@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo_core.planning.plan import ROOT
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig
@@ -30,11 +29,6 @@ Kind = Callable[[Fault], Hashable]
 def of_name(fault: Fault) -> Hashable:
     """After an instruction is before the next one: one of both is enough."""
     return fault.name, fault.step
-
-
-def of_role(fault: Fault) -> Hashable:
-    """The root, who else has a first stage, and who has another one."""
-    return fault.name, fault.step, fault.cell == ROOT, fault.cell.stage == 0
 
 
 def sweep(kind: Kind) -> pytest.MarkDecorator:
