@@ -151,6 +151,7 @@ def test_a_task_that_is_not_deterministic_fails_by_name_before_it_trains(tmp_pat
     assert (summary["committed"], summary["log_tail"]) == (0, None)
 
 
+@pytest.mark.slow
 def test_workers_that_always_end_by_themselves_end_the_job(tmp_path: Path) -> None:
     (tmp_path / "crashing.py").write_text("import os\n\n\ndef build(config):\n    os._exit(7)\n")
     done = bamboo(tmp_path, "run", write(tmp_path, MANIFEST.replace("no_such_module", "crashing")), "--quiet")
@@ -316,9 +317,8 @@ def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, 
     assert {file.name for file in (tmp_path / "out").iterdir()} >= KEPT
 
 
-@pytest.mark.parametrize(
-    ("name", "ascii"), [pytest.param("kept \xe4", True, marks=pytest.mark.slow), ("kept \udcff", False)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ascii"), [("kept \xe4", True), ("kept \udcff", False)])
 def test_a_folder_may_have_any_name_in_any_locale(tmp_path: Path, name: str, ascii: bool) -> None:
     """The letters of the first are none of the locale's, and the second one's are nobody's."""
     job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20"))

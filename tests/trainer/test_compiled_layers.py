@@ -46,11 +46,9 @@ PRECISIONS = {
 }
 
 
-SLOW = pytest.mark.slow  # code is made for each precision
-
-
-@pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=SLOW), True])  # jobs have blocks without
-@pytest.mark.parametrize("precision", ["fp32", *(pytest.param(p, marks=SLOW) for p in PRECISIONS if p != "fp32")])
+@pytest.mark.slow  # code is made for each precision
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_split_changes_no_bit(tmp_path: Path, precision: str, checkpoint: bool) -> None:
     task, config = small_gpt(tmp_path, dropout=0.1, checkpoint=checkpoint), PRECISIONS[precision]
     losses, state = trained(task, SPLITS[1], config)
@@ -168,8 +166,9 @@ def norm() -> nn.Module:
     return nn.BatchNorm1d(3)
 
 
-@pytest.mark.parametrize("layer", [Marked, pytest.param(Running, marks=SLOW), norm])
+@pytest.mark.parametrize("layer", [Marked, pytest.param(Running, marks=pytest.mark.slow), norm])
 def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module], caplog) -> None:
+    """The layers beside it are compiled, and the split changes no bit of them either."""
     task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
     with caplog.at_level("INFO"):
         losses, state = trained(task, [(0, 2), (2, 3)], COMPILED, 1)

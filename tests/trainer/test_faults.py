@@ -170,7 +170,8 @@ def test_a_node_is_lost_with_both_its_workers(
     assert lost in ([0, 2], [1, 3])
 
 
-@pytest.mark.parametrize("part", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [2, 3])
 def test_a_worker_with_two_devices_is_lost_as_one(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed in a backward of either part of its stage, and the other worker repeats both."""
     document = manifest(2)
@@ -186,6 +187,7 @@ def test_a_worker_with_two_devices_is_lost_as_one(part: int, tmp_path: Path, mon
     assert (job.state.membership.preemptions, job.state.ends.restarts) == (1, 0)
 
 
+@pytest.mark.slow
 def test_who_lives_goes_back_to_a_checkpoint_with_its_copies_and_does_not_read_their_files(
     references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +249,8 @@ def test_a_loss_during_healing_leaves_the_bits(
     assert len(job.acted) == 2
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
 def test_single_connections_lost_at_random_leave_the_bits(
     seed: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

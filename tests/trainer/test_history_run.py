@@ -211,7 +211,8 @@ history_keeper.HELD_SECONDS = 3.0  # instead of 30, for what waits until the his
 """
 
 
-@pytest.mark.parametrize("store", [pytest.param("blocked", marks=pytest.mark.slow), UNWRITABLE])
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["blocked", UNWRITABLE])
 def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path: Path, store: str) -> None:
     """One in which the history's place is taken by a file, so that workers cannot write it; an unwritable one. The
     tests above have none.

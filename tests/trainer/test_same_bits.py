@@ -159,11 +159,9 @@ ROWS: dict[str, Row] = {
         kills=("OptimizerStep", "ReplicaUpdate"),
         fast=RESUMED,
     ),
-    "several optimizers": Row(task=own("test_optimizers:build"), fast=RESUMED),
+    "several optimizers": Row(task=own("test_optimizers:build")),
     "scheduled SGD": Row(task=own("test_schedules:build", kind="SGD"), numbers=numbers(5), steps=(3,), fast=()),
-    "scheduled AdamW": Row(
-        task=own("test_schedules:build", kind="AdamW"), numbers=numbers(5), steps=(3,), fast=RESUMED
-    ),
+    "scheduled AdamW": Row(task=own("test_schedules:build", kind="AdamW"), numbers=numbers(5), steps=(3,), fast=()),
     "loss skipped": Row(
         task=own("test_skipped_steps:build", kind="loss"),
         numbers=numbers(6, 4, nonFinite="Skip"),
@@ -206,7 +204,7 @@ ROWS: dict[str, Row] = {
         fast=RESUMED,
     ),
     # layers
-    "frozen layers": Row(task=own("test_frozen_layers:build"), deep=5),
+    "frozen layers": Row(task=own("test_frozen_layers:build"), deep=5, fast=()),
     "adapters": Row(task=own("test_lora:build"), deep=4, fast=RESUMED),
     "unused parameters": Row(
         task=own("test_unused_parameters:build", optimizer="NAdam"),
@@ -282,7 +280,7 @@ ROWS: dict[str, Row] = {
             deep=4,
             steps=(1,),
             plain=True,
-            fast=("deep",) if family == "gpt2" else (),
+            fast=(),
         )
         for family, more in {"gpt2": {}, "bert": {}, "mixtral": {"routerAuxLossCoef": 0.1}}.items()
     },
@@ -301,7 +299,7 @@ ROWS: dict[str, Row] = {
         for family, head in (("bert", "choice"), ("gpt2", "sequence"))
     },
     # data and first values
-    "trimmed chats": Row(task=transformer(lambda folder: chats(folder, trim=4)), numbers=numbers(3, 4), fast=("deep",)),
+    "trimmed chats": Row(task=transformer(lambda folder: chats(folder, trim=4)), numbers=numbers(3, 4), fast=()),
     "packed chats": Row(task=transformer(lambda folder: chats(folder, packed=True)), numbers=numbers(3, 4), fast=()),
     "packed documents": Row(
         task=transformer(lambda folder: sequences("gpt2", packed(folder), learningRate=1e-3, warmupSteps=10)),
@@ -321,6 +319,7 @@ ROWS: dict[str, Row] = {
         deep=4,
         kills=("Forward",),
         steps=(0, 2),
+        fast=(),
     ),
 }
 

@@ -317,8 +317,9 @@ compiles = pytest.mark.filterwarnings(  # all of them torch's own, when it compi
 
 
 @compiles
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_cache")
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_sums_of_compiled_layers_have_the_same_bits(tmp_path: Path, precision: str) -> None:
     config = at(precision, replace(CONFIG, microbatches=6, compile=True))
     task = small_gpt(tmp_path, dropout=0.1)
