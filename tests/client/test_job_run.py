@@ -136,11 +136,11 @@ GOLDEN = [(13, 13, 0, 100000), (9, 11, 0, 100000), (9, 9, 0, 100000), (6, 6, 0, 
 
 
 @pytest.mark.parametrize(
-    ("stages", "pipelines", "most"),  # steps' time of one
-    [(4, 1, 4), pytest.param(7, 1, 4, marks=pytest.mark.slow), pytest.param(4, 2, 8, marks=pytest.mark.slow)],
+    ("stages", "pipelines"),
+    [(4, 1), (4, 4), pytest.param(7, 1, marks=pytest.mark.slow), pytest.param(2, 4, marks=pytest.mark.slow)],
 )
-def test_losses_every_third_of_a_step_do_not_hold_it_for_ever(stages: int, pipelines: int, most: int) -> None:
-    """For an hour, steps of 188 s; each worker is replaced after a tenth of a step."""
+def test_losses_every_third_of_a_step_do_not_hold_it_for_ever(stages: int, pipelines: int) -> None:
+    """For an hour, steps of 188 s; each worker is replaced after a tenth of one. No step takes four times as long."""
     document, step, count = manifest(stages, pipelines, 32 * pipelines), 188.0, stages * pipelines
     forward, network = step / (32 + stages - 1) / 3, Network(flow=1e9, machine=2e9, latency=0.001)
     model = profile(stages, network, forward=forward, backward=2 * forward, gradients=10**9, boundary=10**7)
@@ -155,5 +155,5 @@ def test_losses_every_third_of_a_step_do_not_hold_it_for_ever(stages: int, pipel
     one = JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
     result = run(one, nodes(count, *sorted(changes)))
     assert (result.outcome, result.figures.restores) == ("cut", 0)
-    assert max(until - begun for begun, until, _ in result.steps) < most * step
-    assert len(result.steps) > HOUR / step / most
+    assert max(until - begun for begun, until, _ in result.steps) < 4 * step
+    assert len(result.steps) > HOUR / step / 4

@@ -146,6 +146,18 @@ def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
     assert max(extra[9::10]) < 0.25
 
 
+def test_nobody_runs_a_portion_whose_sum_the_owner_has() -> None:
+    """Worker 4 is lost when it has run its portion."""
+    one = group(3, 8, busy=(0.0,) * 6)
+    shared = ((0, 4, 0), (4, 6, 4), (6, 8, 3))
+    first = StepLoss(lost=((1, 1.0),), planned=1.0, runs=(((0, 1), shared),))
+    done = execute(one, first)
+    at = done.end - 1.0
+    again = StepLoss(lost=((4, at),), planned=at, runs=(((0, 1), ((0, 4, 0), (4, 6, 5), (6, 8, 3))),))
+    kept = replace(again, kept=(((0, 1), (0, (), 0.0)),))
+    assert (done.work[4], execute(one, first, again).work[5], execute(one, first, kept).work[5]) == (6.0, 6.0, 0.0)
+
+
 def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> None:
     """Also if others of the microbatches of the stage change hands with it."""
     first = StepLoss(

@@ -75,6 +75,7 @@ RIGHT = {
     FrameKind.KEPT_SUM: frame(FrameKind.KEPT_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
     FrameKind.KEPT_ALL: frame(FrameKind.KEPT_ALL),
     FrameKind.REPEAT: frame(FrameKind.REPEAT),
+    FrameKind.SUMMED: frame(FrameKind.SUMMED),
     FrameKind.EVALUATIONS: frame(FrameKind.EVALUATIONS, {2: {"loss": 0.5}}),
 }
 MEANT = {

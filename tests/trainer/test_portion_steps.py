@@ -10,6 +10,7 @@ from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Peer, Plan, Portion
 from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Commit
@@ -35,7 +36,7 @@ class One:
     """The owner of the first cell, or another worker."""
 
     def __init__(self, plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> None:
-        self.plan, self.known, self.log = PlanState(worker, plan), ALONE.target, CommitLog(0)
+        self.plan, self.known, self.log, self.worker = PlanState(worker, plan), ALONE.target, CommitLog(0), worker
         self.states = states_of(worker, plan)
         committer: Any = self  # which knows layouts
         self.portions = PortionSteps(self.plan, self.states, committer, MessageLog())
@@ -122,3 +123,36 @@ def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion
     again.plan.activate(beside)
     again.portions.await_kept(after, {Cell(1, 0)})
     assert again.refresh() == [(cell, (first, first + 4))], f"{keeper} is lost, too, and gives nothing"
+
+
+def test_a_portion_whose_sum_the_owner_has_is_not_run() -> None:
+    one = One(shared(1))
+    (key,) = one.refresh()
+    cell, microbatches = key
+    assert not one.portions.summed(cell, 1, microbatches), "another step's"
+    assert one.portions.summed(cell, 0, microbatches), "it was being run"
+    assert one.refresh() == [key]
+    assert one.portions.steps[key].next is None
+    one.portions.await_kept(ALONE, {cell})
+    one.portions.steps.clear()
+    assert one.refresh() == [key]
+    assert one.portions.steps[key].next is not None, "its owner may be another one"
+
+
+def test_an_owner_adds_up_the_sums_that_are_here_and_awaits_the_others() -> None:
+    """Sums of the first group, of the two behind it, and of the second: it is part of another one."""
+    plan, cell, first = shared(1), Cell(1, 0), ALONE.target.split[1][0]
+    one = One(plan, plan.at(cell).owner)
+    owned = CellStep(cell, 0, ALONE.target, portions=plan.at(cell).portions)
+    assert one.portions.covered(owned) == ([(first, first + 1), (first + 1, first + 4)], [], [])
+    for part in ((0, 1), (1, 3), (1, 2)):
+        one.portions.kept.keep(
+            Frame(address=Address(FrameKind.KEPT_SUM, *cell, 0, *(first + m for m in part)), epoch=1)
+        )
+    parts, here, portions = one.portions.covered(owned)
+    assert parts == [(first, first + 1), (first + 1, first + 4)]
+    assert ([frame.address.part - first for frame in here], [worker for worker, _ in portions]) == ([1], [one.worker])
+    one.portions.kept.keep(Frame(address=Address(FrameKind.KEPT_SUM, *cell, 0, first + 3, first + 4), epoch=1))
+    parts, here, portions = one.portions.covered(owned)
+    assert parts == [(first, first + 1), (first + 1, first + 3), (first + 3, first + 4)]
+    assert (len(here), [of for _, of in portions]) == (3, [(first, first + 1), (first + 1, first + 4)])

@@ -192,6 +192,8 @@ class Components:
                 self.executor.kept_all(frame)
             case FrameKind.REPEAT if known and self.executor.repeat(sender, frame):
                 pass
+            case FrameKind.SUMMED if known:
+                self.executor.summed(sender, address)
             case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)
             case FrameKind.READY:

@@ -12,7 +12,7 @@ from bamboo_core.planning.plan import Cell
 
 class FrameKind(IntEnum):
     """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY,
-    KEPT_ALL, EVALUATIONS and REPEAT carry no tensors.
+    KEPT_ALL, EVALUATIONS, REPEAT and SUMMED carry no tensors.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
@@ -40,6 +40,7 @@ class FrameKind(IntEnum):
     KEPT_ALL = 23  # from the keeper to a new owner, behind these: there are no more
     EVALUATIONS = 24  # to the root, or by it: the evaluations that this worker knows; payload: metrics, by state
     REPEAT = 25  # to a cell's runners: a stage beside it, part, lacks its frames from this microbatch of the step on
+    SUMMED = 26  # from a cell's owner to a runner: the sum of these microbatches is here; microbatch, part = first, end
 
 
 EVALUATED = 1  # the part of an activation

@@ -226,6 +226,7 @@ FORMS: Final = {
     FrameKind.KEPT_ALL: PayloadForm(None),
     FrameKind.EVALUATIONS: PayloadForm(Evaluations),
     FrameKind.REPEAT: PayloadForm(Again | None),  # Again: what is in the log is to be sent again, too
+    FrameKind.SUMMED: PayloadForm(None),
 }
 
 

@@ -58,8 +58,8 @@ class StepLoss:
     lost: tuple[tuple[int, float], ...]
     planned: float
     runs: tuple[tuple[Place, tuple[Run, ...]], ...]
-    # of a cell, who goes on behind its finished groups, before which microbatches these end, and the seconds after
-    # `planned` in which it gets their sums
+    # cells whose owner has, or gets, the sums of finished groups: the owner, the microbatches before which the groups
+    # end that it resumes behind, and the seconds after `planned` until it has them
     kept: tuple[tuple[Place, tuple[int, tuple[int, ...], float]], ...] = ()
 
 
@@ -204,6 +204,11 @@ class _Cell:
         left = (one.microbatch for one in self.program[self.done :] if one.microbatch >= self.left)
         summed = min(left, default=self.run[1])
         return max((end for end in ends if end <= summed), default=0)
+
+    @property
+    def is_summed(self) -> bool:
+        """Return whether all groups of the run are summed."""
+        return not any(one.microbatch >= self.left for one in self.program[self.done :])
 
     def makes(self, frame: Frame) -> bool:
         """Is the frame what comes of an instruction that is left?"""
@@ -375,10 +380,13 @@ class _Execution:
             before = {cell.run: cell for cell in self._cells[place]}
             for run in before.keys() - set(runs):
                 self._workers[run[2]].cells.remove(before[run])
-            keeper, ends, seconds = kept.get(place, (-1, (), 0.0))
+            owner, ends, seconds = kept.get(place, (-1, (), 0.0))
             finished, cells = self._cells[place][0].finished(ends), dict(before)
+            summed = {m for run, cell in before.items() if place in kept and cell.is_summed for m in range(*run[:2])}
             for run in (run for run in runs if run not in before):
-                left = min(max(run[0], finished), run[1]) if run[2] == keeper else None
+                left = min(max(run[0], finished), run[1]) if run[2] == owner and ends else None
+                if summed.issuperset(range(*run[:2])):
+                    left = run[1]  # the owner has, or gets, their sums
                 cells[run] = self._begun(place, run, taken_over=True, left=left)
                 cells[run].ends, cells[run].begins = ends, 0.0 if left is None else now + seconds
             self._cells[place] = [cells[run] for run in runs]

@@ -139,16 +139,17 @@ class StepModel:
         )
 
     def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float] | None:
-        """Return the microbatches before which a cell's groups end, but for the last one, numbered from 0 in the
-        pipeline; and the seconds, at most, in which the new owner gets their sums. None if it gets none.
+        """Return the microbatches before which those groups end that a new owner can resume behind (all but the last),
+        numbered from 0 in the pipeline, and the most seconds until it has their sums. None if nobody has them.
         """
         owner, portions, own = plan.at(cell).owner, plan.at(cell).portions, layout.split[cell.pipeline]
-        if not portions or portions[0].worker != owner:
-            return None
+        if before.at(cell).owner == owner:
+            return (), 0.0
         giver = kept_by(before, owner, {peer.worker for peer in plan.workers}, cell)
-        if giver is None:
+        if not portions or giver is None:
             return None
-        ends = tuple(bound - own[0] for bound in layout.bounds if own[0] < bound <= own[-1])
+        goes_on = portions[0].worker == owner
+        ends = tuple(bound - own[0] for bound in layout.bounds if goes_on and own[0] < bound <= own[-1])
         size = len(ends).bit_length() * self.stages(plan.stages).gradients[cell.stage]
         return ends, 0.0 if giver == owner else self._sync(size, 1)
 

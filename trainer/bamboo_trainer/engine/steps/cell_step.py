@@ -77,7 +77,8 @@ class CellStep:
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
     share its microbatches. is_portion: it is but one of those, and its owner may be another worker. kept: the first
-    microbatch of which the cell's keeper has not been sent what it came to. again: the work on each microbatch that is
+    microbatch of which the cell's keeper has not been sent what it came to. passed: the sums of
+    others, and the SUMMED, that have been sent, with their receivers. again: the work on each microbatch that is
     run only for the stages beside, because its gradient is in the sum.
     """
 
@@ -102,6 +103,7 @@ class CellStep:
     portions: tuple[Portion, ...] = ()
     is_portion: bool = False
     kept: int = 0
+    passed: set[tuple[WorkerId, Address]] = field(default_factory=set)
     again: dict[int, Work] = field(default_factory=dict)
 
     @classmethod
@@ -164,6 +166,7 @@ class CellStep:
             self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds, bucketwise=bucketwise)
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
+        self.passed.clear()
         self.contributions = {}
         self._refuse_misfits(stage)
 
@@ -177,12 +180,11 @@ class CellStep:
                 logger.warning("refused a %s for %s: %s", address.kind.name, self.cell, error)
                 del self.inbox[address]
 
-    def share(self, portions: tuple[Portion, ...], stages: int) -> None:
-        """Others share the cell's microbatches from now on, in the middle of a step of which they ran some before."""
-        self.portions = portions
+    def await_sums(self, microbatches: Sequence[Range], stages: int) -> None:
+        """Make the sum of a shared cell of these parts, which cover its microbatches, unless it is made already."""
         place = next((i for i, one in enumerate(self.program) if isinstance(one, AddPartialSums)), -1)
         if self.layout and place >= self.done:
-            self.program[place] = one = AddPartialSums(self._ranges(self.layout))
+            self.program[place] = one = AddPartialSums(tuple(microbatches))
             self.inputs[place] = needs(one, self.cell, stages, self.layout, self.step, ())
 
     def _ranges(self, layout: Layout) -> tuple[Range, ...]:

@@ -8,7 +8,7 @@ import msgspec
 
 from bamboo_core.control.protocol import CellFinished, TakenOver
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_core.planning.portions import changed_cells
+from bamboo_core.planning.portions import changed_cells, keeper
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
@@ -128,6 +128,9 @@ class Executor:
         for cell_step in self.cell_steps():
             self._ask_beside(cell_step, changed)
         self._portions.await_kept(old, changed)
+        for cell_step in self.cells.values():
+            cell_step.passed = {one for one in cell_step.passed if one[1].kind is not FrameKind.SUMMED}
+            self._gather_sums(cell_step)
         self._refresh_portions()
         self._give_kept()
 
@@ -172,7 +175,7 @@ class Executor:
         """The plan is new in the middle of a step, or at its begin if it comes late: nothing has been run then."""
         portions = self._plan.current.at(cell_step.cell).portions
         if portions and cell_step.portions:
-            cell_step.share(portions, self._plan.stages)
+            cell_step.portions = portions
         elif portions != cell_step.portions:
             self._start(cell_step, self._states.running(cell_step.cell))
 
@@ -196,12 +199,54 @@ class Executor:
 
     def _give_kept(self, owner: WorkerId | None = None) -> None:
         """Give the sums that this worker keeps to the new owners of their cells. owner: only to that one."""
-        for cell, step, frames in self._portions.gives():
+        for cell, step, first, others in self._portions.gives():
             receiver = self._plan.owner(cell)
             if owner in (None, receiver):
-                for frame in frames:
+                for frame in first:
                     self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
                 self._outbox.post(receiver, Address(FrameKind.KEPT_ALL, *cell, step), (), None)
+                for frame in others:
+                    self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
+
+    def _gather_sums(self, cell_step: CellStep) -> None:
+        """Add the available sums of a shared cell that this worker owns; send them to its keeper, and tell the runners
+        of these portions.
+        """
+        cell, step, layout = cell_step.cell, cell_step.step, cell_step.layout
+        if not cell_step.portions or layout is None or step <= self._committer.log.newest:
+            return
+        for address, frame in cell_step.inbox.items():
+            if address.kind is FrameKind.PARTIAL_SUM and address.step == step:
+                self._portions.kept.keep(replace(frame, address=address._replace(kind=FrameKind.KEPT_SUM)))
+        parts, here, portions = self._portions.covered(cell_step)
+        cell_step.await_sums(parts, self._plan.stages)
+        keeps = keeper(self._plan.current, cell) if layout.pipelines > 1 or len(here) < len(parts) else None
+        for frame in here:
+            cell_step.accept(replace(frame, address=frame.address._replace(kind=FrameKind.PARTIAL_SUM)), None)
+            if keeps is not None:
+                self._pass(cell_step, keeps, frame)
+        dropped = False
+        for worker, microbatches in portions:
+            if worker == self._plan.worker:
+                dropped = self._portions.summed(cell, step, microbatches) or dropped
+            else:
+                self._pass(cell_step, worker, self._outbox.frame(Address(FrameKind.SUMMED, *cell, step, *microbatches)))
+        if dropped:
+            self._refresh_portions(again=True)
+
+    def _pass(self, cell_step: CellStep, worker: WorkerId, frame: Frame) -> None:
+        """Send a frame to a worker, once."""
+        if (worker, frame.address) not in cell_step.passed:
+            self._outbox.post(worker, frame.address, frame.tensors, frame.payload)
+            cell_step.passed.add((worker, frame.address))
+
+    def summed(self, sender: WorkerId, address: Address) -> None:
+        """Stop running a portion: the cell's owner has its sum."""
+        plan = self._plan.current
+        if not plan.has(address.cell) or plan.at(address.cell).owner != sender:
+            return
+        if self._portions.summed(address.cell, address.step, (address.microbatch, address.part)):
+            self._refresh_portions(again=True)
 
     def link_broke(self, peer: WorkerId) -> None:
         for cell_step in self.cells.values():
@@ -217,6 +262,9 @@ class Executor:
         for cell_step in self.cell_steps():
             cell_step.kept = 0  # what was on its way to the keeper may be lost
             self._ask_beside(cell_step, of_peer)
+        for cell_step in self.cells.values():
+            cell_step.passed = {one for one in cell_step.passed if one[0] != peer}
+            self._gather_sums(cell_step)
         self._give_kept(peer)
 
     def committed(self, step: int) -> None:
@@ -235,6 +283,7 @@ class Executor:
         """What a stage's cells run on is new: they start their next step."""
         for cell_step in [one for one in self.cells.values() if one.cell.stage == stage]:
             self._begin(cell_step)
+            self._gather_sums(cell_step)
         self._refresh_portions()
 
     def _refresh_portions(self, *, again: bool = False) -> None:
@@ -324,11 +373,17 @@ class Executor:
             return True
         if address.cell in self.cells:
             self.cells[address.cell].accept(frame, self._states.stage(address.stage))
+            if address.kind is FrameKind.PARTIAL_SUM:
+                self._gather_sums(self.cells[address.cell])
         return address.cell in self.cells
 
     def keep(self, frame: Frame) -> bool:
         """Keep the sum of finished groups. False if it is not for this worker. Raises RefusedFrame."""
-        return self._portions.keep(frame)
+        kept, cell = self._portions.keep(frame), frame.address.cell
+        if kept and cell in self.cells:
+            self._gather_sums(self.cells[cell])
+            self._refresh_portions()
+        return kept
 
     def kept_all(self, frame: Frame) -> None:
         """A cell's keeper has given all sums that it has kept."""

@@ -1,4 +1,4 @@
-"""Sums of finished groups of microbatches that other workers' cells have sent here, for whoever goes on with these.
+"""Sums of finished groups of microbatches, received from the workers that ran them, for the cell's next owner.
 
 An owner sends each sum as soon as it is finished, or the larger one that it has become part of, as often as that takes
 no more than half of the time (`Pace`). After a loss the worker that keeps them goes on behind them.
@@ -6,7 +6,7 @@ no more than half of the time (`Pace`). After a loss the worker that keeps them 
 
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.portions import Range
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames.frame import Address, Frame
 
 
 class KeptSums:
@@ -16,19 +16,23 @@ class KeptSums:
         self._frames: dict[Cell, list[Frame]] = {}
 
     def keep(self, frame: Frame) -> None:
-        """Keep what a cell's owner has sent, instead of what is part of it."""
+        """Keep a sum in the place of the sums that are part of it, unless it is itself part of a known one."""
         address = frame.address
         known = [one for one in self._frames.get(address.cell, ()) if one.address.step >= address.step]
-        if any(one.address.step > address.step for one in known):
+        if any(one.address.step > address.step or _is_part(address, one.address) for one in known):
             return
-        others = [one for one in known if not (address.microbatch <= one.address.microbatch < address.part)]
+        others = [one for one in known if not _is_part(one.address, address)]
         self._frames[address.cell] = sorted([*others, frame], key=lambda one: one.address.microbatch)
+
+    def all_of(self, cell: Cell, step: int) -> list[Frame]:
+        """Return the frames of a cell's step, in order."""
+        return [frame for frame in self._frames.get(cell, ()) if frame.address.step == step]
 
     def of(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
         """Return the frames of the first of these microbatches, half-open, without a gap."""
         found, (at, end) = list[Frame](), microbatches
-        for frame in self._frames.get(cell, ()):
-            if frame.address.step == step and frame.address.microbatch == at and frame.address.part <= end:
+        for frame in self.all_of(cell, step):
+            if frame.address.microbatch == at and frame.address.part <= end:
                 found.append(frame)
                 at = frame.address.part
         return found
@@ -36,6 +40,11 @@ class KeptSums:
     def committed(self, step: int) -> None:
         """Drop the sums of that step and of those before it."""
         self._frames = {c: known for c, known in self._frames.items() if known and known[0].address.step > step}
+
+
+def _is_part(one: Address, other: Address) -> bool:
+    """Return whether a sum's microbatches are all in another sum."""
+    return other.microbatch <= one.microbatch and one.part <= other.part
 
 
 class Pace:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Set
 
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import Range, keeper, kept_by, ranges
-from bamboo_core.planning.schedule import Backward, Forward
+from bamboo_core.planning.schedule import Backward, Forward, SendPartialSum
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.frame_fit import check_sum
@@ -19,10 +19,10 @@ from bamboo_trainer.stage.stage_states import StageStates
 class PortionSteps:
     """steps: by cell and microbatches. What is begun is gone on with as long as the plan leaves it to this worker.
 
-    A lost cell's new owner waits for the sums that its keeper gives it, and runs the rest alone: what came of these
-    groups is where it is needed. If a stage beside the cell changes hands, and so lacks frames that are in no log, the
-    microbatches that these are of are run again, for their frames alone: what is summed stays so through any number of
-    losses.
+    The new owner of a lost cell waits for the sums that the keeper gives it, and runs the rest alone: the frames of
+    kept groups have reached the stages beside. Nobody runs a portion whose sum the owner has. If a stage beside the
+    cell changes hands and lacks frames that no log has, their microbatches are run again, for their frames alone:
+    finished sums survive any number of losses.
     """
 
     def __init__(self, plan: PlanState, states: StageStates, committer: Committer, log: MessageLog) -> None:
@@ -36,6 +36,7 @@ class PortionSteps:
         ] = {}  # cells of which this worker gets sums: the step, from whom
         self._gives: dict[Cell, int] = {}  # cells whose sums it gives to the new owner, and in which step
         self._wanted: dict[tuple[Cell, int], tuple[int, int]] = {}  # see `want`
+        self._summed: set[tuple[Cell, int, Range]] = set()  # portions whose sum the owner has, by cell and step
         self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
 
     def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
@@ -48,6 +49,7 @@ class PortionSteps:
             self._awaited.pop(cell, None)
             self._gives.pop(cell, None)
         self._awaited = {cell: one for cell, one in self._awaited.items() if one[1] in there}
+        self._summed = {one for one in self._summed if not plan.boundary and one[0] not in changed}
         self._wanted = {
             (c, other): wanted
             for (c, other), wanted in self._wanted.items()
@@ -61,14 +63,51 @@ class PortionSteps:
             elif giver == self._plan.worker != self._plan.owner(cell):
                 self._gives[cell] = step
 
-    def gives(self) -> Iterator[tuple[Cell, int, list[Frame]]]:
-        """Yield the cells whose new owners wait for sums that are kept here, the step, and the frames."""
+    def gives(self) -> Iterator[tuple[Cell, int, list[Frame], list[Frame]]]:
+        """Yield each cell whose new owner waits for sums that this worker keeps, the step, the sums of the first groups
+        up to a gap, and the other sums.
+        """
         for cell, step in self._gives.items():
-            layout, found = self._committer.layout(step), list[Frame]()
+            layout, first, kept = self._committer.layout(step), list[Frame](), self.kept.all_of(cell, step)
             if layout is not None and cell.pipeline < layout.pipelines:
                 own = layout.split[cell.pipeline]
-                found = self.kept.of(cell, step, (own[0], own[-1] + 1))
-            yield cell, step, found
+                first = self.kept.of(cell, step, (own[0], own[-1] + 1))
+            yield cell, step, first, [frame for frame in kept if not any(frame is one for one in first)]
+
+    def covered(self, owned: CellStep) -> tuple[list[Range], list[Frame], list[tuple[WorkerId, Range]]]:
+        """Divide a shared cell's microbatches into parts, so that this worker, its owner, has the sums of as many as it
+        can.
+
+        Returns the microbatches of each part, the sums that are here, and the plan's portions that these cover.
+        """
+        assert owned.layout is not None
+        shared, place = list(ranges(owned.layout, owned.cell.pipeline, owned.portions)), 0
+        parts, here, done = list[Range](), list[Frame](), list[tuple[WorkerId, Range]]()
+        while place < len(shared):
+            first, end = shared[place][1][0], place
+            for after in range(len(shared), place, -1):
+                last = shared[after - 1][1][1]
+                frames = self.kept.of(owned.cell, owned.step, (first, last))
+                if frames and frames[-1].address.part == last:
+                    parts += [(frame.address.microbatch, frame.address.part) for frame in frames]
+                    here, done, end = [*here, *frames], [*done, *shared[place:after]], after
+                    break
+            if end == place:
+                parts.append(shared[place][1])
+                end += 1
+            place = end
+        return parts, here, done
+
+    def summed(self, cell: Cell, step: int, microbatches: Range) -> bool:
+        """Record that a cell's owner has the sum of a portion. Returns whether this worker was running it: then it is
+        dropped, and the next `refresh` begins it again for the frames that the stages beside lack.
+        """
+        self._summed.add((cell, step, microbatches))
+        one = self.steps.get((cell, microbatches))
+        if one is None or one.step != step or not any(isinstance(i, SendPartialSum) for i in one.program[one.done :]):
+            return False
+        del self.steps[cell, microbatches]
+        return True
 
     def kept_all(self, address: Address) -> bool:
         """A cell's keeper has given all that it has kept. False if nothing waits for that."""
@@ -130,9 +169,10 @@ class PortionSteps:
     def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
         """Return the step of a portion, behind those of its first groups whose sums are here."""
         step, (first, end) = stage.values.version, microbatches
-        is_sent = self._log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None
-        kept = [] if is_sent else self.kept.of(cell, step, microbatches)
-        left = kept[-1].address.part if kept else end if is_sent else first
+        is_done = (cell, step, microbatches) in self._summed
+        is_done = is_done or self._log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None
+        kept = [] if is_done else self.kept.of(cell, step, microbatches)
+        left = kept[-1].address.part if kept else end if is_done else first
         again = sorted(m for m in self._lacking(cell, step, microbatches) if m < left)
         return CellStep.of_portion(cell, self._plan.stages, layout, microbatches, stage, left, kept, again)
 
@@ -143,14 +183,14 @@ class PortionSteps:
         return sum(end - first for worker, (first, end) in shared if worker != self._plan.worker)
 
     def keep(self, frame: Frame) -> bool:
-        """Keep the sum of finished groups of a cell, as its keeper or new owner. False if this worker is neither.
+        """Keep the sum of finished groups of a cell, as its keeper or owner. False if this worker is neither.
 
         Raises RefusedFrame.
         """
         address, plan = frame.address, self._plan.current
         stage, layout = self._states.stage(address.stage), self._committer.layout(address.step)
-        keeps = plan.has(address.cell) and keeper(plan, address.cell) == self._plan.worker
-        if layout is None or not (keeps or address.cell in self._awaited):
+        holders = (plan.at(address.cell).owner, keeper(plan, address.cell)) if plan.has(address.cell) else ()
+        if layout is None or self._plan.worker not in holders:
             return False
         if address.step > self._committer.log.newest:
             check_sum(frame, stage.values.final if stage else None, layout)
