@@ -18,7 +18,7 @@ from bamboo.profiles.files import COUNTS
 from bamboo.profiles.layer_counts import TaskCounts, folded
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import ProfiledTask
-from bamboo_trainer.counting import count
+from bamboo_trainer.layer_work import count
 from nsdi2023.workloads import WORKLOADS
 from profiles import BLOCKS, CONFIGS, microbatch
 

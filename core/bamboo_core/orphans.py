@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterable
 from typing import Final
 
+PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 GRACE_SECONDS: Final = 1.0  # for orphans from SIGTERM to SIGKILL: who tracks shared memory removes it in that time
 
@@ -19,6 +20,13 @@ GRACE_SECONDS: Final = 1.0  # for orphans from SIGTERM to SIGKILL: who tracks sh
 def adopt(*, adopts: bool = True) -> None:
     """Have orphans among the descendants become this process's children, or no more. Forked children do not adopt."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
+
+
+def end_with(parent: int) -> None:
+    """In a child that has just been forked: be killed as soon as the parent's thread that has forked it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def children() -> dict[int, int]:

@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bamboo.local.trainer_calls.task_counts import counts_of
+from bamboo.profiles.analytic import analytic_profile
+from bamboo.profiles.files import read_devices
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.data.in_memory import TensorDataset
-from bamboo_trainer.layer_work import FusedOperations, LayerWork, layer_work
+from bamboo_trainer.layer_work import FusedOperations, LayerWork, count, layer_work
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.estimate import measure
+from bamboo_trainer.profiling import profile
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.operations import Operations
 from profiling_kit import manifest
@@ -118,3 +122,19 @@ def test_a_layer_that_keeps_only_its_inputs_is_run_again_in_its_backward() -> No
     task, spec = settled_task(parse_manifest(manifest()))
     again = layer_work(replace(task, checkpointed=[1]), spec)[1]
     assert flops(again.backward)["fp32"] == flops(usual.backward)["fp32"] + flops(usual.forward)["fp32"]
+
+
+def test_counted_layers_have_the_bytes_of_measured_ones() -> None:
+    answer, measured = count(manifest()), profile(manifest(), 1)
+    names = ("parameters", "optimizer", "gradients", "activations", "boundary", "cost")
+    assert [[one[name] for name in names] for one in answer["layers"][:-1]] == [
+        [one[name] for name in names] for one in measured["layers"][:-1]
+    ]
+    spec = parse_manifest(manifest())
+    found = analytic_profile(counts_of(spec, answer), read_devices(), "l4")
+    assert (found.name, found.samples, len(found.layers)) == ("tiny@l4", 2, 5)
+    assert all(layer.forward > 0 and layer.backward > 0 and layer.update > 0 for layer in found.layers)
+
+
+def test_a_task_that_cannot_be_loaded_is_a_problem() -> None:
+    assert "nowhere" in count(manifest("nowhere:build"))["problem"]

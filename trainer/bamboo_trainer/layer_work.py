@@ -1,4 +1,5 @@
-"""What a GPU would have to run for each layer: the operations of a forward and of a backward, counted without a GPU.
+"""What a GPU would have to run for each layer, for `bamboo profile --device`: the operations of a forward and of a
+backward, counted without a GPU.
 
 `bamboo_trainer.tasks.inspection.costs` adds up one number by which layers are compared. Here each operation is kept
 with its products and its bytes, since how long it takes depends on the device.
@@ -11,12 +12,17 @@ from typing import Any
 import msgspec
 import torch
 import torch.nn.functional as F
+from msgspec.structs import asdict
 from torch.overrides import TorchFunctionMode
 
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
+from bamboo_trainer.check import found_or_problem
+from bamboo_trainer.loading import settled_task
+from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.inspection.costs import GRADIENT_TRAFFIC
+from bamboo_trainer.tasks.inspection.costs import GRADIENT_TRAFFIC, layer_costs
 from bamboo_trainer.tasks.inspection.operations import Kernel, Operations
 from bamboo_trainer.tasks.inspection.walk import Walk, first_batch, forward, look
 from bamboo_trainer.tasks.mixed_precision import REDUCED, as_passed_on, autocast, rounded
@@ -33,6 +39,24 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
 
     forward: tuple[Row, ...]
     backward: tuple[Row, ...]
+
+
+def count(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Count what the layers of a manifest's task compute and move. The answer has `problem`, one sentence, or `layers`:
+    of each its work, bytes and cost, as `bamboo.profiles.layer_counts` has them.
+    """
+    torch.set_num_threads(1)  # as in a worker
+    spec = parse_manifest(manifest)
+    return found_or_problem(lambda: {"layers": _layers(spec)}, (MemoryError, OSError, RuntimeError))
+
+
+def _layers(spec: JobSpec) -> list[dict[str, Any]]:
+    task, spec = settled_task(spec)
+    sizes, costs = measure(task, spec), layer_costs(task, spec.training.micro_batch_size)
+    return [
+        {**asdict(work), **asdict(size.bytes), "cost": cost}
+        for work, size, cost in zip(layer_work(task, spec), sizes, costs, strict=True)
+    ]
 
 
 def layer_work(task: Task, spec: JobSpec) -> tuple[LayerWork, ...]:

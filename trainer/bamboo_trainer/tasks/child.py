@@ -1,6 +1,5 @@
 """Work in a child process, for what a task's code must not remember: tensors without data that it keeps in a cache."""
 
-import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -9,11 +8,11 @@ from multiprocessing.connection import Connection
 from typing import Final, TypeVar
 
 from bamboo_core.complaints import said_by
+from bamboo_core.orphans import end_with
 from bamboo_trainer.tasks.task_errors import told
 
 SILENT_SECONDS: Final = 300.0  # a child that has nothing to say for so long is given up
 MOST_TEXT: Final = 2000  # characters
-PR_SET_PDEATHSIG: Final = 1
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ def _fork(items: Iterator[object], pipe: Connection) -> int:
         return child
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with(parent)
         for item in items:
             if os.getppid() != parent:
                 break

@@ -13,7 +13,7 @@ from bamboo.simulation.profile_match import task_of
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ProfileError
 
-COUNT: Final = "bamboo_trainer.counting:count"
+COUNT: Final = "bamboo_trainer.layer_work:count"
 COUNT_SECONDS: Final = 1800.0
 SOURCE: Final = "counted from the layers with torch's counter, on tensors without data where that is possible"
 
@@ -36,7 +36,7 @@ def count_task(spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path])
 
 
 def counts_of(spec: JobSpec, answer: dict[str, Any]) -> TaskCounts:
-    """The counts that the trainer has answered. answer: of `bamboo_trainer.counting.count`."""
+    """The counts that the trainer has answered. answer: of `bamboo_trainer.layer_work.count`."""
     layers = msgspec.convert(answer["layers"], tuple[LayerCount, ...])
     return TaskCounts(
         name=spec.name, samples=spec.training.micro_batch_size, layers=folded(layers), task=task_of(spec), source=SOURCE

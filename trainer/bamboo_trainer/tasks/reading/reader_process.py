@@ -6,12 +6,10 @@ library) stays locked in the child for ever. So a reader can be replaced at any 
 
     worker  --control-->  template  --forks-->  readers        worker  --channel-->  each reader
 
-Each ends with the process that has forked it, whatever ends that (`PR_SET_PDEATHSIG`), and holds none of the worker's
-connections open.
+Each ends with the process that has forked it, whatever ends that, and holds none of the worker's connections open.
 """
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -27,8 +25,8 @@ from typing import Any, Final, NoReturn
 import torch
 from torch import Tensor
 
+from bamboo_core.orphans import end_with
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.child import PR_SET_PDEATHSIG
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
 
 Batch = tuple[Parts, Parts]  # inputs and targets
@@ -155,9 +153,7 @@ def _become(parent: int, kept: socket.socket, work: Callable[[], None]) -> NoRet
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # they are for the worker, which may have time left
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)
+        end_with(parent)
         _let_go_of_connections(kept.fileno())
         work()
         os._exit(0)

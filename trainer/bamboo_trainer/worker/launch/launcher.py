@@ -21,7 +21,6 @@ and whatever else there is, when the child has ended.
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import importlib
 import json
@@ -42,7 +41,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from bamboo_core.complaints import system_reason
-from bamboo_core.orphans import Orphans, adopt, children
+from bamboo_core.orphans import Orphans, adopt, children, end_with
 from bamboo_core.text import one_line
 from bamboo_trainer.worker.launch.crashes import CrashFile
 from bamboo_trainer.worker.launch.imports import lasting_imports
@@ -57,7 +56,6 @@ MODULES = (
 )
 WORKER_MAIN = "bamboo_trainer.worker.launch.process:main"
 GATED_MAIN = "bamboo_trainer.worker.launch.strike_gate:main"
-PR_SET_PDEATHSIG = 1
 CHUNK = 1 << 16
 WAIT_SECONDS = 0.01  # for children that have been killed
 LOOK_SECONDS = 0.1  # at orphans that have been told to end
@@ -288,10 +286,8 @@ class Launcher:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            end_with(launcher)
             adopt()
-            if os.getppid() != launcher:
-                os._exit(1)
             self._selector.close()
             for pipe in (self._commands, self._events, self._woken, self._waker):
                 os.close(pipe)
