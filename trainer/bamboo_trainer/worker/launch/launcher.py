@@ -52,10 +52,8 @@ MODULES = (
     "aiohttp",
     "safetensors.torch",
     "bamboo_trainer.worker.launch.process",
-    "bamboo_trainer.worker.launch.strike_gate",
 )
 WORKER_MAIN = "bamboo_trainer.worker.launch.process:main"
-GATED_MAIN = "bamboo_trainer.worker.launch.strike_gate:main"
 CHUNK = 1 << 16
 WAIT_SECONDS = 0.01  # for children that have been killed
 LOOK_SECONDS = 0.1  # at orphans that have been told to end
@@ -208,7 +206,7 @@ class Launcher:
 
     def _start(self, command: dict[str, Any]) -> None:
         worker, steps = command["worker"], command.get("gate")
-        main = command.get("main") or (GATED_MAIN if steps else WORKER_MAIN)
+        main = command.get("main") or WORKER_MAIN
         arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
         arguments["trace"], arguments["profile"] = command.get("trace"), command.get("profile")
         try:

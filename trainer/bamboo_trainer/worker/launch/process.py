@@ -1,6 +1,8 @@
 """One worker in this process: its agent, its log and its metrics."""
 
 import os
+import socket
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from bamboo_trainer.telemetry import logs
 from bamboo_trainer.telemetry.spans import Follower, Spans
 from bamboo_trainer.telemetry.trace import TraceFile
 from bamboo_trainer.worker.agent import LOCAL_SETTINGS, WorkerAgent, WorkerSettings
+from bamboo_trainer.worker.launch.strike_gate import StrikeGate
 
 
 def _read_token(path: Path) -> str:
@@ -27,15 +30,20 @@ def main(
     zone: str = "",
     trace: str | None = None,
     profile: str | None = None,
+    gate: int | None = None,
+    steps: Collection[int] = (),
     follower: Follower | None = None,
     settings: WorkerSettings = LOCAL_SETTINGS,
 ) -> int:
     """Run one worker in this process until it is told to stop; returns its exit code.
 
-    token: or the file that always holds the newest one. profile: see `StepProfiler.of`. follower: of its spans.
+    token: or the file that always holds the newest one. profile: see `StepProfiler.of`. gate: the descriptor of the
+    socket on which a `StrikeGate` asks the launcher in these steps. follower: of its spans.
     """
     torch.set_num_threads(1)
     followers = [follower] if follower else []
+    if gate is not None:
+        followers.append(StrikeGate(socket.socket(fileno=gate), steps))
     if profile:
         from bamboo_trainer.telemetry.step_profiler import StepProfiler  # nobody else needs it
 

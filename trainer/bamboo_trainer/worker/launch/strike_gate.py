@@ -10,7 +10,6 @@ from collections.abc import Collection
 
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.telemetry.spans import Follower
-from bamboo_trainer.worker.launch.process import main as run_worker
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +43,3 @@ class StrikeGate(Follower):
             answered = False
         if not answered:  # a late answer must not be taken for the next question's
             self._steps = frozenset()
-
-
-def main(
-    worker: str,
-    url: str,
-    token: str,
-    zone: str,
-    trace: str | None,
-    profile: str | None,
-    gate: int,
-    steps: Collection[int],
-) -> int:
-    """Like `worker.main`. gate: the descriptor of the socket to the launcher; steps: those in which it asks."""
-    return run_worker(worker, url, token, zone, trace, profile, StrikeGate(socket.socket(fileno=gate), steps))
