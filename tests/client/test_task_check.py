@@ -64,6 +64,6 @@ def test_what_a_fused_optimizer_remembers_is_counted_as_that_of_any_other() -> N
 
     def remembered(**settings: Any) -> list[int]:
         task = small_task(optimizer=lambda named: torch.optim.SGD([p for _, p in named], momentum=0.9, **settings))
-        return [size.remembered for size in measure(task, parse_manifest(manifest()))]
+        return [size.bytes.optimizer for size in measure(task, parse_manifest(manifest()))]
 
     assert remembered(fused=True) == remembered() != [0, 0, 0]

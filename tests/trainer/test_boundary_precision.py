@@ -51,7 +51,7 @@ def test_half_as_much_is_sent_between_stages_and_foretold(monkeypatch: pytest.Mo
         monkeypatch.setattr(MemoryTransport, "send", counting)
         job = Job(manifest(boundary)).run()
         sizes = measure(load_task(job.spec.task.entrypoint, job.spec.task.config), job.spec)
-        foretold[boundary] = [size.outputs for size in sizes[:-1]]
+        foretold[boundary] = [size.bytes.boundary for size in sizes[:-1]]
     for kind in (FrameKind.ACTIVATION, FrameKind.GRADIENT):
         assert 2 * sent["bf16", kind] == sent["fp32", kind] > 0
     assert [2 * size for size in foretold["bf16"]] == foretold["fp32"]

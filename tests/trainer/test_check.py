@@ -109,15 +109,16 @@ def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypa
     training = {"steps": 3, "globalBatchSize": 8 * batch, "microBatchSize": batch}
     alone = {"training": training, "topology": {"stages": 2, "split": [1, 1]}, "redundancy": {"mode": "None"}}
     spec = parse_manifest(manifest(**alone))
-    first, second = measure(task, spec)
-    assert (first.held, first.gradients) == (4 * 3 * width, 4 * 3 * width)
-    assert first.remembered == pytest.approx(2 * first.held, abs=16)  # and a step number for each parameter
-    assert first.outputs == second.inputs == 4 * width * batch
-    assert second.kept >= 4 * width * batch  # what tanh gave
+    sizes = measure(task, spec)
+    (first, second), inputs = (size.bytes for size in sizes), sizes[1].inputs
+    assert (first.parameters, first.gradients) == (4 * 3 * width, 4 * 3 * width)
+    assert first.optimizer == pytest.approx(2 * first.parameters, abs=16)  # and a step number for each parameter
+    assert first.boundary == inputs == 4 * width * batch
+    assert second.activations >= 4 * width * batch  # what tanh gave
     found = of(task, monkeypatch, **alone)["calm"]
     memory = found["memory"]
-    assert (found["stage"], memory["replica"], memory["parameters"]) == (1, 0, second.held)
-    sent = 2 * 8 * second.inputs  # the gradients that it sent, of two steps
+    assert (found["stage"], memory["replica"], memory["parameters"]) == (1, 0, second.parameters)
+    sent = 2 * 8 * inputs  # the gradients that it sent, of two steps
     summed = 3 * second.gradients  # of the sums of 7 groups, in the binary tree, those that wait
     assert memory["log"] == sent + summed + 3 * first.gradients
     together = {**alone, "topology": {"stages": 1}, "worker": {"devices": 2}}

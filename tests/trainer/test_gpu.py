@@ -151,7 +151,7 @@ def test_a_gpu_without_room_holds_no_more_than_is_counted(
         del final
     held = torch.cuda.max_memory_allocated(DEVICE) - before
     needed = counted.total - counted.log - counted.copies
-    layer = sizes[0].held + sizes[0].gradients + sizes[0].casts
+    layer = sizes[0].bytes.parameters + sizes[0].bytes.gradients + sizes[0].casts
     assert 0.8 * needed < held <= needed + 2 * layer
 
 

@@ -22,6 +22,10 @@ def test_the_estimate_counts_what_a_stage_holds() -> None:
     sizes = measure(task, parse_manifest(document))
     stage = build_stage(task, 0, [(0, 4)], UNCLIPPED)
     one_step([stage], 0, UNCLIPPED)
-    assert sum(size.held for size in sizes) == sum(tensor.nbytes for _, tensor in stage.values.parameters.named())
-    assert sum(size.remembered for size in sizes) == sum(tensor.nbytes for _, tensor in stage.values.optimizer.named())
-    assert sum(size.gradients for size in sizes) == 4 * sum(p.numel() for p in stage.values.parameters.trained())
+    assert sum(size.bytes.parameters for size in sizes) == sum(
+        tensor.nbytes for _, tensor in stage.values.parameters.named()
+    )
+    assert sum(size.bytes.optimizer for size in sizes) == sum(
+        tensor.nbytes for _, tensor in stage.values.optimizer.named()
+    )
+    assert sum(size.bytes.gradients for size in sizes) == 4 * sum(p.numel() for p in stage.values.parameters.trained())

@@ -85,10 +85,10 @@ def profiled(document: dict[str, Any]) -> ModelProfile:
         Layer(
             forward=0.1,
             backward=0.1,
-            parameters=size.held,
-            optimizer=size.remembered,
-            gradients=size.gradients,
-            boundary=size.outputs,
+            parameters=size.bytes.parameters,
+            optimizer=size.bytes.optimizer,
+            gradients=size.bytes.gradients,
+            boundary=size.bytes.boundary,
         )
         for size in measure(task, spec)
     )

@@ -36,27 +36,16 @@ ADAM = 2  # tensors that an optimizer keeps for each parameter, if its step cann
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSize:
-    """Bytes, but for `parameters` and `tied`, which are elements. Of one microbatch: kept, inputs, outputs."""
+    """What a layer holds. parameters, tied: elements, and of them those that are another layer's, too, which counts
+    them. casts: bytes of parameters in the precision of the products, one for all microbatches. inputs: bytes of one
+    microbatch.
+    """
 
     parameters: int
-    tied: int  # of the parameters, those that are another layer's, too, which counts them
-    held: int
-    gradients: int  # of those that are trained
-    remembered: int  # by the optimizer
-    kept: int  # what the backward needs beside inputs and outputs
-    casts: int  # of parameters to the precision of the products, one for all microbatches
+    tied: int
+    bytes: LayerBytes
+    casts: int
     inputs: int
-    outputs: int  # for the next layer
-
-    @property
-    def bytes(self) -> LayerBytes:
-        return LayerBytes(
-            parameters=self.held,
-            optimizer=self.remembered,
-            gradients=self.gradients,
-            activations=self.kept,
-            boundary=self.outputs,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +91,15 @@ def _size(config: TrainingConfig, targets: Parts, walk: Walk, index: int, inputs
     size = LayerSize(
         parameters=sum(p.numel() for p in layer.parameters()),
         tied=sum(p.numel() for name, p in layer.named_parameters() if f"{index}.{name}" in again),
-        held=sum(t.nbytes for t in (*layer.parameters(), *layer.buffers())),
-        gradients=sum(4 * p.numel() for p in layer.parameters() if p.requires_grad),
-        remembered=remembered,
-        kept=0 if index in checkpointed else kept.bytes(boundary) + bool(checkpointed) * kept.cast_bytes(),
+        bytes=LayerBytes(
+            parameters=sum(t.nbytes for t in (*layer.parameters(), *layer.buffers())),
+            optimizer=remembered,
+            gradients=sum(4 * p.numel() for p in layer.parameters() if p.requires_grad),
+            activations=0 if index in checkpointed else kept.bytes(boundary) + bool(checkpointed) * kept.cast_bytes(),
+            boundary=sum(p.nbytes for p in passed),
+        ),
         casts=0 if checkpointed else kept.cast_bytes(),  # which forget those of all layers
         inputs=sum(p.nbytes for p in inputs),
-        outputs=sum(p.nbytes for p in passed),
     )
     return size, parts
 
@@ -207,8 +198,8 @@ def _account(
     owned, kept = roles.owned, roles.kept
     microbatches = most_microbatches(spec.training, pipelines)
 
-    def total(of: Callable[[LayerSize], int], *which: int) -> int:
-        return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
+    def total(of: Callable[[LayerBytes], int], *which: int) -> int:
+        return sum(of(size.bytes) for s in which for size in sizes[slice(*stages[s])])
 
     def stage(s: int) -> StageBytes:
         own = sizes[slice(*stages[s])]
@@ -217,18 +208,18 @@ def _account(
 
     def logged(s: int) -> int:
         first, end = stages[s]
-        boundary = sizes[end - 1].outputs + (sizes[first].inputs if s else 0)
-        shared = total(lambda size: size.gradients, s) if pipelines > 1 else 0
+        boundary = sizes[end - 1].bytes.boundary + (sizes[first].inputs if s else 0)
+        shared = total(lambda layer: layer.gradients, s) if pipelines > 1 else 0
         return KEPT_STEPS * (microbatches * boundary + shared)
 
     def finished_sums() -> int:
         """Of the cells that are run here, and of the next stage's."""
         groups = -(-(spec.training.groups or 1) // pipelines)
         next_one = () if spec.worker.devices > 1 or roles.stage is None or depth == 1 else ((roles.stage + 1) % depth,)
-        return (groups - 1).bit_length() * total(lambda size: size.gradients, *owned, *next_one)
+        return (groups - 1).bit_length() * total(lambda layer: layer.gradients, *owned, *next_one)
 
     peak = device_peak(spec, roles, stage)
-    states = total(lambda size: size.remembered, *roles.states) + total(lambda size: size.held + size.remembered, *kept)
+    states = total(lambda layer: layer.optimizer, *roles.states) + total(_state, *kept)
     return MemoryByKind(
         parameters=peak.parameters,
         optimizer=peak.optimizer,
@@ -238,6 +229,10 @@ def _account(
         activations=peak.activations,
         copies=_copies(sizes, stages, spec, (roles.states, kept)) + max(0, states - peak.optimizer - peak.replica),
     )
+
+
+def _state(layer: LayerBytes) -> int:
+    return layer.parameters + layer.optimizer
 
 
 def _copies(
@@ -257,6 +252,6 @@ def _copies(
 
     def share(stage: int, place: int) -> int:
         dealt = sizes[slice(*stages[stage])][place :: owners * (1 + replicas)]
-        return sum(size.held + size.remembered for size in dealt)
+        return sum(_state(size.bytes) for size in dealt)
 
     return 2 * (sum(share(s, 0) for s in held[0]) + sum(share(s, owners) for s in held[1]))
