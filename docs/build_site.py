@@ -16,9 +16,12 @@ import sys
 import tempfile
 from pathlib import Path, PurePosixPath
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 GENERATED = {
+    "api.md": "generate_api.py",
     "cli.md": "generate_cli.py",
     "python-api.md": "generate_python_api.py",
     "metrics.md": "generate_metrics.py",
@@ -93,6 +96,8 @@ def _text(source: Path) -> str:
     """Return the text of a page, of a generated reference in full."""
     if source.parent == ROOT / "docs" and source.name in GENERATED:
         generator = runpy.run_path(str(ROOT / "docs" / GENERATED[source.name]))
+        if source.name == "api.md":
+            return str(generator["page"](yaml.safe_load(generator["CRD"].read_text()), whole=True))
         given = (source.read_text(),) if source.name == "metrics.md" else ()
         return str(generator["page"](*given, whole=True))
     return source.read_text()

@@ -1,4 +1,7 @@
-"""Writes docs/api.md from the CRD: `make docs`. A test fails if the committed page is stale."""
+"""Writes docs/api.md from the CRD: `make docs`. A test fails if the committed page is stale.
+
+The committed page describes the fields of `spec` and names those of `status`; the page of the site describes all.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +17,8 @@ MAX_INT = 2**31 - 1
 INT_OR_STRING = "x-kubernetes-int-or-string"
 # Messages of rules that the fields' own descriptions say
 SAID_OF_FIELDS = ("cannot change; create a new job instead", "can change only while the job is suspended")
+
+SHORT = " `kubectl explain bj.status`, and this page on the site (`make site`), describe the fields."
 
 Schema = Mapping[str, Any]
 
@@ -35,18 +40,31 @@ spec:
   topology: {{stages: 2}}
 ```
 
-Unknown fields are refused; null counts as absent. Numbers behind texts are the most characters. What cannot change
-needs a new job.
+Unknown fields are refused; null counts as absent. A number in brackets behind "text" is the maximum length. To change
+a field that cannot change, create a new job.
 """
 
 
-def page(crd: Schema) -> str:
+def page(crd: Schema, whole: bool = False) -> str:
+    """Return the page, on which only that of the site (whole) describes the fields of the status."""
     names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}
     parts = [HEAD.format(**words, short=names["shortNames"][0])]
-    parts += (part for name in ("spec", "status") for part in _sections(name, schema["properties"][name]))
-    return "\n".join([*parts, _columns(version)])
+    spec, status = schema["properties"]["spec"], schema["properties"]["status"]
+    parts += _sections("spec", spec)
+    if not whole:
+        return "\n".join([*parts, "## status", "", status["description"] + SHORT, "", *_names("status", status), ""])
+    return "\n".join([*parts, *_sections("status", status), _columns(version)])
+
+
+def _names(path: str, schema: Schema) -> Iterator[str]:
+    """Yield a line with the names of the fields of each object."""
+    yield f"- `{path}`: {', '.join(f'`{name}`' for name in schema['properties'])}"
+    for name, field in schema["properties"].items():
+        inner = field.get("items", field)
+        if "properties" in inner:
+            yield from _names(f"{path}.{name}" + ("[]" if "items" in field else ""), inner)
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:

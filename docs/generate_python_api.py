@@ -1,7 +1,6 @@
 """Writes docs/python-api.md from the docstrings of what a model's author uses: `make docs`. Tested for staleness.
 
-The committed page has whole docstrings for `bamboo_trainer.task` and the first paragraph for the others; the page of
-the site has all.
+The committed page has the whole docstring of `Task` and the first paragraphs of others; the page of the site has all.
 """
 
 import ast
@@ -36,7 +35,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),
 }
-TASK = "bamboo_trainer.task"
+TASK = "Task"
 OTHERS = {"parameter_dtype", "boundary_dtype", "global_batch", "samples"}  # for the engine
 HEAD = """\
 # The Python API
@@ -52,7 +51,7 @@ parameter. What is not on this page may change without notice.
 
 def page(whole: bool = False) -> str:
     """Return the page, with whole docstrings for the site."""
-    parts = [part for name, names in SHOWN.items() for part in _module(name, names, whole or name == TASK)]
+    parts = [part for name, names in SHOWN.items() for part in _module(name, names, whole)]
     return "\n".join([HEAD, *parts, _models()])
 
 
@@ -75,7 +74,7 @@ def _module(name: str, names: tuple[str, ...], whole: bool) -> Iterator[str]:
     for wanted in names:
         yield f"### {name.rpartition('.')[2]}.{wanted}\n"
         signature, text, *methods = _described(_found(module, tree, wanted))
-        yield from [signature, text, *methods] if whole else [signature, _first(text)]
+        yield from [signature, text, *methods] if whole or wanted == TASK else [signature, _first(text)]
 
 
 def _first(text: str) -> str:

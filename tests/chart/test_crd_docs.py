@@ -23,10 +23,13 @@ def test_the_page_is_not_stale() -> None:
 
 
 def test_every_field_is_on_it() -> None:
-    sections = dict(re.findall(r"^##+ ((?:spec|status)\S*)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+    whole = GENERATOR["page"](CRD, whole=True)
+    sections = dict(re.findall(r"^##+ ((?:spec|status)\S*)\n(.*?)(?=^##|\Z)", whole, re.MULTILINE | re.DOTALL))
     for path, node in nodes():
         if path.startswith(("spec", "status")) and "properties" in node:
             assert re.findall(r"^\| `(\w+)`", sections.pop(path), re.MULTILINE) == list(node["properties"])
+        if path.startswith("status") and "properties" in node:
+            assert f"`{path}`: {', '.join(f'`{name}`' for name in node['properties'])}\n" in PAGE
     assert sections == {}
 
 
