@@ -36,6 +36,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.loading": ("load_task",),
 }
 TASK = "Task"
+DATA = "bamboo_trainer.data"
 OTHERS = {"parameter_dtype", "boundary_dtype", "global_batch", "samples"}  # for the engine
 HEAD = """\
 # The Python API
@@ -51,8 +52,15 @@ parameter. What is not on this page may change without notice.
 
 def page(whole: bool = False) -> str:
     """Return the page, with whole docstrings for the site."""
-    parts = [part for name, names in SHOWN.items() for part in _module(name, names, whole)]
-    return "\n".join([HEAD, *parts, _models()])
+    shown = {name: names for name, names in SHOWN.items() if whole or not name.startswith(f"{DATA}.")}
+    parts = [part for name, names in shown.items() for part in _module(name, names, whole)]
+    return "\n".join([HEAD, *parts, *([] if whole else [_datasets()]), _models()])
+
+
+def _datasets() -> str:
+    """Return the section that only names the datasets, which data.md describes."""
+    names = ", ".join(f"`{name}`" for module in SHOWN if module.startswith(f"{DATA}.") for name in SHOWN[module])
+    return f"## {DATA}\n\n{names}: [data.md](data.md) describes them.\n"
 
 
 def _models() -> str:
