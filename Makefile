@@ -124,7 +124,7 @@ bench: ## list the benchmarks
 	if [ -z "$$found" ]; then echo "there are no benchmarks yet"; \
 	else for f in $$found; do echo "$(BIN)/python $$f"; done; fi
 
-docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, docs/cli.md, docs/python-api.md, tables in docs/metrics.md and of notices, journeys in docs/where.md, dashboards
+docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, docs/cli.md, docs/python-api.md, tables in docs/metrics.md and of notices, tests/journeys/journeys.md, dashboards
 	$(BIN)/python core/generate.py
 	$(BIN)/python crds/generate.py
 	$(BIN)/python docs/generate_api.py

@@ -1,4 +1,4 @@
-"""Writes the journeys in docs/where.md from what the code does: `make docs`. A test fails if they are stale.
+"""Writes the journeys in journeys.md from what the code does: `make docs`. A test fails if they are stale.
 
 Needs a C++ compiler for pretended GPUs. --record: prints what is recorded, in a process that has such GPUs.
 """
@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 
 import pretended_gpu
-from folders import ROOT, TESTS
+from folders import TESTS
 from journey import Hop, Recorded, Through
 
-PAGE: Final = ROOT / "docs" / "where.md"
+PAGE: Final = TESTS / "journeys" / "journeys.md"
 BEGIN: Final = "<!-- journeys: made by `make docs` from the calls that tests/journeys records -->\n"
 END: Final = "<!-- end of journeys -->\n"
 ARROWS: Final = {Through.CALLS: "", Through.QUEUE: "⇒ ", Through.NETWORK: "⇝ "}
@@ -32,7 +32,7 @@ def page(text: str, journeys: Sequence[Recorded]) -> str:
 
 
 def _section(journey: Recorded) -> Iterator[str]:
-    yield from (f"### {journey.title}", "", journey.text, "")
+    yield from (f"## {journey.title}", "", journey.text, "")
     yield from (f"{number}. {_line(hop)}" for number, hop in enumerate(journey.hops, 1))
     yield ""
 

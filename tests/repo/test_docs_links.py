@@ -102,7 +102,10 @@ def defined_in(file: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "where.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+NAMING = [ROOT / "docs" / "where.md", ROOT / "CONTRIBUTING.md", ROOT / "tests" / "journeys" / "journeys.md"]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
 def test_files_and_functions_that_a_page_names_are_there(page: Path) -> None:
     named = list(named_code(page))
     assert named

@@ -1,4 +1,4 @@
-"""The journeys of docs/where.md: as they are recorded now, short, and through no room twice."""
+"""The journeys of tests/journeys/journeys.md: as they are recorded now, short, and through no room twice."""
 
 import shutil
 import subprocess
