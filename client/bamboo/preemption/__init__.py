@@ -1,1 +1,1 @@
-"""Which workers of a run on this machine are taken away on purpose, and when. Pure."""
+"""Deliberate preemptions of workers in a local run. Pure."""

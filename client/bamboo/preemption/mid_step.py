@@ -1,8 +1,7 @@
-"""Preemptions in the middle of a step: whom, and when its time has come. No clock, no I/O.
+"""Preemptions in the middle of a step: which worker, and when. No clock, no I/O.
 
-In the steps that are concerned every worker asks before each forward and backward (`Pool`,
-`bamboo_trainer.worker.launch.strike_gate`), so a worker can be taken away after exactly as many of them as was planned,
-on a machine of any speed.
+In such steps every worker asks before each forward and backward (`Pool`, `bamboo_trainer.worker.launch.strike_gate`),
+so it can be taken away after exactly as many of them as planned, on a machine of any speed.
 """
 
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MidStepPreemption:
-    """Take that worker once it has done `after` forwards and backwards of the step, before which so many were
-    committed.
+    """A preemption of that worker after `after` forwards and backwards of the step that follows so many
+    committed ones.
     """
 
     worker: WorkerId
@@ -28,7 +27,7 @@ class MidStepPreemption:
 
 
 class MidStepPreemptions:
-    """Keeps what is planned, and how far the workers are."""
+    """Planned preemptions, and how far each worker is in its step."""
 
     def __init__(self) -> None:
         self._planned: list[MidStepPreemption] = []
@@ -42,15 +41,15 @@ class MidStepPreemptions:
         self._planned.append(planned)
 
     def begins(self, worker: WorkerId, step: int) -> None:
-        """The worker is about to begin its next forward or backward, which is of that step."""
+        """Record that the worker is about to begin its next forward or backward of that step."""
         before, count = self._begun.get(worker, (step, 0))
         self._begun[worker] = (step, count + 1 if before == step else 1)
 
     def due(self, step: int) -> tuple[MidStepPreemption, ...]:
-        """The preemptions whose moment is reached, or missed because that step, or the worker's share of it, is over;
-        each once.
+        """Return each preemption once, when its moment has come, or has passed with the step or the worker's share of
+        it.
 
-        step: the job's, which is in progress.
+        step: the job's current step.
         """
         found = tuple(planned for planned in self._planned if step > planned.step or self._reached(planned))
         self._planned = [planned for planned in self._planned if planned not in found]

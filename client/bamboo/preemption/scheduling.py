@@ -29,7 +29,7 @@ TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Take a worker away: of that stage, or any. `pick`, in [0, 1), chooses among the candidates."""
+    """A preemption of a worker: of that stage, or any. `pick`, in [0, 1), chooses among the candidates."""
 
     pick: float
     stage: int | None = None
@@ -48,7 +48,7 @@ class AtStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRandom:
-    """The `drawn`-th preemption is due at `due_at` seconds of training."""
+    """The preemption number `drawn`, due at `due_at` seconds of training."""
 
     per_minute: float
     due_at: float = 0.0
@@ -65,7 +65,7 @@ Entry = AtStep | AtRandom | AtTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A number of nodes that there are from that second of the recording on."""
+    """The number of available nodes from that second of the recording on."""
 
     at: float
     nodes: int
@@ -74,7 +74,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When workers are taken away."""
+    """The times of all preemptions."""
 
     seed: int = 0
     entries: tuple[Entry, ...] = ()
@@ -87,7 +87,7 @@ def read_text(path: str) -> str:
 
 
 def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = read_text) -> Schedule:
-    """Raises ValueError naming the flag's text and what was expected."""
+    """Return the schedule of a flag's text. Raises ValueError naming the text and what was expected."""
     entries: list[Entry] = []
     rooms: tuple[Room, ...] = ()
     for number, text in enumerate(texts):
@@ -117,9 +117,7 @@ def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = r
 
 
 def check(schedule: Schedule, spec: JobSpec) -> None:
-    """Raises ValueError for what can never happen in that job, on none of the grids that it may come to, and for too
-    few nodes for it to begin.
-    """
+    """Raise ValueError for preemptions that can never happen on any grid of the job, and for too few nodes to begin."""
     steps, stages = spec.training.steps, most_stages(spec)
     if schedule.rooms:
         most, fewest = max(room.nodes for room in schedule.rooms), fewest_workers(spec)
@@ -136,7 +134,7 @@ def check(schedule: Schedule, spec: JobSpec) -> None:
 
 
 def due(schedule: Schedule, step: int, now: float) -> tuple[tuple[Preemption, ...], Schedule]:
-    """What is due at that step and after `now` seconds of training, and the schedule that is left."""
+    """Return the preemptions due at that step and after `now` seconds of training, and the remaining schedule."""
     found: list[Preemption] = []
     left: list[Entry] = []
     for number, entry in enumerate(schedule.entries):
@@ -153,12 +151,12 @@ def due(schedule: Schedule, step: int, now: float) -> tuple[tuple[Preemption, ..
 
 
 def steps_of(schedule: Schedule) -> tuple[int, ...]:
-    """The steps in whose middle something is planned, ascending."""
+    """Return the steps with a preemption in their middle, ascending."""
     return tuple(sorted({entry.step for entry in schedule.entries if isinstance(entry, AtStep)}))
 
 
 def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()) -> WorkerId | None:
-    """Who is taken: an owner of the stage, or any worker that has joined; None if there is nobody."""
+    """Return the worker to take: an owner of the stage, or any that has joined; None if there is none."""
     excluded = set(gone)
     alive = [w for w, state in status.workers if state in TAKEABLE and w not in excluded]
     if preemption.stage is not None:
@@ -168,7 +166,7 @@ def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()
 
 
 def _advance(entry: Entry, step: int, now: float, seed: str) -> tuple[int, Entry]:
-    """How often the entry is due, and what is left of it; one that is used up is an empty AtTimes."""
+    """Return how often the entry is due, and its remainder; a used one is an empty AtTimes."""
     match entry:
         case AtStep():
             return (1, AtTimes(seconds=())) if step >= entry.step else (0, entry)
@@ -235,9 +233,7 @@ def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
 
 
 def _rooms(text: str, trace: Trace, speedup: float) -> tuple[Room, ...]:
-    """A node that goes with notice has no room for anybody from the notice on. It begins with the first node, as
-    nothing happens before.
-    """
+    """Return the available nodes over time, from the first node on. A node with notice counts no more."""
     if not trace.changes:
         raise ValueError(f"{text} contains no node that comes or goes, only prices")
     begin = trace.changes[0].at
@@ -255,17 +251,17 @@ def _rooms(text: str, trace: Trace, speedup: float) -> tuple[Room, ...]:
 
 
 def room_at(schedule: Schedule, now: float) -> Room | None:
-    """What there is after so many seconds of the recording; None if there is no limit."""
+    """Return the number of nodes after so many seconds of the recording; None without a limit."""
     return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
 
 
 def leaves_none(schedule: Schedule, now: float) -> bool:
-    """Is the recording over after so many seconds of it, with no node left?"""
+    """Return whether the recording is over after so many seconds, with no node left."""
     return bool(schedule.rooms) and schedule.rooms[-1].at <= now and not schedule.rooms[-1].nodes
 
 
 def _recorded(text: str, read: Callable[[str], str]) -> tuple[Trace, float]:
-    """FILE[:SPEEDUP]: what it says, and how many times as fast it is played."""
+    """Parse FILE[:SPEEDUP]: return the recording and its speed of playing."""
     path, speedup = text, 1.0
     head, _, tail = text.rpartition(":")
     if head and "/" not in tail and not tail.endswith((".csv", ".jsonl")):

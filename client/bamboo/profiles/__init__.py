@@ -1,1 +1,1 @@
-"""What a model costs on a machine: seconds and bytes of each layer, network, storage, start. Pure but for `files`."""
+"""Profiles of a model on a machine: seconds and bytes of each layer, network, storage, start. Pure except `files`."""

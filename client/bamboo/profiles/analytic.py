@@ -1,8 +1,8 @@
-"""What a model's layers take on a device that nobody has measured: each operation as long as its products or its bytes
-take there, whichever is longer, and no shorter than a launch. Pure.
+"""Computed profiles of devices that nobody has measured (roofline model): an operation takes as long as its products or
+its bytes, whichever is longer, and at least a launch. Pure.
 
-That is the roofline model, with what programs reach in place of what makers promise. It leaves out what other kernels
-than large products lose, what a cache saves, and copies between host and device.
+The rates are what programs reach, not what makers promise. It leaves out losses of small kernels, gains of a cache, and
+copies between host and device.
 """
 
 from typing import Final
@@ -17,9 +17,7 @@ READ_AND_WRITTEN: Final = 2
 
 
 def analytic_profile(counts: TaskCounts, table: DeviceTable, name: str) -> ModelProfile:
-    """The profile of counted layers on a device. name: of the device. Raises ProfileError for one that the table does
-    not have.
-    """
+    """Return the profile of counted layers on a device. name: of the device. Raises ProfileError for an unknown one."""
     device = table.named(name)
     launch = table.launch.seconds
     layers = tuple(_layer(one, device, launch) for one in counts.layers for _ in range(one.times))
@@ -39,7 +37,7 @@ def analytic_profile(counts: TaskCounts, table: DeviceTable, name: str) -> Model
 
 
 def operation_seconds(operation: Operation, device: Device, launch: float) -> float:
-    """The seconds of all the times that the operation is run."""
+    """Return the seconds of all runs of the operation."""
     number, flops, size, times = operation
     longest = max(flops / _products(device, number).reached, size / device.bandwidth.reached, launch)
     return times * longest

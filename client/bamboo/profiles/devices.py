@@ -1,7 +1,7 @@
-"""What the devices that people rent can do: a dated table with a source for each figure, as a JSON file.
+"""Figures of rented devices: a dated JSON table with a source for each.
 
-Products in floating point operations a second, memory and network in bytes a second. Each has what the maker says
-(peak) and what a program gets of it (reached), since the two differ by a different factor on each card.
+Products are in floating point operations a second, memory and network in bytes a second. Each has the maker's figure
+(peak) and what a program reaches, since their ratio differs between cards.
 """
 
 from typing import Annotated, Final
@@ -22,7 +22,7 @@ class _DevicePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Figure(_DevicePart, frozen=True, kw_only=True):
-    """A figure of a device: what is published at most, and what is reached."""
+    """A figure of a device: published peak, and what programs reach."""
 
     peak: Rate
     reached: Rate
@@ -37,7 +37,7 @@ class Duration(_DevicePart, frozen=True, kw_only=True):
 
 
 class Link(_DevicePart, frozen=True, kw_only=True):
-    """The network of the machine with one such device that is rented most: see `planning.profile.Network`."""
+    """The network of the most rented machine with one such device: see `planning.profile.Network`."""
 
     flow: Rate
     machine: Rate
@@ -73,7 +73,7 @@ class DeviceTable(_DevicePart, frozen=True, kw_only=True):
     devices: Annotated[dict[Name, Device], msgspec.Meta(min_length=1, max_length=MOST_DEVICES)]
 
     def named(self, name: str) -> Device:
-        """Raises ProfileError, which says what there is."""
+        """Return the device of that name. Raises ProfileError with the known names."""
         if (found := self.devices.get(name.lower())) is None:
             raise ProfileError(f"no figures are known of the device {name[:60]!r}; known are {', '.join(self.devices)}")
         return found
@@ -83,8 +83,8 @@ _DECODER = msgspec.json.Decoder(DeviceTable, strict=True)
 
 
 def parse_devices(path: str, text: bytes | str) -> DeviceTable:
-    """The table of devices in a text. path: for messages. Raises ProfileError naming it, and what was expected
-    where.
+    """Return the table of devices in a text. path: for messages. Raises ProfileError naming it and the expected
+    value.
     """
     expected = FORMAT, VERSION
     table = decode_versioned(_DECODER, path, text, what="table of devices", expected=expected, error=ProfileError)

@@ -16,26 +16,24 @@ AT = "@"  # between a model and a device; without a model it is the job's own
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The names of the profiles that come with Bamboo: the published models on the machines that they were published
-    with.
-    """
+    """Return the names of the profiles that come with Bamboo: published models on the machines of their publication."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
 def counted_names() -> tuple[str, ...]:
-    """The models whose layers are counted: with a device behind an @ each is a profile."""
+    """Return the models with counted layers, each of which is a profile with @DEVICE behind it."""
     return tuple(sorted(path.stem for path in COUNTS.glob("*.json")))
 
 
 def read_devices(path: str | None = None) -> DeviceTable:
-    """The devices of a file, or of the table that comes with Bamboo. Raises ProfileError naming it."""
+    """Return the devices of a file, or of Bamboo's table. Raises ProfileError naming it."""
     found = DEVICES if path is None else Path(path)
     return parse_devices(str(found), _content(found, "the table of devices"))
 
 
 def read_profile(name: str) -> ModelProfile:
-    """The profile of a file; one that comes with Bamboo by its name; or MODEL@DEVICE, computed from what the model's
-    layers do and what the device can. Raises ProfileError naming it.
+    """Return the profile of a file, one of Bamboo's by its name, or MODEL@DEVICE, computed from the model's layers and
+    the device's figures. Raises ProfileError naming it.
     """
     if name in shipped_names():
         return _read(FOLDER / f"{name}.json")
@@ -46,7 +44,7 @@ def read_profile(name: str) -> ModelProfile:
 
 
 def _counts(model: str) -> TaskCounts:
-    """The hyphen of gpt-2 may be left out."""
+    """Return the counts of a model; the hyphen of gpt-2 may be left out."""
     known = {name.replace("-", ""): name for name in counted_names()}
     if (name := known.get(model.lower().replace("-", ""))) is None:
         raise ProfileError(

@@ -1,6 +1,6 @@
-"""What a model's layers have to compute and move, whatever runs them: counted by the trainer, without a GPU.
+"""Counts of what a model's layers compute and move on any device, made by the trainer without a GPU.
 
-A JSON file, as a profile; `bamboo.profiles.analytic` says how long that takes on a device. Sizes are bytes.
+A JSON file like a profile; `bamboo.profiles.analytic` turns counts into times. Sizes are bytes.
 """
 
 from typing import Annotated, Final
@@ -25,7 +25,7 @@ class _CountPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LayerCount(_CountPart, frozen=True, kw_only=True):
-    """One layer, or several equal ones behind each other (times)."""
+    """One layer, or several equal ones in a row (times)."""
 
     # forward, backward: of one microbatch. The rest as in `bamboo_core.planning.profile.Layer`
     forward: Operations
@@ -40,7 +40,7 @@ class LayerCount(_CountPart, frozen=True, kw_only=True):
 
 
 class TaskCounts(_CountPart, frozen=True, kw_only=True):
-    """What the layers of a task compute and move, as it was counted."""
+    """Counts of the layers of a task."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -55,7 +55,7 @@ _DECODER = msgspec.json.Decoder(TaskCounts, strict=True)
 
 
 def parse_counts(path: str, text: bytes | str) -> TaskCounts:
-    """The counts in a text. path: for messages. Raises ProfileError naming it, and what was expected where."""
+    """Return the counts in a text. path: for messages. Raises ProfileError naming it and the expected value."""
     expected = FORMAT, VERSION
     return decode_versioned(
         _DECODER, path, text, what="counts of a model's layers", expected=expected, error=ProfileError
@@ -63,7 +63,7 @@ def parse_counts(path: str, text: bytes | str) -> TaskCounts:
 
 
 def folded(layers: tuple[LayerCount, ...]) -> tuple[LayerCount, ...]:
-    """Equal layers behind each other as one, so that a file is short."""
+    """Return the counts with equal neighbouring layers as one."""
     found: list[LayerCount] = []
     for layer in layers:
         if found and msgspec.structs.replace(found[-1], times=layer.times) == layer:

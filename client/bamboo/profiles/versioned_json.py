@@ -1,4 +1,4 @@
-"""Bamboo's own files of JSON, each of which says its format and that format's version."""
+"""JSON files of Bamboo, which name their format and its version."""
 
 from typing import Protocol, TypeVar
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Versioned(Protocol):
-    """What such a file holds."""
+    """The content of such a file."""
 
     @property
     def format(self) -> str: ...
@@ -27,8 +27,8 @@ def decode_versioned(
     expected: tuple[str, int],
     error: type[Exception],
 ) -> V:
-    """The content of a text. path: for messages; what: the content in words. expected: format and version. Raises that
-    error, which names the path and says what was expected.
+    """Return the content of a text. path: for messages; what: the content in words. expected: format and version.
+    Raises the given error, which names the path and the expected value.
     """
     try:
         found = decoder.decode(text)

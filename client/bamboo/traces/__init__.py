@@ -1,1 +1,1 @@
-"""Traces of spot nodes: when nodes came and went, with zone and notice, and what they cost. Pure but for `files`."""
+"""Recordings of spot nodes: when nodes came and went, their zones, notices and prices. Pure except `files`."""

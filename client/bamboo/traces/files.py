@@ -1,4 +1,4 @@
-"""Recordings of nodes in files: JSON lines, or a table of what happened to each node. The only I/O of this package."""
+"""Recordings of nodes in files: JSON lines, or a table of changes. The only I/O of this package."""
 
 import gzip
 import io
@@ -18,12 +18,14 @@ TABLE = "milliseconds,add|remove,node"
 
 
 def parse_trace(path: str, text: str) -> Trace:
-    """Return the recording that a text holds. Raises NodeTraceError naming file and line."""
+    """Return the recording in a text. Raises NodeTraceError naming file and line."""
     return parse_json_lines(path, text) if is_json_lines(text) else _parse_table(path, text)
 
 
 def _parse_table(path: str, text: str) -> Trace:
-    """A node that is first named when it is removed was there from the beginning. Lines with # are comments."""
+    """Return the changes of a table. A node whose first line removes it was there from the beginning; lines with # are
+    comments.
+    """
     found: list[tuple[float, Change, str]] = []
     for number, line in numbered_lines(text):
         cells = [cell.strip() for cell in line.split(",")]
@@ -50,7 +52,7 @@ def _parse_table(path: str, text: str) -> Trace:
 
 
 def _change(path: str, number: int, cells: list[str]) -> tuple[float, Change, str]:
-    """Seconds, what happened, and the node."""
+    """Return a line's seconds, its kind of change, and its node."""
     try:
         milliseconds, change, node = cells
         seconds = float(milliseconds) / 1000
@@ -67,7 +69,7 @@ def _change(path: str, number: int, cells: list[str]) -> tuple[float, Change, st
 
 
 def read_trace(path: str) -> Trace:
-    """Raises NodeTraceError naming the file, and the line if there is one."""
+    """Read one recording. Raises NodeTraceError naming the file, and the line if there is one."""
     try:
         content = _content(path)
         if len(content) > MOST_BYTES:
@@ -79,8 +81,8 @@ def read_trace(path: str) -> Trace:
 
 
 def _content(path: str) -> bytes:
-    """The content of a file, unpacked, of at most a byte more than may be read. Compressed files are known by how they
-    begin. Raises NodeTraceError.
+    """Return the unpacked content of a file, at most a byte more than allowed. Its first bytes show whether it is
+    compressed. Raises NodeTraceError.
     """
     try:
         with Path(path).open("rb") as file:
@@ -96,11 +98,11 @@ def _content(path: str) -> bytes:
 
 
 def read_traces(paths: Sequence[str]) -> Trace:
-    """What several files say, as one trace: nodes in one and prices in another, or one file for each zone.
+    """Read several files as one trace: nodes in one and prices in another, or one file for each zone.
 
-    It is as long as nodes were watched: prices that were watched for longer say nothing of what became of the nodes.
+    It lasts as long as the nodes were watched; prices may have been watched for longer.
 
-    Raises NodeTraceError, also if two of them have a node of one name.
+    Raises NodeTraceError, also if two files name the same node.
     """
     traces = [read_trace(path) for path in paths]
     watched = max((trace.duration for trace in traces if trace.changes), default=0.0)
@@ -118,8 +120,8 @@ def read_traces(paths: Sequence[str]) -> Trace:
 
 
 def read_nodes(paths: Sequence[str]) -> Trace:
-    """The recording of these files for who needs nodes. Also raises NodeTraceError if there are none, as in a file of
-    prices, or none for any time.
+    """Read a recording that must contain nodes. Raises NodeTraceError, also if the files have none, or none for any
+    time.
     """
     trace = read_traces(paths)
     if not trace.changes:

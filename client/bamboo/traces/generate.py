@@ -1,4 +1,4 @@
-"""Made-up recordings: pure functions of a seed. Zones and nodes are named and drawn in a fixed order."""
+"""Made-up recordings, as pure functions of a seed. Zones and nodes are named and drawn in a fixed order."""
 
 import math
 import random
@@ -15,8 +15,8 @@ MOST_DRAWS = 5_000_000  # nodes times hours
 class Pattern(StrEnum):
     """How nodes are taken away.
 
-    hourly: each node by itself, with one probability in every hour. zones: many nodes of a zone at the same instant,
-    with the same mean rate.
+    hourly: each node by itself, with the same probability in every hour. zones: many nodes of a zone at once, at the
+    same mean rate.
     """
 
     HOURLY = "hourly"
@@ -37,8 +37,8 @@ class Generation:
 
 
 def generate(wanted: Generation, seed: int) -> Trace:
-    """A made-up recording, which is the same for the same arguments on every machine. Raises NodeTraceError for what
-    cannot be generated.
+    """Return a made-up recording, the same for the same arguments on every machine. Raises NodeTraceError for
+    impossible arguments.
     """
     _check(wanted)
     rng = random.Random(seed)
@@ -68,7 +68,9 @@ def _check(wanted: Generation) -> None:
 
 
 def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list[NodeChange]:
-    """Hour by hour: who goes and when, then who comes and when. A node is taken away in a later hour than it came."""
+    """Return a zone's changes hour by hour: first removals, then new nodes. A node leaves in a later hour than
+    it came.
+    """
     there = [f"{zone}-{number}" for number in range(1, nodes + 1)]
     changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node in there]
     named, end = nodes, wanted.hours * HOUR
@@ -90,7 +92,7 @@ def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list
 
 
 def _removals(wanted: Generation, there: list[str], rng: random.Random) -> list[tuple[float, str]]:
-    """(seconds within the hour, node)"""
+    """Return (seconds within the hour, node) of each removal."""
     if wanted.pattern is Pattern.ZONES:
         size = math.ceil(BATCH * len(there))
         if not there or rng.random() >= wanted.removal * len(there) / size:

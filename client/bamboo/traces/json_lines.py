@@ -44,12 +44,12 @@ _ENTRY = msgspec.json.Decoder(Entry, strict=True)
 
 
 def is_json_lines(text: str) -> bool:
-    """Whether the text is meant to be of this form."""
+    """Return whether the text has this form."""
     return next((one for one in text if not one.isspace()), "") == "{"
 
 
 def parse_json_lines(path: str, text: str) -> Trace:
-    """Raises NodeTraceError naming file and line."""
+    """Return the recording in JSON lines. Raises NodeTraceError naming file and line."""
     lines = ((number, line) for number, line in numbered_lines(text) if line.strip())
     first, header_line = next(lines, (1, ""))
     header = _decoded(_HEADER, path, first, header_line)

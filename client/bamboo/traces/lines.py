@@ -1,11 +1,11 @@
-"""The lines of a text, one at a time, since a file may have millions. Pure."""
+"""The lines of a text, one at a time, because a file may have millions. Pure."""
 
 from collections.abc import Iterator
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines with their numbers from 1 on, without their ends; ends of old systems count only if there are no
-    others.
+    """Yield the lines with their numbers from 1, without line ends; a lone carriage return counts only if there are no
+    other ends.
     """
     if "\n" not in text:
         yield from enumerate(text.splitlines(), start=1)

@@ -1,4 +1,4 @@
-"""What a trace says in numbers. Pure."""
+"""Figures of a recording. Pure."""
 
 import statistics
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTraceSummary:
-    """Times in seconds; rates by the hour. lifetimes: of nodes that were taken away, mean and median."""
+    """Figures of a recording: times in seconds, rates by the hour. lifetimes: mean and median, of removed nodes."""
 
     duration: float
     added: int
@@ -31,7 +31,7 @@ class NodeTraceSummary:
 
 
 def summarize(trace: Trace) -> NodeTraceSummary:
-    """The numbers of a recording. What never was is 0, and None where there is nothing to take a mean of."""
+    """Return the figures of a recording. A mean of nothing is None."""
     steps = nodes_over_time(trace)
     node_seconds = sum(count * (after - at) for (at, count), (after, _) in pairwise([*steps, (trace.duration, 0)]))
     removed = removal_times(trace)
@@ -57,7 +57,7 @@ def summarize(trace: Trace) -> NodeTraceSummary:
 
 
 def nodes_over_time(trace: Trace, zone: str | None = None) -> tuple[tuple[float, int], ...]:
-    """(seconds, nodes from then on), from 0 on, ascending, one for each instant; of one zone, or of all."""
+    """Return (seconds, number of nodes from then on) for each change, ascending from 0, for one zone or all."""
     counts, count = {0.0: 0}, 0
     for change in trace.changes:
         if zone is None or change.zone == zone:
@@ -67,7 +67,7 @@ def nodes_over_time(trace: Trace, zone: str | None = None) -> tuple[tuple[float,
 
 
 def removals_by_hour(trace: Trace) -> tuple[int, ...]:
-    """How many nodes were taken away in each hour of the trace; the last may be a part of an hour."""
+    """Return the number of removals in each hour; the last hour may be incomplete."""
     hours = [0] * max(1, int(-(-trace.duration // HOUR)))
     for at in removal_times(trace):
         hours[min(int(at // HOUR), len(hours) - 1)] += 1
@@ -93,7 +93,7 @@ def _lifetimes(trace: Trace) -> list[float]:
 
 
 def _mean_price(trace: Trace) -> float | None:
-    """The mean price over the time of all nodes, at the prices of their zones; None if a zone has no price."""
+    """Return the mean price over the time of all nodes, at the prices of their zones; None if a zone has no price."""
     cost = node_seconds = 0.0
     for zone in sorted({change.zone for change in trace.changes}):
         series = price_series(trace, zone)

@@ -1,4 +1,4 @@
-"""What a trace is: changes of nodes and of prices over time, checked once when it is made. Times are seconds."""
+"""Recordings as values: changes of nodes and of prices over time, checked when they are made. Times are seconds."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -11,11 +11,11 @@ MOST_NAME = 253  # characters, as of a Kubernetes node
 
 
 class NodeTraceError(ValueError):
-    """One sentence about what is wrong with a trace, with its file and line where there is one."""
+    """A mistake in a recording, as one sentence with file and line if known."""
 
 
 class Change(StrEnum):
-    """What happened to a node."""
+    """A change of a node."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -23,7 +23,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChange:
-    """A node came or was taken away."""
+    """A node that came or was taken away."""
 
     at: float  # seconds since the trace began
     change: Change
@@ -35,7 +35,7 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceChange:
-    """A change of a price: from `at` on a spot node of that zone costs so much."""
+    """A change of a zone's price for a spot node, from `at` on."""
 
     at: float
     zone: str  # a zone, the beginning of the names of several (a region), or "" for all
@@ -45,7 +45,7 @@ class PriceChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Use `make_trace`, which checks and sorts."""
+    """A recording; `make_trace` checks and sorts it."""
 
     duration: float  # seconds; changes and prices are in the order of time
     changes: tuple[NodeChange, ...] = ()
@@ -56,9 +56,9 @@ class Trace:
 def make_trace(
     changes: Iterable[NodeChange] = (), prices: Iterable[PriceChange] = (), *, duration: float = 0.0, source: str = ""
 ) -> Trace:
-    """The trace, at least as long as what happens in it. What happens at one instant stays in the order given.
+    """Return a recording that lasts at least until its last change. Changes at one instant keep their order.
 
-    Raises NodeTraceError for a value out of bounds, a node that is added twice, or removed while it is not there.
+    Raises NodeTraceError for a value out of bounds, a node that is added twice, or removed while it is absent.
     """
     ordered = tuple(sorted(changes, key=lambda change: change.at))
     priced = tuple(sorted(prices, key=lambda price: price.at))
@@ -72,30 +72,31 @@ def make_trace(
 
 
 def checked(seconds: float, what: str) -> float:
-    """These seconds. Raises NodeTraceError if they are not between 0 and the most that a trace lasts."""
+    """Return the seconds. Raises NodeTraceError unless they are between 0 and the maximum of a recording."""
     if not (math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS):
         raise NodeTraceError(f"{what} must be a number from 0 to {MOST_SECONDS:.0f} seconds, not {seconds:g}")
     return seconds
 
 
 def checked_price(price: float, what: str) -> float:
-    """This price. Raises NodeTraceError if it cannot be one."""
+    """Return the price. Raises NodeTraceError for an impossible one."""
     if not (math.isfinite(price) and 0 <= price <= 1e6):
         raise NodeTraceError(f"{what} must be a number from 0 to 1000000, not {price:g}")
     return price
 
 
 def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
-    """The prices of a zone: those under its own name, else under the longest beginning of it, else those for all."""
+    """Return the prices of a zone: under its own name, else under its longest prefix, else those for all zones."""
     names = {price.zone for price in trace.prices if zone.startswith(price.zone)}
     name = max(names, key=len, default=None)
     return tuple(price for price in trace.prices if price.zone == name)
 
 
 def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
-    """A sentence if a trace has prices, and none for one of its nodes, as when they say no zone; "" if all is well.
+    """Return a sentence if a recording has prices, but none for one of its nodes, as when nodes have no zone; otherwise
+    "".
 
-    all_nodes: only if it has none for any of them.
+    all_nodes: only if no node has a price.
     """
     zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else {}
     if all_nodes and any(price_series(trace, zone) for zone in zones):
@@ -112,7 +113,7 @@ def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
 
 
 def removal_times(trace: Trace) -> tuple[float, ...]:
-    """Seconds, ascending, one for each node that was taken away."""
+    """Return the seconds of all removals, ascending."""
     return tuple(change.at for change in trace.changes if change.change is Change.REMOVE)
 
 

@@ -1,4 +1,4 @@
-"""A trace seen from a moment inside it, and from its beginning again when it is over. Pure."""
+"""A part of a recording, which starts again from its beginning when it is over. Pure."""
 
 from bisect import bisect_left
 
@@ -8,10 +8,9 @@ MOST_ROUNDS = 1000
 
 
 def window(trace: Trace, start: float, seconds: float) -> Trace:
-    """The recording of so many seconds from a start between 0 and the trace's duration on; nodes that are there then
-    come at once.
+    """Return a recording of so many seconds that begins at `start` of this one, with the nodes of that moment.
 
-    When the trace is over, the nodes of its beginning follow those of its end. Nothing happens in an empty trace.
+    At its end the recording continues from its beginning. An empty recording stays empty.
     """
     if not trace.changes or trace.duration <= 0:
         return make_trace(duration=seconds, source=trace.source)
@@ -51,7 +50,7 @@ def _moved(change: NodeChange, at: float) -> NodeChange:
 
 
 def _prices(trace: Trace, start: float, seconds: float) -> list[PriceChange]:
-    """The prices in force at the start, and all that come later, again and again."""
+    """Yield the prices in force at the start, and all later ones, repeated."""
     found: list[PriceChange] = []
     latest: dict[str, PriceChange] = {}
     for price in trace.prices:

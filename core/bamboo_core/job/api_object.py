@@ -1,7 +1,7 @@
-"""Objects of the Kubernetes API as frozen values: how they are read, and how they are written.
+"""Objects of the Kubernetes API as frozen values, and how they are read and written.
 
-Reading is lenient, as an older or newer version may have written the object: a field that is unknown, null or of
-another type counts as absent, and what is absent has a default.
+Reading is lenient, because an older or newer version may have written the object: a field that is unknown, null or of
+another type counts as absent, and an absent field has a default.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ NOTHING: Final = object()  # what of a field can be read
 
 
 class ApiPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A part of an object of the API, or a whole one. Attributes are the API's fields in snake_case; what may be absent
-    has a default, which is None where its absence is to be told from every value.
+    """An object of the API, or a part of one. Attributes are the API's fields in snake_case. An optional field has a
+    default: None if absence must differ from every value.
     """
 
 
@@ -41,17 +41,17 @@ class Metadata(ApiPart, frozen=True):
 
 
 def whole_seconds(when: datetime) -> datetime:
-    """A time as the API has it."""
+    """Return a time in the API's format, to the second."""
     return when.astimezone(UTC).replace(microsecond=0)
 
 
 def read_leniently(kind: type[P], said: Any) -> P:
-    """The object as that kind, all of whose fields have defaults."""
+    """Return the object as that kind, whose fields all have defaults."""
     return _fitting(kind, without_nulls(said))
 
 
 def without_nulls(value: Any) -> Any:
-    """A copy of the document without the fields that are null, which are absent to Kubernetes."""
+    """Return a copy of the document without null fields, which are absent to Kubernetes."""
     if isinstance(value, Mapping):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -68,7 +68,7 @@ def _fitting(kind: type[P], said: Any) -> P:
 
 
 def _value(hint: Any, said: Any) -> Any:
-    """The value as that type; of a part, a list or a mapping what fits; NOTHING if nothing does."""
+    """Return the value as that type; of a part, a list or a mapping the entries that fit; NOTHING if nothing fits."""
     try:
         return msgspec.convert(said, hint)
     except msgspec.ValidationError:
@@ -89,7 +89,7 @@ def _value(hint: Any, said: Any) -> Any:
 
 
 def _whole(kind: type[ApiPart], said: Any) -> Any:
-    """The part with what of it fits; NOTHING if a field that it cannot be without does not."""
+    """Return the part with the fields that fit; NOTHING if a required field does not."""
     try:
         return _fitting(kind, said)
     except TypeError:
@@ -97,7 +97,7 @@ def _whole(kind: type[ApiPart], said: Any) -> Any:
 
 
 def written(part: ApiPart) -> dict[str, Any]:
-    """The part as the API has it. What is None, and a part that says nothing, is left out."""
+    """Return the part as the API has it, without fields that are None and without empty parts."""
     told = {one.encode_name: _written(getattr(part, one.name)) for one in msgspec.structs.fields(part)}
     return {name: value for name, value in told.items() if value is not None}
 

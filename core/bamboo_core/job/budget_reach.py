@@ -1,6 +1,6 @@
-"""How far a job's budget gets: its money at a price for the hour, and its date at the present rate. Pure.
+"""How far a job's budget reaches: its money at an hourly price, and its date at the current rate. Pure.
 
-The operator, a local run and `bamboo validate` say the same of the same figures.
+The operator, a local run and `bamboo validate` share these sentences.
 """
 
 from datetime import UTC, datetime
@@ -18,19 +18,19 @@ DAYS: Final = 48 * HOUR  # seconds, from which on a time is told in days
 
 
 def hours_left(money: Decimal, spent: Decimal, per_hour: Decimal | None) -> float | None:
-    """Return for how many hours the rest of the money lasts; None if nothing is paid now."""
+    """Return for how many hours the remaining money lasts; None if nothing costs money now."""
     return max(0.0, float((money - spent) / per_hour)) if per_hour else None
 
 
 def spent(money: Decimal, *, keeps: bool) -> str:
-    """Why a job ends that has cost as much as it may, and what helps. keeps: it has a checkpoint store."""
+    """Return why a job ends that has spent its budget, and what helps. keeps: whether it has a checkpoint store."""
     on = "goes on from its newest checkpoint" if keeps else "begins anew, since it keeps no checkpoints"
     return f"the budget of {money} is spent; with a larger spec.budget.money the job {on}"
 
 
 def of_manifest(spec: JobSpec) -> str:
-    """Return for how long the money of a job lasts with all workers that it asks for, in its first pool with a price:
-    a sentence without its end, "" without both.
+    """Return how long the money of a job lasts with all requested workers, at the price of its first pool that has one:
+    a sentence without its end; "" without money or price.
     """
     pool = next((pool for pool in spec.node_pools if pool.price_per_hour), None)
     money = spec.budget.money if spec.budget is not None else None
@@ -49,13 +49,13 @@ def of_manifest(spec: JobSpec) -> str:
 
 
 def done_by(spec: JobSpec) -> datetime | None:
-    """The job's date, if it has one."""
+    """Return the date by which the job is to be done, if it has one."""
     return spec.budget.done_by if spec.budget is not None else None
 
 
 def seconds_late(date: datetime, now: datetime, left: float | None) -> float | None:
-    """Return by how many seconds the last step is done after the date, less than 0 if it is before; None if that is not
-    known. left: seconds until the last step is done at the present rate, None if they are not known.
+    """Return how many seconds after the date the last step is done, negative if before; None if unknown. left: seconds
+    until the last step at the current rate; None if unknown.
     """
     until = (date - now).total_seconds()
     if left is None:
@@ -64,8 +64,8 @@ def seconds_late(date: datetime, now: datetime, left: float | None) -> float | N
 
 
 def date_told(date: datetime | None, now: datetime, left: float | None) -> str:
-    """Return whether a job is done by its date, a sentence without its end; "" without a date. left: seconds until the
-    last step is done at the present rate, None if they are not known.
+    """Return a sentence, without its end, on whether the job is done by its date; "" without a date. left: seconds
+    until the last step at the current rate; None if unknown.
     """
     if date is None:
         return ""
@@ -83,9 +83,9 @@ def date_told(date: datetime | None, now: datetime, left: float | None) -> str:
 
 
 def past(spec: JobSpec, now: datetime) -> str:
-    """A sentence on a date that has passed before the job begins; "" if there is none, or it is still to come.
+    """Return a sentence on a date that passed before the job began; "" if there is none.
 
-    It is no error: a manifest that is applied once more, or read by another operator, would become wrong by mere age.
+    This is no error, because a manifest must not become invalid by age when it is applied or read again.
     """
     date = done_by(spec)
     if date is None or date > now:
@@ -94,13 +94,13 @@ def past(spec: JobSpec, now: datetime) -> str:
 
 
 def shown_date(date: datetime) -> str:
-    """To the second, as far as that is said."""
+    """Return the date in UTC, without seconds if they are 0."""
     date = date.astimezone(UTC)
     return f"{date:%Y-%m-%d %H:%M:%S}".removesuffix(":00") + " UTC"
 
 
 def span(seconds: float) -> str:
-    """3.2 days, 2.1 h, 12 min, 40 s: as exact as an estimate is worth."""
+    """Return a duration with the precision of an estimate: 3.2 days, 2.1 h, 12 min, 40 s."""
     seconds = max(0.0, seconds)
     if seconds >= DAYS:
         return f"{seconds / 86400:.1f} days"

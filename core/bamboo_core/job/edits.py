@@ -1,7 +1,4 @@
-"""What of an edited spec a running job takes over, and what of it is fixed from its beginning to its end.
-
-Which fields those are is in their marks, in the types of the API.
-"""
+"""Edits of a running job: which changed fields it follows, and which are fixed. The marks on the API's types decide."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,19 +18,19 @@ MOST_NAMED = 10  # fields in one sentence
 
 
 def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
-    """The spec in force from now on. If it is not `wanted`, the edit asks for what cannot be."""
+    """Return the spec in force after an edit. It differs from `wanted` if the edit changes a fixed field."""
     edited: JobSpec = _edited(JobSpec, old, wanted, stays=False)
     return edited
 
 
 def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest in force from now on, in place of `old`. If both are valid, its spec is what `apply_edit` gives."""
+    """Return the manifest in force after an edit of `old`. If both are valid, its spec is that of `apply_edit`."""
     spec = _edited_manifest(JobSpec, old["spec"], wanted.get("spec") or {}, stays=False)
     return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
 
 
 def _edited(kind: type, old: Any, wanted: Any, *, stays: bool) -> Any:
-    """The old object with what of the other one may change while a job runs. stays: nothing does but what is FREE."""
+    """Return the old object with the changeable fields of the new one. stays: only FREE fields may change."""
     changed = {}
     for one in api_fields(kind):
         now, then = getattr(old, one.attribute), getattr(wanted, one.attribute)
@@ -63,19 +60,19 @@ def _stays(one: ApiField, object_stays: bool) -> bool:
 
 
 def refused_fields(old: JobSpec, wanted: JobSpec) -> tuple[str, ...]:
-    """The fields of the edited spec that a running job does not take over, as a manifest names them."""
+    """Return the changed fields that a running job does not follow, under their names in a manifest."""
     return tuple(dict.fromkeys(_differences(apply_edit(old, wanted), wanted, "spec")))
 
 
 def refusal_message(names: tuple[str, ...]) -> str:
-    """What the user is told of these fields."""
+    """Return the message to the user about refused fields."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     verb = "is" if len(names) == 1 else "are"
     return f"{', '.join(names[:MOST_NAMED])}{more}: {verb} fixed while the job runs; the job keeps the original values"
 
 
 def task_digest(spec: JobSpec) -> str:
-    """A digest, 16 hex digits, of what the model is made from, as its user wrote it: no default is in it, which another
+    """Return a digest, 16 hex digits, of the model's definition as the user wrote it, without defaults, which another
     version could change.
     """
     task = [spec.task.entrypoint, dict(spec.task.config)]
@@ -83,9 +80,9 @@ def task_digest(spec: JobSpec) -> str:
 
 
 def numbers_digest(spec: JobSpec) -> str:
-    """A digest of all that a training's numbers depend on: its task and its training section, but for how long it goes
-    on.
-    It is the same on every grid. A checkpoint goes on only in a job with the same one.
+    """Return a digest of all that a training's numbers depend on: its task and its training section without its length.
+
+    It is the same on every grid. A job continues only from checkpoints with the same digest.
     """
     training = {}
     for one in api_fields(TrainingSpec):
@@ -99,7 +96,7 @@ def numbers_digest(spec: JobSpec) -> str:
 
 
 def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
-    """The innermost fields in which these two differ."""
+    """Return the innermost fields in which the two objects differ."""
     if one == other:
         return
     if is_dataclass(one) and type(one) is type(other):
@@ -117,6 +114,6 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
 
 
 def _spelled(kind: type, attribute: str) -> str:
-    """A field's name in a manifest."""
+    """Return a field's name in a manifest."""
     said = attribute.removeprefix("chooses_")  # where a manifest does not say that field
     return next((one.name for one in api_fields(kind) if one.attribute == said), said)

@@ -1,4 +1,6 @@
-"""Reads a raw document field by field, and notes each problem with its path, so that one run tells all mistakes."""
+"""A reader of raw documents, field by field, that notes each problem with its path, so that one run finds all
+mistakes.
+"""
 
 import json
 import re
@@ -25,7 +27,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class UnknownField(Problem):
-    """A field that its object does not have. near: the object's field that was probably meant; known: all of them."""
+    """A field that its object does not have. near: the field that was probably meant; known: all fields."""
 
     key: str
     near: str
@@ -38,7 +40,7 @@ class MissingField(Problem):
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used; its text has one line per problem."""
+    """An unusable manifest; the text has one line per problem."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -46,7 +48,7 @@ class ManifestError(ValueError):
 
 
 def show(value: object) -> str:
-    """A value in a sentence: JSON, on one line, shortened."""
+    """Return a value for a sentence: JSON on one line, shortened."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
@@ -59,7 +61,7 @@ def show(value: object) -> str:
 
 
 def join(path: str, name: str) -> str:
-    """The path of a field, as problems have it."""
+    """Return the path of a field, as problems have it."""
     if not re.fullmatch(r"[-\w./]{1,80}(\[\d+\])?", name, re.ASCII):
         return f"{path}[{show(name)}]"
     return f"{path}.{name}" if path else name
@@ -67,7 +69,7 @@ def join(path: str, name: str) -> str:
 
 @dataclass(slots=True)
 class Fields:
-    """Reads one object. A wrong field is noted once and reading goes on with a harmless value."""
+    """Reader of one object. It notes a wrong field once and continues with a harmless value."""
 
     values: Mapping[Any, Any]
     path: str
@@ -95,7 +97,7 @@ class Fields:
         return self.get(name) is not None
 
     def close(self) -> None:
-        """Notes what nobody asked for."""
+        """Note the fields that nobody read."""
         suggestions = MAX_SUGGESTIONS
         for key in self.values:
             if not isinstance(key, str):
@@ -115,9 +117,9 @@ class Fields:
         required: bool = False,
         shown: Callable[[str], str] | None = None,
     ) -> Any:
-        """The field's value; None if it is absent, or if it does not fit, which is noted.
+        """Return the field's value; None if it is absent or does not fit, which is noted.
 
-        said: what is expected. shown: what is said of a text that does not fit; it may hold a secret.
+        said: what is expected. shown: the text to show in place of a wrong value, which may be a secret.
         """
         value = self.get(name) if self.has(name) else None
         if value is None and required:
@@ -140,7 +142,7 @@ class Fields:
         return self.optional_text(name, form, required=True) or ""
 
     def child(self, name: str) -> "Fields":
-        """An absent object reads as an empty one."""
+        """Return the reader of an inner object; an absent one reads as empty."""
         return Fields(self.get(name) if self.has(name) else {}, self.at(name), self.problems)
 
 

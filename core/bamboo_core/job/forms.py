@@ -1,4 +1,4 @@
-"""What a field of the API may hold: how each form of value is read, and what the CRD says of it.
+"""Forms of values in the API: how each is read, and its schema in the CRD.
 
 A field's form is in its type's annotation, or follows from it: see `bamboo_core.job.model`.
 """
@@ -27,13 +27,13 @@ VALIDATIONS = "x-kubernetes-validations"
 
 
 def _fits(form: TextPattern) -> Schema:
-    """Return a rule by which a text is of that form: a schema's pattern would be all that an API server says of it."""
+    """Return a rule that checks a text's form; the API server's message would show only a schema's pattern."""
     return {"rule": f"self.matches(r'^({form.pattern.pattern})$')", "message": f"expected {form.said}"}
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSlot:
-    """Where a form reads: a field of an object. required: whether its absence is a problem."""
+    """A field of an object, as a form reads it. required: whether its absence is a problem."""
 
     fields: Fields
     name: str
@@ -44,7 +44,9 @@ class FieldSlot:
 
 
 class FieldForm(Protocol):
-    """How the values of a field look. harmless: what is read on with where a value that has to be there is not."""
+    """The form of a field's values. harmless: the value that replaces a missing required one while reading
+    continues.
+    """
 
     @property
     def said(self) -> str: ...
@@ -53,11 +55,11 @@ class FieldForm(Protocol):
     def harmless(self) -> Any: ...
 
     def read(self, slot: FieldSlot) -> Any:
-        """The value; None if it is absent, or if it does not fit, which is noted."""
+        """Return the value; None if it is absent or does not fit, which is noted."""
         ...
 
     def schema(self) -> Schema:
-        """What the CRD says of it, but for its description, its default and its rules."""
+        """Return the CRD's schema without description, default and rules."""
         ...
 
 
@@ -153,7 +155,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class TextOf:
-    """A text of that pattern. made: what is made of it. shown: what is said of one that does not fit."""
+    """A text of a pattern. made: converts it. shown: the text to show in place of a wrong value."""
 
     pattern: TextPattern
     made: Callable[[str], Any] = str
@@ -210,7 +212,7 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class TextList:
-    """A list of at most `most` texts of that pattern. of: what they are. each: one of them, for the CRD."""
+    """A list of at most `most` texts of a pattern. of: what they are. each: one of them, for the CRD."""
 
     pattern: TextPattern
     of: str
@@ -290,7 +292,7 @@ class Quantities:
 
 
 def _meant(name: str) -> str:
-    """What a name that is none was meant to be, if it looks like one."""
+    """Return the resource name that was probably meant, if one is close."""
     lower = name.lower()
     if "gpu" in lower or "nvidia" in lower:
         return f", did you mean {'amd' if 'amd' in lower else 'nvidia'}.com/gpu?"

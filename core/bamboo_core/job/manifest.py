@@ -1,6 +1,6 @@
-"""The one parser of BambooJob manifests: raw document -> `JobSpec`, or every problem in it at once.
+"""The parser of BambooJob manifests: raw document -> `JobSpec`, or all of its problems at once.
 
-Unknown fields are errors; null means absent, as in Kubernetes. `status` and the server's metadata pass.
+Unknown fields are errors; null means absent, as in Kubernetes. `status` and the server's metadata are ignored.
 """
 
 import copy
@@ -37,24 +37,24 @@ METADATA = (
 
 
 def load_manifest(path: str | Path) -> JobSpec:
-    """Reads one YAML or JSON file. Raises ManifestError for whatever is wrong with it."""
+    """Read one YAML or JSON file. Raises ManifestError for any mistake in it."""
     return parse_manifest(load_document(str(path)))
 
 
 def read_manifest(path: str) -> tuple[JobSpec, dict[str, Any]]:
-    """A file's job and its document; - is standard input. The problems of its ManifestError name file and line."""
+    """Return a file's job and document; - is standard input. Problems in a ManifestError name file and line."""
     source, job = read_job(path)
     return job, copy.deepcopy(source.document)
 
 
 def read_job(path: str, also: Check = lambda job: ()) -> tuple[ManifestSource, JobSpec]:
-    """A file's text and lines, and its job; see `read_manifest_source` and `parse_source`."""
+    """Return a file's text and lines, and its job; see `read_manifest_source` and `parse_source`."""
     source = read_manifest_source(path)
     return source, parse_source(source, also)
 
 
 def parse_source(source: ManifestSource, also: Check = lambda job: ()) -> JobSpec:
-    """A file's job. The problems of its ManifestError name file and line."""
+    """Return a file's job. Problems in a ManifestError name file and line."""
     try:
         return parse_manifest(source.document, also)
     except ManifestError as error:
@@ -62,9 +62,10 @@ def parse_source(source: ManifestSource, also: Check = lambda job: ()) -> JobSpe
 
 
 def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) -> JobSpec:
-    """Raises ManifestError with all problems of the document; misspelt fields first, as they may be why others miss.
+    """Return a document's job. Raises ManifestError with all problems, misspelt fields first, since they may explain
+    others.
 
-    also: finds more of them in the job, in which harmless values stand for those that have a problem.
+    also: finds more problems in the job, in which harmless values replace wrong ones.
     """
     problems: list[Problem] = []
     objects: list[ReadObject] = []
@@ -77,15 +78,15 @@ def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) ->
 
 
 def read_spec(document: Mapping[str, Any]) -> JobSpec:
-    """What a job asks for, in which harmless values stand for what is missing or wrong: for whoever only shows it, as
-    an older or newer version may have accepted it.
+    """Return a job's spec with harmless values in place of missing and wrong ones, to show jobs that another version
+    accepted.
     """
     return _root(document, [], [])
 
 
 @cache
 def fields_by_name() -> dict[str, tuple[str, ...]]:
-    """Where fields of each name belong, such as steps: spec.training.steps. Not those of objects in lists."""
+    """Return the paths of the fields of each name, such as steps: spec.training.steps, without objects in lists."""
     found: dict[str, set[str]] = {}
     frame = (*(("", name) for name in ROOT), *(("metadata", name) for name in METADATA))
     for name, path in (*((name, join(above, name)) for above, name in frame), *places(JobSpec, "spec")):

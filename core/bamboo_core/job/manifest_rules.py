@@ -24,8 +24,8 @@ T = TypeVar("T")
 class Rule:
     """A rule of a type of the API.
 
-    path: from the object to the field that is wrong where the rule does not hold; "" is the object. expected: the
-    sentence about it, to which the parser adds the values that it has read.
+    path: from the object to the field that breaks the rule; "" is the object. expected: the sentence about it, to which
+    the parser adds the values that it read.
     """
 
     path: str
@@ -37,7 +37,7 @@ RULES: dict[type, list[Rule]] = {}  # by their types, in the order in which prob
 
 
 def rule(kind: type[T], path: str, expected: str) -> Callable[[Callable[[T], bool]], Callable[[T], bool]]:
-    """Register what has to hold of an object's values; see `Rule`."""
+    """Register a rule for an object's values; see `Rule`."""
 
     def register(holds: Callable[[T], bool]) -> Callable[[T], bool]:
         RULES.setdefault(kind, []).append(Rule(path, expected, holds))
@@ -47,7 +47,7 @@ def rule(kind: type[T], path: str, expected: str) -> Callable[[Callable[[T], boo
 
 
 def check_rules(found: Sequence[ReadObject], problems: list[Problem], misspelt: Collection[str]) -> None:
-    """Add the rules that do not hold in these objects to the problems, but for those that have read a wrong field.
+    """Add broken rules of these objects to the problems, except rules that read a wrong field.
 
     misspelt: paths of fields written under another name.
     """
@@ -62,7 +62,7 @@ def check_rules(found: Sequence[ReadObject], problems: list[Problem], misspelt: 
 
 
 def _values(got: Any, read: Mapping[str, Any]) -> str:
-    """Return the end of a rule's sentence: the value of its field, and those of the others, of numbers and texts."""
+    """Return the end of a rule's sentence: the value of its field, and of the other numbers and texts that it read."""
     others = [f"{path.rpartition('.')[2]} {show(value)}" for path, value in read.items() if _is_shown(value)]
     return (f", got {show(got)}" if _is_shown(got) else "") + (f" ({', '.join(others)})" if others else "")
 
@@ -74,7 +74,7 @@ def _is_shown(value: Any) -> bool:
 class _Stored:
     """An object as rules see it, with the attributes of its type.
 
-    objects: all that were read, by path. read: gets the path and value of each field that is asked for.
+    objects: all objects that were read, by path. read: collects the path and value of each field that the rule reads.
     """
 
     def __init__(self, path: str, objects: Mapping[str, ReadObject], read: dict[str, Any]) -> None:

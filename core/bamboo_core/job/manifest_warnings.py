@@ -1,4 +1,4 @@
-"""What is allowed in a manifest and may surprise: a sentence for each. Pure."""
+"""Warnings about valid manifests, one sentence each. Pure."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -14,7 +14,7 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
-    """Each names the fields that it is about."""
+    """Return all warnings; each names its fields."""
     of_protection = (_one_pipeline(spec), _replicas(spec))
     found = (
         *of_protection,
@@ -31,14 +31,14 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _first_pool(spec: JobSpec) -> Iterator[str]:
-    """Yield what the first pool says of earlier pools, though none is before it."""
+    """Warn about `afterSeconds` in the first pool, which has none before it."""
     for first in spec.node_pools[:1]:
         if first.after_seconds:
             yield f"node pool {first.name}: afterSeconds has no effect in the first pool; it belongs to a later one"
 
 
 def _containers(spec: JobSpec) -> Iterator[str]:
-    """Yield the containers with a misspelt name, which run beside the worker's."""
+    """Warn about containers with a misspelt name, which run beside the worker's."""
     for path, template in templates_of(spec):
         inside = template.get("spec")
         containers = inside.get("containers") if isinstance(inside, Mapping) else None
@@ -51,7 +51,7 @@ def _containers(spec: JobSpec) -> Iterator[str]:
 
 
 def _one_zone(spec: JobSpec) -> str:
-    """The loss of a zone takes everybody."""
+    """Warn that the loss of the zone takes all workers."""
     policy = pod_spread(spec)
     if policy is SpreadPolicy.ZONE_PER_PIPELINE and most_pipelines(spec) == 1:
         return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
@@ -61,14 +61,14 @@ def _one_zone(spec: JobSpec) -> str:
 
 
 def _budget(spec: JobSpec) -> str:
-    """A job that may be suspended for good, or begin anew."""
+    """Warn about a budget that may suspend the job for good, or make it begin anew."""
     if spec.budget is None or spec.budget.money is None or spec.checkpoint is not None:
         return ""
     return "spec.budget.money without spec.checkpoint: what is trained is lost when the money is spent before the end"
 
 
 def _nodes(spec: JobSpec) -> str:
-    """Nodes with several workers are so few that the loss of one takes a stage with it, or leaves it without shadow."""
+    """Warn about nodes with several workers whose loss takes the whole job, or neighbours in a pipeline."""
     room, workers = spec.spread.workers_per_node, wanted_workers(spec)
     nodes = spec.spread.nodes(workers)
     if room == 1 or workers == 1 or spec.redundancy.mode is RedundancyMode.NONE:
@@ -84,7 +84,7 @@ def _nodes(spec: JobSpec) -> str:
 
 
 def _devices(spec: JobSpec) -> str:
-    """GPUs that stay idle, or processors where GPUs may be meant."""
+    """Warn about idle GPUs, and about processors where GPUs may be meant."""
     devices, gpus = spec.worker.devices, spec.worker.resources.gpus
     without = [pool for pool in spec.node_pools or (None,) if not asks_for_gpus(spec, pool)]
     if devices > 1 and without:
@@ -99,7 +99,7 @@ def _devices(spec: JobSpec) -> str:
 
 
 def _devices_of_pools(spec: JobSpec) -> str:
-    """A pool's template that asks for GPUs of which some stay idle, or too few."""
+    """Warn about a pool's template that requests too few GPUs, or GPUs that stay idle."""
     devices = spec.worker.devices
     for pool in spec.node_pools:
         asked = {str(n) for name, n in worker_resources(spec, pool).items() if name.endswith(GPU_SUFFIX)}
@@ -111,14 +111,14 @@ def _devices_of_pools(spec: JobSpec) -> str:
 
 
 def _loggers(spec: JobSpec) -> str:
-    """They are given what is in the history, which is kept beside the checkpoints."""
+    """Warn about loggers of a job that keeps no history, which is stored with checkpoints."""
     if spec.training.loggers and spec.checkpoint is None:
         return "spec.training.loggers are given nothing without spec.checkpoint, but by bamboo run --output"
     return ""
 
 
 def _replicas(spec: JobSpec) -> str:
-    """More than one are asked for, and there cannot be so many."""
+    """Warn about replicas that have no effect, or are more than the workers can hold."""
     asked, others = spec.redundancy.replicas, wanted_workers(spec) - 1
     if asked > 1 and spec.redundancy.mode is RedundancyMode.NONE:
         return f"spec.redundancy.replicas {asked} has no effect with spec.redundancy.mode None"
@@ -128,7 +128,7 @@ def _replicas(spec: JobSpec) -> str:
 
 
 def _one_pipeline(spec: JobSpec) -> str:
-    """With several pipelines each stage lives on in the others."""
+    """Warn about losses that one pipeline does not survive; with several, each stage survives in the others."""
     topology = spec.topology
     if topology.pipelines > 1:
         return ""

@@ -1,4 +1,4 @@
-"""Fields that are misspelt or stand at the wrong level: what was probably meant, and what follows from them. Pure."""
+"""Fields that are misspelt or at the wrong level: what was probably meant, and which problems follow. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +14,8 @@ def causes_first(
 ) -> tuple[list[Problem], set[str]]:
     """Return the problems to report, and the paths of absent fields that an unknown field probably stands for.
 
-    Unknown fields whose meaning can be guessed come first; absent fields for which they stand are left out.
-    places: where fields of each name belong.
+    Unknown fields with a likely meaning come first; the absent fields that they stand for are left out. places: the
+    paths of the fields of each name.
     """
     read = [_placed(problem, places) if isinstance(problem, UnknownField) else problem for problem in problems]
     guessed = {p.path: meant for p in read if isinstance(p, UnknownField) and (meant := _meant(p, places))}
@@ -26,18 +26,18 @@ def causes_first(
 
 
 def is_within(path: str, others: Collection[str]) -> bool:
-    """Return whether a field is one of these others, or in an object that is."""
+    """Return whether a field is one of the others, or in one of them."""
     return any(path == other or path.startswith(f"{other}.") for other in others)
 
 
 def _meant(problem: UnknownField, places: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The paths of the fields that were perhaps meant."""
+    """Return the paths of the fields that were perhaps meant."""
     above = problem.path.removesuffix(problem.key)
     return (*([f"{above}{problem.near}"] if problem.near else []), *_elsewhere(problem, places))
 
 
 def _elsewhere(problem: UnknownField, places: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Those closest to the top."""
+    """Return the paths closest to the top."""
     found = sorted(places.get(problem.key, ()), key=lambda path: path.count("."))
     return tuple(path for path in found if path.count(".") == found[0].count("."))[:MOST_PLACES]
 

@@ -1,9 +1,8 @@
-"""The types of a BambooJob are its API: what their annotations say, and a reader that knows nothing else.
+"""The types of a BambooJob as its API: annotations, marks, and a generic reader.
 
-A field of such a type says by its annotation how its values look (`bamboo_core.job.forms`; true or false, an
-enumeration and another such type need no word) and which marks it has. The text below a field is its description. The
-parser (`read_object`), the CRD and docs/api.md are made from that; rules between fields are in
-`bamboo_core.job.manifest_rules`.
+A field's annotation gives the form of its values (`bamboo_core.job.forms`; booleans, enumerations and other such types
+need none) and its marks. The text below a field is its description. The parser (`read_object`), the CRD and docs/api.md
+are made from these; rules between fields are in `bamboo_core.job.manifest_rules`.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ Completion = Callable[[Values, Mapping[str, Any]], None]
 
 
 class Mark(Enum):
-    """What else is to be said of a field."""
+    """A property of a field beside its form."""
 
     FIXED = auto()  # it cannot change
     WHILE_SUSPENDED = auto()  # it can change only while the job is suspended, but for the fields in it that are FREE
@@ -35,7 +34,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A field that is an object of the API. optional: it is None where the field is absent, and not an empty one."""
+    """A field that is an object of the API. optional: an absent field is None, not an empty object."""
 
     kind: type
     optional: bool
@@ -43,7 +42,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class ObjectList:
-    """A field that is a list of objects of the API, at most so many; each has a name of its own."""
+    """A field that is a bounded list of objects of the API with unique names."""
 
     kind: type
     most: int
@@ -51,14 +50,14 @@ class ObjectList:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """The mark of a list of objects: how many there may be at most."""
+    """The mark of a list of objects: its maximum length."""
 
     most: int
 
 
 @dataclass(frozen=True, slots=True)
 class ApiField:
-    """A field of a type of the API. name: in a manifest. default: made anew for each object; None: there is none."""
+    """A field of a type of the API. name: in a manifest. default: makes a new one for each object; None: no default."""
 
     attribute: str
     name: str
@@ -73,7 +72,7 @@ class ApiField:
 
 @dataclass(frozen=True, slots=True)
 class ReadObject:
-    """An object that was read, and where. given: the fields that were said, right or wrong."""
+    """An object that was read, and its path. given: the fields that the manifest has, right or wrong."""
 
     path: str
     value: Any
@@ -82,7 +81,7 @@ class ReadObject:
 
 @cache
 def api_fields(kind: type) -> tuple[ApiField, ...]:
-    """The fields that a manifest may say of such an object."""
+    """Return the fields that a manifest may give for such an object."""
     hints = get_type_hints(kind, include_extras=True)
     found = (_api_field(one, hints[one.name]) for one in dataclasses.fields(kind))
     return tuple(one for one in found if one is not None)
@@ -128,10 +127,10 @@ _completions: dict[type, Completion] = {}
 
 
 def completes(kind: type) -> Callable[[Completion], Completion]:
-    """Registers what finds the values of an object's fields that follow from others', in place.
+    """Register a function that derives values of an object's fields from others, in place.
 
-    It is called with the object's values, None for those that are absent or wrong, and with those of the object around
-    it whose fields come first.
+    It receives the object's values, None for absent and wrong ones, and the values of the enclosing object's earlier
+    fields.
     """
 
     def register(completion: Completion) -> Completion:
@@ -144,10 +143,10 @@ def completes(kind: type) -> Callable[[Completion], Completion]:
 def read_object(
     kind: type, fields: Fields, found: list[ReadObject], around: Mapping[str, Any] | None = None, **known: Any
 ) -> Any:
-    """An object of that type, in which a harmless value stands for each one that is wrong; that it is is noted.
+    """Return an object of that type, with a harmless value in place of each wrong one, which is noted.
 
-    found: gets this object and those in it. around: values of the object around it. known: values of its fields that
-    the manifest's spec does not say.
+    found: collects this object and those in it. around: values of the enclosing object. known: values of its fields
+    that the manifest's spec does not contain.
     """
     values: Values = dict(known)
     for one in api_fields(kind):
@@ -193,7 +192,7 @@ def _harmless(form: FieldForm | Object | ObjectList) -> Any:
 
 
 def places(kind: type, above: str) -> Iterator[tuple[str, str]]:
-    """The name and the path of every field in such an object, but for those of objects in lists."""
+    """Yield the name and the path of every field in such an object, without objects in lists."""
     for one in api_fields(kind):
         path = join(above, one.name)
         yield one.name, path

@@ -1,4 +1,4 @@
-"""Which nodes a pool of a preset means: labels that they have, labels that they have not, taints that they bear."""
+"""Nodes that a pool's preset selects: labels that they have or lack, and their taints."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from bamboo_core.names import TRAINER_CONTAINER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlacement:
-    """What a pod says of the nodes on which it may run."""
+    """A pod's constraints on its nodes."""
 
     selector: Mapping[str, str] = field(default_factory=dict)  # node labels
     expressions: tuple[Mapping[str, Any], ...] = ()  # of a node affinity
@@ -24,7 +24,7 @@ def _one_of(key: str, *values: str) -> Mapping[str, Any]:
 
 
 def _none_of(key: str, *values: str) -> Mapping[str, Any]:
-    """A term that none of these values meets; nodes without that label meet it, too."""
+    """Return a term that excludes these values of a label, and matches nodes without the label."""
     return {"key": key, "operator": "NotIn", "values": list(values)}
 
 
@@ -53,8 +53,8 @@ PLACEMENTS: dict[tuple[Preset, Capacity], NodePlacement] = {
 
 
 def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
-    """The nodes on which a worker of that pool may run. Nodes with a special device often keep others away: that is
-    tolerated.
+    """Return the constraints for a worker of that pool. Nodes with a special device are often tainted for it, which the
+    worker tolerates.
     """
     chosen = PLACEMENTS.get((pool.preset, pool.capacity), NodePlacement()) if pool else NodePlacement()
     devices = sorted(name for name in worker_resources(job, pool) if "/" in name)
@@ -67,7 +67,7 @@ def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
 
 
 def worker_resources(job: JobSpec, pool: NodePool | None) -> dict[str, Any]:
-    """The quantities by resource name that such a worker asks for: limits, unless a request says another one."""
+    """Return the requested quantities of a worker by resource name: its limits, unless a request differs."""
     spec = _spec_of(pool.template if pool is not None else {})
     containers = (one for one in spec.get("containers") or () if isinstance(one, Mapping))
     trainer = next((one for one in containers if one.get("name") == TRAINER_CONTAINER), {})
@@ -82,21 +82,21 @@ def worker_resources(job: JobSpec, pool: NodePool | None) -> dict[str, Any]:
 
 
 def asks_for_gpus(job: JobSpec, pool: NodePool | None) -> bool:
-    """Return whether the pods of a pool ask for GPUs. pool: None for a job without pools."""
+    """Return whether the pods of a pool request GPUs. pool: None for a job without pools."""
     asked = worker_resources(job, pool).items()
     return any(name.endswith(GPU_SUFFIX) and str(quantity) != "0" for name, quantity in asked)
 
 
 def asking_for_gpus(job: JobSpec) -> str:
-    """Return what of a job asks for GPUs for each worker, with its verb; "" if a worker may do without."""
+    """Return the part of a job that requests GPUs for each worker, with its verb; "" if a worker may do without."""
     if all(asks_for_gpus(job, pool) for pool in job.node_pools or (None,)):
         return "spec.worker.resources asks" if job.worker.resources.asks_for_gpus else "each node pool's template asks"
     return f"spec.worker.devices {job.worker.devices} asks" if job.worker.devices > 1 else ""
 
 
 def asked_of_nodes(job: JobSpec, pool: NodePool | None) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
-    """The node selector and the tolerations of a pool's pods, by templates and by the pool's preset. Affinities of
-    templates are not looked at.
+    """Return the node selector and the tolerations of a pool's pods, from templates and the pool's preset, without the
+    templates' affinities.
     """
     where, of_all = placement(job, pool), _spec_of(job.worker.template)
     of_pool = _spec_of(pool.template if pool is not None else {})

@@ -43,7 +43,7 @@ class SpreadPolicy(StrEnum):
 
     @property
     def packs(self) -> bool:
-        """Are a pipeline's workers to be in the same zone, so that little crosses zones, instead of in many?"""
+        """Return whether a pipeline's workers share a zone to avoid traffic, instead of spreading over zones."""
         return self in (SpreadPolicy.ZONE_PER_PIPELINE, SpreadPolicy.SINGLE_ZONE)
 
 
@@ -74,15 +74,15 @@ class NodePool:
 
 
 def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
-    """Return the price of an hour of a worker in the first pool of that capacity that has a price."""
+    """Return the hourly price of a worker in the first pool of that capacity that has a price."""
     prices = (pool.price_per_hour for pool in pools if pool.capacity is capacity)
     return next((float(price) for price in prices if price is not None), None)
 
 
 def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
-    """What more workers would cost in an hour, and how many at each price, in the order in which they would come.
+    """Return the hourly prices of additional workers, with their number, in the order in which pools would supply them.
 
-    Where workers are in a later pool, those before it are full or deliver nothing. counts: workers by pool.
+    If workers are in a later pool, the earlier ones are full or deliver nothing. counts: workers by pool.
     """
     first = max((index for index, pool in enumerate(pools) if counts.get(pool.name)), default=0)
     found: list[tuple[float, int]] = []
@@ -96,7 +96,7 @@ def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[t
 
 
 def one_price(pools: Iterable[NodePool]) -> float | None:
-    """USD per hour for a worker that is in no pool, as of `bamboo run`: what the first pool says that has a price."""
+    """Return the USD per hour for a worker without a pool, as of `bamboo run`: the first pool's price that there is."""
     return next((float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None), None)
 
 
@@ -117,13 +117,11 @@ class SpreadSpec:
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
-        """The price of a node with all its workers. worker_price: what a pool says for one worker, its share of the
-        node.
-        """
+        """Return the price of a node with all its workers. worker_price: of one worker, its share of the node."""
         return None if worker_price is None else float(worker_price) * self.workers_per_node
 
     def nodes(self, workers: int) -> int:
-        """For so many workers."""
+        """Return the number of nodes for so many workers."""
         return -(-workers // self.workers_per_node)
 
 
@@ -138,7 +136,7 @@ class ResourcesSpec:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """How many GPUs are asked for, each time that a number of them is said."""
+        """Return the numbers of requested GPUs, one for each place that gives one."""
         asked = (*self.limits.items(), *self.requests.items())
         return tuple(str(quantity) for name, quantity in asked if name.endswith(GPU_SUFFIX))
 

@@ -21,14 +21,14 @@ NEWEST_MINOR: int = _DATA["newest"]
 
 
 def unknown_fields(template: Mapping[str, Any], path: str = PATH) -> list[Problem]:
-    """One problem for each; a value of the wrong type is the API server's to refuse. path: of the template."""
+    """Return a problem for each unknown field; the API server refuses values of a wrong type. path: of the template."""
     problems: list[Problem] = []
     _look(_ROOT, template, path, problems)
     return problems
 
 
 def templates_of(job: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All templates of the job's pods, by their paths in the manifest."""
+    """Return all pod templates of the job by their paths in the manifest."""
     yield PATH, job.worker.template
     for index, pool in enumerate(job.node_pools):
         if pool.template:
@@ -40,7 +40,7 @@ def pool_path(index: int) -> str:
 
 
 def unknown_in_template(job: JobSpec) -> list[Problem]:
-    """For parse_manifest."""
+    """Return unknown fields of all templates, for parse_manifest."""
     return [problem for path, template in templates_of(job) for problem in unknown_fields(template, path)]
 
 

@@ -24,7 +24,7 @@ KEYED = {
 
 
 def merge(base: Any, override: Any, name: str = "") -> Any:
-    """A new value; neither argument is changed. name: of the field that holds both."""
+    """Return the merged value; neither argument is changed. name: of the field that holds both."""
     if isinstance(base, Mapping) and isinstance(override, Mapping):
         merged = {key: merge(base.get(key), value, key) for key, value in override.items() if value is not None}
         return {key: value for key, value in {**base, **merged}.items() if key in merged or key not in override}

@@ -125,7 +125,7 @@ class TopologySpec:
 
     @property
     def first_schedule(self) -> PipelineSchedule:
-        """The schedule of a job for which no other one was chosen."""
+        """Return the schedule in force until another one is chosen."""
         return self.schedule or PipelineSchedule.ONE_F_ONE_B
 
 
@@ -183,10 +183,10 @@ class RedundancySpec:
         return 0 if self.mode is RedundancyMode.NONE else self.replicas
 
     def on(self, pipelines: int, *, apart: bool = True) -> "RedundancySpec":
-        """Return how stages are protected on a grid of so many pipelines: with a mode that is not Auto.
+        """Return the protection of stages on a grid of so many pipelines: with a mode that is not Auto.
 
-        More pipelines than there may be replicas hold each other's copies. apart: the owners of each stage are on
-        enough nodes and in enough zones for that (`ring.are_apart`).
+        More pipelines than the maximum of replicas hold each other's copies. apart: whether the owners of each stage
+        are on enough nodes and zones for that (`ring.are_apart`).
         """
         if self.mode is not RedundancyMode.AUTO:
             return self
@@ -236,7 +236,7 @@ class CheckpointSpec:
         return self.storage if self.claim is None else None
 
     def place(self, job: str) -> str:
-        """Return where workers find that job's checkpoints: the URL, or a folder of the claim that they mount."""
+        """Return where workers find that job's checkpoints: the URL, or a folder of the mounted claim."""
         return self.url or f"{STORAGE_FOLDER}/{job}/checkpoints"
 
 
@@ -314,7 +314,7 @@ class JobSpec:
 
 @completes(TopologySpec)
 def _complete_stages(values: Values, around: Mapping[str, Any]) -> None:
-    """There are as many stages as the split has numbers, if it is there and no number of stages is given."""
+    """Set the number of stages to that of the split, if only the split is given."""
     values["chooses_stages"] = values["split"] is None and values["stages"] is None
     values["chooses_pipelines"] = values["pipelines"] is None
     if values["stages"] is None and values["split"] is not None:
@@ -323,14 +323,14 @@ def _complete_stages(values: Values, around: Mapping[str, Any]) -> None:
 
 @completes(JobSpec)
 def _complete_job(values: Values, around: Mapping[str, Any]) -> None:
-    """A fixed grid has one pipeline where the manifest says no number."""
+    """Give a fixed grid one pipeline if the manifest has no number."""
     if values["elastic"] is None:
         values["topology"] = replace(values["topology"], chooses_pipelines=False)
 
 
 def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
-    """The schedules that the coordinator may choose from, of which the first one counts until it has. One if there is
-    no choice of a grid, by which it knows what steps take.
+    """Return the schedules from which the coordinator may choose; the first one is in force until it does. Only one
+    without a choice of the grid, which needs the duration of steps.
     """
     first = spec.topology.first_schedule
     chosen = spec.topology.schedule is None and spec.elastic is not None
@@ -338,7 +338,7 @@ def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
 
 
 def in_force(spec: JobSpec) -> JobSpec:
-    """The specification with the redundancy that its grid has: a mode that is not Auto."""
+    """Return the spec with the redundancy in force on its grid: a mode that is not Auto."""
     if spec.redundancy.mode is not RedundancyMode.AUTO:
         return spec
     return replace(spec, redundancy=spec.redundancy.on(spec.topology.pipelines))
@@ -376,8 +376,8 @@ def most_pipelines(spec: JobSpec) -> int:
 
 
 def pod_spread(spec: JobSpec) -> SpreadPolicy:
-    """Which pods are to be in the same zone. Those of a job whose stages the coordinator chooses cannot be made for one
-    of its pipelines, whose size is not known yet: they go where nodes are, and pipelines are formed zone by zone.
+    """Return the zone policy for pods. If the coordinator chooses the stages, the size of a pipeline is not known when
+    a pod is made: pods go where nodes are, and pipelines are formed zone by zone.
     """
     policy = spec.spread.policy
     if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.topology.chooses_stages and most_pipelines(spec) > 1:
@@ -386,7 +386,7 @@ def pod_spread(spec: JobSpec) -> SpreadPolicy:
 
 
 def whole_workers(spec: JobSpec) -> int:
-    """The number of workers of the grid, without standby; if it is chosen, the most that it can use."""
+    """Return the number of workers of the grid, without standby; if it is chosen, the most that it can use."""
     topology = spec.topology
     if spec.elastic is None or not topology.chooses_stages:
         return topology.stages * most_pipelines(spec)
@@ -399,11 +399,11 @@ def smallest_grid(spec: JobSpec) -> int:
 
 
 def fewest_workers(spec: JobSpec) -> int:
-    """The number of workers with which a job begins, at least."""
+    """Return the fewest workers with which a job begins."""
     asked = spec.elastic.min_workers if spec.elastic else 1
     return max(smallest_grid(spec), min(asked, whole_workers(spec)))
 
 
 def wanted_workers(spec: JobSpec) -> int:
-    """The number of workers that are asked for, those on standby included."""
+    """Return the number of requested workers, standby included."""
     return whole_workers(spec) + spec.standby.workers

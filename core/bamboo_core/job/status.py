@@ -16,7 +16,7 @@ EARLY_STOPPED = "EarlyStopped"  # the reason of a job that is complete before it
 
 
 def _schema(**keywords: Any) -> msgspec.Meta:
-    """What the CRD says of a field beside its type."""
+    """Return the field's schema in the CRD beside its type."""
     return msgspec.Meta(extra_json_schema=keywords)
 
 
@@ -174,23 +174,23 @@ class BambooJobStatus(ApiPart, frozen=True):
 
     @property
     def ended(self) -> ReportedCondition | None:
-        """The condition with which the job is over."""
+        """Return the condition with which the job ended."""
         return next((one for one in self.conditions if one.type in ("Complete", "Failed") and one.holds), None)
 
     @property
     def stopped_early(self) -> str:
-        """Why the job is complete before its last step; "" if it is not."""
+        """Return why the job completed before its last step; "" if it did not."""
         ended = self.ended
         return ended.message if ended is not None and ended.reason == EARLY_STOPPED else ""
 
     @property
     def owners(self) -> tuple[tuple[str, ...], ...]:
-        """The workers that run the stages, by pipeline and stage; empty if there is no plan that can be read."""
+        """Return the workers that run the stages, by pipeline and stage; empty without a readable plan."""
         return self._written_plan.pipelines
 
     @property
     def epoch(self) -> int:
-        """The number of the current plan; 0 if there is no plan that can be read."""
+        """Return the number of the current plan; 0 without a readable plan."""
         return self._written_plan.epoch
 
     @property
@@ -207,5 +207,5 @@ class _WrittenPlan(msgspec.Struct):
 
 
 def read_status(said: Any) -> BambooJobStatus:
-    """The status of a BambooJob, whoever wrote it; None is that of a job that nobody has seen yet."""
+    """Return the status of a BambooJob of any version; None is the status of a job that nobody has reconciled yet."""
     return read_leniently(BambooJobStatus, said)

@@ -1,7 +1,7 @@
-"""What texts in a manifest must look like.
+"""rPatterns of texts in a manifest.
 
-The patterns mean the same to Python and to an API server, which reads RE2: no class such as \\w or \\s, for which the
-two have different letters.
+They mean the same to Python and to an API server, which reads RE2: no class such as \w or \s, for which the two have
+different letters.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPattern:
-    """What a text must look like, and how that is said to a person."""
+    """A pattern of texts, and its description for people."""
 
     said: str
     pattern: re.Pattern[str]

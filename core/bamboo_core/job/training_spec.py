@@ -145,25 +145,25 @@ class TrainingSpec:
 
     @property
     def known_steps(self) -> int | None:
-        """How many; None if it is not known yet."""
+        """Return the number of steps; None if it is not known yet."""
         return None if self.steps == UNKNOWN_STEPS else self.steps
 
     @property
     def length(self) -> str:
-        """How long the job trains, in the unit of the manifest, such as "3 epochs"."""
+        """Return how long the job trains, in the unit of the manifest, such as "3 epochs"."""
         if self.epochs is not None:
             return count(self.epochs, "epoch")
         return count(self.steps, "step") if self.tokens is None else count(self.tokens, "token")
 
     @property
     def counts_data(self) -> bool:
-        """Whether the manifest gives epochs or tokens, so that the number of steps follows from the dataset."""
+        """Return whether the number of steps follows from the dataset, because the manifest gives epochs or tokens."""
         return self.epochs is not None or self.tokens is not None
 
     def with_data(self, samples: int, tokens_per_sample: int | None) -> "TrainingSpec":
-        """With the number of steps that it takes on a dataset of so many samples; the last one is whole.
+        """Return the spec with the number of whole steps for a dataset of so many samples.
 
-        Raises ValueError if tokens are to be counted and a sample does not say how many it has.
+        Raises ValueError if the manifest gives tokens and the task does not say how many a sample has.
         """
         if self.known_steps is not None:
             return self
@@ -176,17 +176,17 @@ class TrainingSpec:
 
     @property
     def microbatches(self) -> int:
-        """Microbatches in one step, over all pipelines."""
+        """Return the microbatches of a step, over all pipelines."""
         return self.global_batch_size // self.micro_batch_size
 
     @property
     def groups(self) -> int | None:
-        """In how many groups gradients are summed; None: in as many as there are pipelines."""
+        """Return the number of groups in which gradients are summed; None: one for each pipeline."""
         return self.most_pipelines if self.reproducible else None
 
     @property
     def most_pipelines(self) -> int:
-        """Each one has a share of a step: a microbatch, or a group of them."""
+        """Return the most pipelines, each of which needs a microbatch, or a group of them."""
         return (
             self.microbatches
             if not self.reproducible
@@ -197,7 +197,9 @@ class TrainingSpec:
 
     @property
     def usual_group(self) -> int:
-        """The number of microbatches in each group but the last one, unless the manifest says how many groups."""
+        """Return the number of microbatches in each group but the last, unless the manifest gives the number of
+        groups.
+        """
         return (self.microbatches + DEFAULT_GROUPS - 1) // DEFAULT_GROUPS
 
 
@@ -207,6 +209,6 @@ def _steps(amount: int, per_step: int) -> int:
 
 @completes(TrainingSpec)
 def _complete_steps(values: Values, around: Mapping[str, Any]) -> None:
-    """The data say how many steps epochs or tokens are."""
+    """Derive the number of steps from epochs or tokens and the dataset."""
     if values["steps"] is None and (values["epochs"] is not None or values["tokens"] is not None):
         values["steps"] = UNKNOWN_STEPS

@@ -1,4 +1,4 @@
-"""One YAML or JSON file -> its document. Bounded and strict; whatever is wrong is a ManifestError."""
+"""A bounded, strict reader of one YAML or JSON file; every mistake is a ManifestError."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class ManifestSource:
-    """What a file holds. lines: of its fields, from 1, by their paths as problems have them. text: as it is written."""
+    """The content of a file. lines: line numbers of its fields, from 1, by their paths. text: as written."""
 
     name: str
     document: dict[str, Any]
@@ -26,7 +26,7 @@ class ManifestSource:
     text: str
 
     def place(self, problem: Problem) -> Problem:
-        """The problem with its file and its line, or that of the object it is in, before its path."""
+        """Return the problem with its file and line, or the line of the enclosing object, before its path."""
         path = problem.path
         while path and path not in self.lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
@@ -64,12 +64,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 
 def load_document(path: str) -> dict[str, Any]:
-    """The file's one object, as it is written: what its fields are is for `parse_manifest` to judge."""
+    """Return the file's one object, unchecked; `parse_manifest` judges its fields."""
     return read_manifest_source(path).document
 
 
 def read_manifest_source(path: str) -> ManifestSource:
-    """The file's one object, with the lines of its fields. path: - for standard input. Raises ManifestError."""
+    """Return the file's one object, with the lines of its fields. path: - for standard input. Raises ManifestError."""
     name = "standard input" if path == STDIN else path
 
     def wrong(message: str) -> ManifestError:
@@ -92,9 +92,7 @@ def read_manifest_source(path: str) -> ManifestSource:
 
 
 def source_of(name: str, text: str) -> ManifestSource:
-    """The one object in a text that is in memory, with the lines of its fields. name: what errors call it. Raises
-    ManifestError.
-    """
+    """Return the one object in a text, with the lines of its fields. name: for errors. Raises ManifestError."""
 
     def wrong(message: str) -> ManifestError:
         return ManifestError(Problem(name, message))
