@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bamboo.remote.job_view import phrases
+from bamboo.terminal import phrases
 from bamboo_core.view.job_view import view_of
 from remote_kit import NOW, SPEC, Json, condition, job, stamp
 
@@ -57,7 +57,7 @@ def test_a_job_whose_budget_is_spent_says_what_helps() -> None:
     found = view_of(job(conditions=[*IDLE, rolling], state="Suspended"))
     assert phrases.why_waiting(found) == "the budget of 5 is spent; with a larger one the job goes on"
     assert phrases.outcome(found) == "Suspended: the budget of 5 is spent; with a larger one the job goes on"
-    assert (phrases.suspending(found), phrases.rollout(found), phrases.stale(found, NOW)) == (None, "", None)
+    assert (phrases.suspending(found), phrases.rollout(found), phrases.stale(found, NOW)) == (None, "", "")
     just_resumed = view_of(job(conditions=[condition("Suspended", True, "Suspended", "the job is suspended")]))
     assert not just_resumed.suspended
 

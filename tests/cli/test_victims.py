@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from bamboo.remote import victims
-from bamboo.remote.job_view.objects import RemoteWorker
 from bamboo.remote.job_view.parsing import workers_of
 from bamboo.remote.victims import VictimChoice
+from bamboo.terminal.snapshot import RemoteWorker
 from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.view.job_view import view_of
 from remote_kit import NOW, SPEC, Json, condition, ended, job, pod, stamp

@@ -7,19 +7,17 @@ import pytest
 import yaml
 
 from bamboo.local.session import undisturbed_job
-from bamboo.local.views.summary import Summary, compare, summarize
-from bamboo_core.coordinator.events import Finish, Outcome
+from bamboo.local.views.summary import Summary, compare
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode
 from manifest_kit import WHOLE, bamboojob, training
-from run_view_kit import STATUS
+from run_view_kit import STATUS, ran
 
 
 def _ran(stages: int, pipelines: int, *, lacks_room: bool = False) -> Summary:
     """How a job ended whose coordinator had that grid at last."""
     grid = tuple(tuple((f"w{d}-{s}", True) for s in range(stages)) for d in range(pipelines))
-    finish = Finish(Outcome.COMPLETE, "Complete", "all steps are done")
-    return summarize("job", replace(STATUS, grid=grid, lacks_room=lacks_room), finish, batch=8, seconds=2.0)
+    return ran(replace(STATUS, grid=grid, lacks_room=lacks_room))
 
 
 @pytest.mark.parametrize(

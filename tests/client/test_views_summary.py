@@ -5,20 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.local.views.summary import compare, summarize, to_json, to_text
+from bamboo.local.views.summary import compare, to_json, to_text
 from bamboo_core.control.memory import Traffic
-from bamboo_core.coordinator.events import Finish, Outcome
+from bamboo_core.coordinator.events import Outcome
 from operator_kit import checkpoints
-from run_view_kit import STATUS
+from run_view_kit import STATUS, ran
 
 
 def test_the_summary_as_text_and_json() -> None:
-    finish = Finish(Outcome.COMPLETE, "Complete", "all steps are done")
-    summary = replace(
-        summarize("job", STATUS, finish, batch=8, seconds=2.0),
-        log_tail="hello\nworld\x1b[2J",
-        crashes=tuple(f"w{n} was killed" for n in (10, 3, 2, 0, 1, 4, 12)),
-    )
+    crashes = tuple(f"w{n} was killed" for n in (10, 3, 2, 0, 1, 4, 12))
+    summary = ran(log_tail="hello\nworld\x1b[2J", crashes=crashes)
     text = to_text(summary)
     assert "w1 -> w0, pause 100 ms (0.50 steps)" in text
     assert "samples left out: 4" in text
@@ -34,33 +30,32 @@ def test_the_summary_as_text_and_json() -> None:
     assert document["grid"] == {"stages": 2, "pipelines": 1}
     assert document["memory"]["w1"] == {"peak": 3 << 20, "limit": 4 << 20}
     assert document["traffic"]["w2"] == {"total": 5, **Traffic(gradient=5).by_kind()}
-    nan = json.loads(to_json(replace(summary, last_loss=float("nan"))))
+    nan = json.loads(to_json(ran(replace(STATUS, loss=float("nan")))))
     assert nan["last_loss"] is None
 
 
 def test_what_no_worker_has_had_is_left_out() -> None:
     """Of a job that has failed before its first step, or that has one worker, which sends nothing."""
     status = replace(STATUS, memory=(), traffic=(("w0", Traffic()),))
-    text = to_text(summarize("job", status, Finish(Outcome.FAILED, "TaskFailed", "why"), batch=8, seconds=2.0))
+    text = to_text(ran(status, Outcome.FAILED, "TaskFailed"))
     assert "most memory" not in text
     assert "most sent" not in text
 
 
 def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None:
     status = replace(STATUS, step=6, stopped_early="2 evaluations without a better loss")
-    summary = summarize("job", status, Finish(Outcome.COMPLETE, "EarlyStopped", "why"), batch=8, seconds=2.0)
+    summary = ran(status, reason="EarlyStopped")
     assert "\n  6 of 10 steps, stopped early, in 2.0 s" in to_text(summary)
     document = json.loads(to_json(summary))
     assert (document["committed"], document["steps"]) == (6, 10)
     assert document["stopped_early"] == "2 evaluations without a better loss"
-    assert json.loads(to_json(replace(summary, stopped_early=None)))["stopped_early"] is None
+    assert json.loads(to_json(ran()))["stopped_early"] is None
 
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
     """Its weights are nowhere; that is another thing than samples that did not go into a step."""
-    finish = Finish(outcome, "Reason", "a sentence")
-    summary = replace(summarize("job", STATUS, finish, batch=8, seconds=2.0), output="/out")
+    summary = ran(STATUS, outcome, "Reason", output="/out")
     text, document = to_text(summary), json.loads(to_json(summary))
     assert text.startswith(f"job: {outcome}, Reason. a sentence\n")
     assert document["lost_samples"] == 4
@@ -76,9 +71,7 @@ def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
 
 def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> None:
     kept = checkpoints(step=2, age=1.0, restores=1, repeated=3, repeated_seconds=75.0, first=1, place="/kept")
-    summary = summarize(
-        "job", replace(STATUS, checkpoint=kept), Finish(Outcome.INTERRUPTED, "Reason", "x"), batch=8, seconds=2.0
-    )
+    summary = ran(replace(STATUS, checkpoint=kept), Outcome.INTERRUPTED, "Reason")
     text = to_text(summary)
     assert summary.samples_per_second == (3 - 1) * 8 / 2
     assert "3 of 10 steps, from step 1 on, in 2.0 s" in text

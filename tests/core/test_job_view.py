@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.remote.job_view import phrases
+from bamboo.terminal import phrases
 from bamboo_core.job.status import BambooJobStatus, TrainingProgress, WorkerCounts
 from bamboo_core.view.job_view import view_of, view_of_run
 from operator_kit import NOW, said

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bamboo.remote.job_view import phrases
+from bamboo.terminal import phrases
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.coordinator.job_status import status as status_of
 from bamboo_core.coordinator.protection import protection
@@ -15,8 +15,8 @@ from bamboo_core.job.api_object import written
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.metrics import job_catalog as table
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
-from bamboo_core.page.document import live_state
 from bamboo_core.view.job_view import view_of
+from bamboo_core.view.shown_state import live_state
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.document import job_status

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.remote.job_view import phrases
+from bamboo.terminal import phrases
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.metrics import job_catalog

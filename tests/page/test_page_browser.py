@@ -17,10 +17,11 @@ from msgspec import structs
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Status, WorkerState
 from bamboo_core.job.status import read_status
-from bamboo_core.page.document import Document, PoolCost, document, ended
+from bamboo_core.page.document import Document, PoolCost, document
 from bamboo_core.page.history import JobHistory, Point, StepFigures, steady_clock
 from bamboo_core.page.server import LocalPage, add_page, answer, bearer, refusal
 from bamboo_core.page.standalone import standalone_page
+from bamboo_core.view.shown_state import ended
 from chromium_kit import MISSING, Tab, chromium, started, tab_of
 from http_kit import serving
 from manifest_kit import training

@@ -15,13 +15,11 @@ from bamboo_core.page.document import (
     OWNERS_ONLY,
     RESTARTED,
     VERSION,
-    PageState,
     document,
-    ended,
-    live_state,
 )
 from bamboo_core.page.history import JobHistory, StepFigures
 from bamboo_core.view.job_view import view_of_run
+from bamboo_core.view.shown_state import ShownState, ended, live_state
 from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
@@ -72,7 +70,7 @@ def test_the_state_in_a_word_and_a_sentence(changes: dict[str, Any], name: str, 
 )
 def test_an_end_has_its_tone(outcome: Outcome, tone: str) -> None:
     found = ended(outcome, "so it ended")
-    assert found == PageState(name=outcome.value, tone=tone, sentence="so it ended", over=True)
+    assert found == ShownState(name=outcome.value, tone=tone, sentence="so it ended", over=True)
 
 
 def test_the_browser_gets_what_the_coordinator_says_and_what_is_recorded() -> None:
@@ -133,7 +131,7 @@ def look(
 )
 def test_without_a_coordinator_the_status_speaks(name: str, tone: str, over: bool) -> None:
     found = looked(look(written=written(name)), WHEN).state
-    assert found == PageState(name=name, tone=tone, sentence=f"It is {name}.", over=over)
+    assert found == ShownState(name=name, tone=tone, sentence=f"It is {name}.", over=over)
 
 
 def test_a_job_that_has_only_just_been_seen() -> None:

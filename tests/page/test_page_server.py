@@ -11,17 +11,18 @@ import aiohttp
 import pytest
 
 from bamboo_core.page import server
-from bamboo_core.page.document import Document, PageState
+from bamboo_core.page.document import Document
 from bamboo_core.page.document import document as page_of
 from bamboo_core.page.history import JobHistory
 from bamboo_core.page.server import FILES, MOST_TOKEN, LocalPage, PageError
+from bamboo_core.view.shown_state import ShownState
 from operator_kit import job, viewed
 from page_http_kit import authorized
 from page_kit import Time, received
 
 
 def document(*, over: bool = False) -> Document:
-    state = PageState(name="Running", tone="good", sentence="It runs.", over=over)
+    state = ShownState(name="Running", tone="good", sentence="It runs.", over=over)
     return page_of(viewed(job()), JobHistory(Time()), place="local", now=1.0, ended=state)
 
 

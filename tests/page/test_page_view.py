@@ -1,21 +1,18 @@
 """The page of a local run."""
 
-import io
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app as command_line
 from bamboo.local.views.page_view import PageView
-from bamboo.local.views.summary import summarize
-from bamboo.terminal.picture import Footer, render
-from bamboo_core.coordinator.events import Emit, Finish, Outcome
-from bamboo_core.page.document import PageState
+from bamboo.terminal.picture import Footer
+from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.view.shown_state import ShownState
 from operator_kit import job, said
 from page_kit import Time
+from run_view_kit import drawn, ran
 
 
 async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
@@ -29,18 +26,14 @@ async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
     view.emit(Emit("WorkerLost", "w1 is lost", True))
     shown = view.document()
     assert (shown.points, len(shown.marks)) == (((1, 1000.0, (4.0, None, None)),), 1)
-    finish = Finish(Outcome.FAILED, "LossNotFinite", "the loss is not a number")
-    view.finish(summarize("tiny", said(), finish, batch=8, seconds=1.0))
+    view.finish(ran(said(), Outcome.FAILED, "LossNotFinite"))
     view.stop()
-    told = "the loss is not a number"
-    assert view.document().state == PageState(name="Failed", tone="bad", sentence=told, over=True)
+    assert view.document().state == ShownState(name="Failed", tone="bad", sentence="a sentence", over=True)
 
 
 @pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])
 def test_the_live_view_names_the_page(page: str) -> None:
-    console = Console(file=io.StringIO(), record=True, width=80)
-    console.print(render("tiny", said(), [], elapsed=1.0, now=datetime.now(UTC), footer=Footer(page=page), width=80))
-    assert (f"page: {page}" in console.export_text()) is bool(page)
+    assert (f"page: {page}" in drawn(said(), footer=Footer(page=page), width=80)) is bool(page)
 
 
 def test_a_port_without_a_page_is_refused(tmp_path: Any) -> None:

@@ -1,14 +1,18 @@
 """A run's status, as its views are given it."""
 
 import io
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from rich.console import Console
 
-from bamboo.terminal.picture import Footer, render
+from bamboo.local.views.summary import Summary
+from bamboo.terminal.live_view import run_snapshot
+from bamboo.terminal.picture import Footer, live
+from bamboo.terminal.snapshot import JobEvent
 from bamboo_core.control.memory import Memory, Traffic
-from bamboo_core.coordinator.events import Emit, SlowWorker, Status, WorkerState
-from operator_kit import takeover
+from bamboo_core.coordinator.events import Emit, Outcome, SlowWorker, Status, WorkerState
+from operator_kit import job, takeover
 
 TAKEOVER = takeover(victim="w1", worker="w0")
 NOW = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
@@ -30,6 +34,7 @@ STATUS = Status(
     preemptions=1,
     notices=0,
     takeovers=(TAKEOVER,),
+    wanted=3,
     unprotected=("pipeline 0 stage 1",),
     digests=("aa", "bb"),
     memory=(("w0", Memory(peak=7, limit=4 << 20)), ("w1", Memory(peak=3 << 20, limit=4 << 20))),
@@ -42,8 +47,20 @@ STATUS = Status(
 NOTHING = Footer()
 
 
-def drawn(status: Status, *events: Emit, width: int = 120, elapsed: float = 90.0, footer: Footer = NOTHING) -> str:
+def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, footer: Footer = NOTHING) -> str:
+    """The picture of a run that was started 90 seconds ago, with an event in each second since."""
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
-    timed = [(float(n), event) for n, event in enumerate(events)]
-    console.print(render("job", status, timed, elapsed=elapsed, now=NOW, footer=footer, width=width))
+    began = NOW - timedelta(seconds=90)
+    told = tuple(
+        JobEvent(at=began + timedelta(seconds=n), reason=one.reason, message=one.message, warning=one.warning)
+        for n, one in enumerate(events)
+    )
+    console.print(live(run_snapshot(job("job"), status, told, began), NOW, width, height, footer, keys=True))
     return console.export_text()
+
+
+def ran(status: Status = STATUS, outcome: Outcome = Outcome.COMPLETE, reason: str = "Complete", **more: Any) -> Summary:
+    """What is left to say of a run of two seconds."""
+    return Summary(
+        job="job", outcome=outcome, reason=reason, message="a sentence", status=status, seconds=2.0, batch=8, **more
+    )

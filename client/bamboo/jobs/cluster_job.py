@@ -17,12 +17,12 @@ from bamboo.jobs.errors import (
 )
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, progress_of
 from bamboo.remote import operations
-from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.job_view.render import JobSnapshot
 from bamboo.remote.session import patiently
 from bamboo.remote.victims import VictimChoice, victim
 from bamboo.remote.watch import INTERVAL_SECONDS, WaitTimedOut
+from bamboo.terminal import phrases
+from bamboo.terminal.snapshot import JobSnapshot
 from bamboo_core.history.files import find
 from bamboo_core.history.records import HistoryError
 from bamboo_core.kube.api import KubeApi

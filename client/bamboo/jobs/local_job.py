@@ -194,7 +194,7 @@ class LocalJob:
         await self.stop()
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self._progress}; it was over before it could be suspended")
-        if isinstance(self._ended, Summary) and self._ended.committed and not self._ended.kept_step:
+        if isinstance(self._ended, Summary) and self._ended.status.step and not self._ended.kept_step:
             raise BambooError(f"{self.name} is suspended, and no checkpoint could be written: events() say why")
 
     async def resume(self) -> None:

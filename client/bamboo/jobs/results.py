@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bamboo.terminal.progress_words import progress_words
+from bamboo.terminal.phrases import progress_words
 from bamboo_core.coordinator.events import Status
 from bamboo_core.history.merge import merged, newest
 from bamboo_core.history.records import Record, StepRecord
@@ -60,7 +60,7 @@ class JobProgress:
         """How far it is, in a few words each: step, loss, speed, time left."""
         return progress_words(
             self.step,
-            self.steps or "?",
+            self.steps,
             loss=self.loss,
             samples_per_second=self.samples_per_second,
             eta_seconds=self.eta_seconds,
@@ -80,7 +80,7 @@ def progress_of(view: JobView) -> JobProgress:
     training = status.training
     return JobProgress(
         name=view.name,
-        state=status.state,
+        state=view.state.name,
         step=view.step,
         steps=view.steps or None,
         loss=training.loss,

@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bamboo.local.output_folder import WEIGHTS, tidy
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.trace_files import merge_traces
-from bamboo.local.views.summary import Summary, summarize
+from bamboo.local.views.summary import Summary
 from bamboo.local.views.worker_log import LogFollower
 from bamboo.local.workers import GRACE_SECONDS, LocalWorkers
 from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
@@ -459,10 +459,14 @@ class _LocalRun:
     def _summary(self, finish: Finish) -> Summary:
         failed = finish.outcome in (Outcome.FAILED, Outcome.UNRECOVERABLE)
         unexplained = failed and (self._workers.crashes or finish.reason in ("WorkerError", "LauncherLost"))
-        seconds, batch = max(0.0, self._ended - self._began), self._spec.training.global_batch_size
-        summary = summarize(self._spec.name, status(self._state, self._now()), finish, batch=batch, seconds=seconds)
-        return replace(
-            summary,
+        return Summary(
+            job=self._spec.name,
+            outcome=finish.outcome,
+            reason=finish.reason,
+            message=finish.message,
+            status=status(self._state, self._now()),
+            seconds=max(0.0, self._ended - self._began),
+            batch=self._spec.training.global_batch_size,
             output=str(self._folder) if self._options.output else None,
             profiled=self._profiler_told(),
             crashes=tuple(self._workers.crashes),

@@ -85,7 +85,7 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) ->
     split = topology.split
     if spec.training.reproducible and pipelines > 1:
         pipelines -= 1
-    elif spec.training.reproducible and stages > 1 and not ran.lacks_room:
+    elif spec.training.reproducible and stages > 1 and not ran.status.lacks_room:
         stages, split = stages - 1, None
     changed = deepcopy(dict(manifest))
     part = changed["spec"]
@@ -151,7 +151,7 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
     if check is None:
         _say(to_json(summary) if json else to_text(summary))
         return summary.exit_code
-    equal = compare(summary.digests, check.digests) if check.outcome is Outcome.COMPLETE else None
+    equal = compare(summary.status.digests, check.status.digests) if check.outcome is Outcome.COMPLETE else None
     if json:
         _say(to_json(summary, bit_equal=equal))
     if equal is None:
@@ -169,8 +169,8 @@ def _view(spec: JobSpec, report: ReportOptions, *, undisturbed: bool = False, pa
     if not sys.stdout.isatty() or report.debug or not _has_keyboard():
         return PlainView(_say)
     if undisturbed:
-        return LiveView(f"{spec.name}, undisturbed", Console(), disturb=False)
-    return LiveView(spec.name, Console(), page=page)
+        return LiveView(replace(spec, name=f"{spec.name}, undisturbed"), Console(), disturb=False)
+    return LiveView(spec, Console(), page=page)
 
 
 def _has_keyboard() -> bool:

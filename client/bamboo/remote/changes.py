@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo.remote import operations
-from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watch import WaitTimedOut, until, until_over
+from bamboo.terminal import phrases
 from bamboo_core.job.fields import ManifestError, Problem
 from bamboo_core.job.manifest import parse_source
 from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bamboo.remote import victims
-from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.job_view.objects import RemoteWorker
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.victims import VictimChoice
 from bamboo.remote.watch import JobDeleted, WaitTimedOut
+from bamboo.terminal import phrases
+from bamboo.terminal.snapshot import RemoteWorker
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.job_view.objects import RemoteWorker
 from bamboo.remote.session import Session, Target
 from bamboo.remote.victims import named
+from bamboo.terminal.snapshot import RemoteWorker
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
 from bamboo_core.names import EXIT_OK, TRAINER_CONTAINER
 from bamboo_core.text import printable

@@ -8,9 +8,9 @@ import json
 import time
 from typing import Any, Final
 
-from bamboo.remote.job_view import phrases
 from bamboo.remote.session import patiently
 from bamboo.remote.watch import WaitTimedOut
+from bamboo.terminal import phrases
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, RemoteError, UsageError
 from bamboo_core.view.job_view import JobView, view_of

@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.text import Text
 
-from bamboo.remote.job_view import render
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.job_view.render import JobSnapshot
 from bamboo.remote.session import Session, Target
 from bamboo.remote.watch import until_over
+from bamboo.terminal import picture
 from bamboo.terminal.output_format import OutputFormat
+from bamboo.terminal.snapshot import JobSnapshot
 from bamboo_core.kube.errors import UsageError
 from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView, view_of
@@ -34,7 +34,7 @@ async def jobs(session: Session, names: list[Target], *, everywhere: bool, form:
     if not found:
         session.say("no jobs" if everywhere else f"no jobs in namespace {session.namespace}")
         return EXIT_OK
-    session.console.print(render.jobs(_sorted(found), datetime.now(UTC), namespaces=everywhere))
+    session.console.print(picture.jobs(_sorted(found), datetime.now(UTC), namespaces=everywhere))
     return EXIT_OK
 
 
@@ -57,7 +57,7 @@ async def status(session: Session, name: Target, *, form: OutputFormat, watch: b
         print_objects([await session.api.job(*session.of(name))], single=True)
         return EXIT_OK
     snapshot = await JobReader(session.api, *session.of(name)).snapshot()
-    session.console.print(render.status(snapshot, datetime.now(UTC), session.console.width))
+    session.console.print(picture.status(snapshot, datetime.now(UTC), session.console.width))
     return EXIT_OK
 
 
@@ -74,7 +74,7 @@ async def events(session: Session, name: Target, *, form: OutputFormat, follow: 
         if snapshot.missing and not follow:
             session.console.print(*(Text(f"not shown: {what}", style="dim") for what in snapshot.missing), sep="\n")
         told = unseen.of(snapshot.events)
-        for line in render.events(told, datetime.now(UTC), snapshot.job, times=follow):
+        for line in picture.events(told, datetime.now(UTC), snapshot.job, times=follow):
             session.console.print(line, soft_wrap=True)
         if not follow:
             if not snapshot.events:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from bamboo.remote.job_view import phrases
-from bamboo.remote.job_view.objects import RemoteWorker
+from bamboo.terminal import phrases
+from bamboo.terminal.snapshot import RemoteWorker
 from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.view.job_view import JobView
 

@@ -8,15 +8,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.text import Text
+from rich.console import Console
 
-from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.job_view.render import JobSnapshot, events, live
 from bamboo.remote.session import Session, on_a_terminal
-from bamboo.terminal.live_view import Keyboard
+from bamboo.terminal import phrases
+from bamboo.terminal.live_view import LivePicture
+from bamboo.terminal.picture import Footer, events
+from bamboo.terminal.snapshot import JobSnapshot
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_core.view.job_view import JobView
@@ -42,33 +41,22 @@ class LiveScreen:
     """A picture that changes; the last one stays. quit: set when q is pressed."""
 
     def __init__(self, console: Console, quit: asyncio.Event) -> None:
-        self._console, self._quit = console, quit
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-        self._keyboard = Keyboard(self._key)
+        self._keys: tuple[str, ...] = (KEYS,)
+        self._quit = quit
+        self._picture = LivePicture(console, lambda: Footer(hints=self._keys), self._key)
         self._snapshot: JobSnapshot | None = None
 
     def __enter__(self) -> "LiveScreen":
-        self._keyboard.open()
-        self._live.start()
-        self._draw(KEYS)
+        self._picture.open("looking ...")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._draw("")
-        self._live.stop()
-        self._keyboard.close()
+        self._keys = ()
+        self._picture.close(self._snapshot)
 
     def show(self, snapshot: JobSnapshot) -> None:
         self._snapshot = snapshot
-        self._draw(KEYS)
-
-    def _draw(self, keys: str) -> None:
-        """keys: what the keys do."""
-        snapshot, size = self._snapshot, self._console.size
-        picture: RenderableType = Text("looking ...", style="dim")
-        if snapshot is not None:
-            picture = live(snapshot, datetime.now(UTC), size.width, size.height - 1, keys)
-        self._live.update(picture, refresh=True)
+        self._picture.draw(snapshot)
 
     def _key(self, key: str) -> None:
         if key == "q":
@@ -91,7 +79,7 @@ class LineScreen:
         now = datetime.now(UTC)
         for line in events(self._unseen.of(snapshot.events), now, snapshot.job, times=True):
             self._say(str(line))
-        told = f"{snapshot.job.status.state}, {phrases.progress(snapshot.job)}"
+        told = f"{snapshot.job.state.name}, {phrases.progress(snapshot.job)}"
         if told != self._told:
             self._told = told
             self._say(told)

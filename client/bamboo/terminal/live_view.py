@@ -17,19 +17,52 @@ from rich.live import Live
 from rich.text import Text
 
 from bamboo.terminal.keys import Keys
-from bamboo.terminal.picture import SHOWN_EVENTS, Footer, render
+from bamboo.terminal.picture import SHOWN_EVENTS, Footer, live
+from bamboo.terminal.snapshot import JobEvent, JobSnapshot
 from bamboo.terminal.view import UserRequest
 from bamboo_core.coordinator.events import Emit, Status
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.view.job_view import view_of_run
 
 LIVE_SECONDS = 0.2
 
 
+class LivePicture:
+    """A picture that changes; the last one stays. footer: returns what stands below it. on_key: called with each key.
+    letters: workers have a letter each.
+    """
+
+    def __init__(
+        self, console: Console, footer: Callable[[], Footer], on_key: Callable[[str], None], *, letters: bool = False
+    ) -> None:
+        self._console, self._footer, self._letters = console, footer, letters
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._keyboard = Keyboard(on_key)
+
+    def open(self, waiting: str) -> None:
+        """waiting: what is shown until there is a job to draw."""
+        self._keyboard.open()
+        self._live.start()
+        self._live.update(Text(waiting, style="dim"), refresh=True)
+
+    def draw(self, snapshot: JobSnapshot | None) -> None:
+        if snapshot is not None:
+            size, now = self._console.size, datetime.now(UTC)
+            picture = live(snapshot, now, size.width, size.height - 1, self._footer(), keys=self._letters)
+            self._live.update(picture, refresh=True)
+
+    def close(self, snapshot: JobSnapshot | None) -> None:
+        self._keyboard.close()
+        self.draw(snapshot)
+        self._live.stop()
+
+
 class LiveView:
-    """Shows the picture, and turns keys into wishes."""
+    """Shows the picture of a run, and turns keys into wishes."""
 
     def __init__(
         self,
-        job: str,
+        spec: JobSpec,
         console: Console,
         *,
         disturb: bool = True,
@@ -37,22 +70,19 @@ class LiveView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """disturb: keys may take workers away. page: the URL of the job page, if there is one."""
-        self._job, self._page, self._console, self._clock = job, page, console, clock
-        self._live = Live(console=console, auto_refresh=False)
-        self._events: deque[tuple[float, Emit]] = deque(maxlen=SHOWN_EVENTS)
-        self._began = 0.0
+        self._spec, self._page, self._clock = spec, page, clock
+        self._events: deque[JobEvent] = deque(maxlen=SHOWN_EVENTS)
+        self._began = datetime.now(UTC)
         self._drawn = -math.inf
         self._status: Status | None = None
         self._keys: Keys | None = Keys(disturb=disturb)  # none once the job is over
         self._request: Callable[[UserRequest], None] = lambda request: None
-        self._keyboard = Keyboard(self._key)
+        self._picture = LivePicture(console, self._footer, self._key, letters=True)
 
     def start(self, request: Callable[[UserRequest], None]) -> None:
         self._request = request
-        self._began = self._clock()
-        self._keyboard.open()
-        self._live.start()
-        self._live.update(Text(f"{self._job}: starting workers", style="dim"), refresh=True)
+        self._began = datetime.now(UTC)
+        self._picture.open(f"{self._spec.name}: starting workers")
 
     def status(self, status: Status) -> None:
         self._status = status
@@ -61,26 +91,26 @@ class LiveView:
 
     def emit(self, emit: Emit) -> None:
         if not emit.final:  # the summary says that
-            self._events.append((self._clock() - self._began, emit))
+            now = datetime.now(UTC)
+            self._events.append(JobEvent(at=now, reason=emit.reason, message=emit.message, warning=emit.warning))
 
     def stop(self) -> None:
-        self._keyboard.close()
         self._keys, self._page = None, ""
-        self._draw()
-        self._live.stop()
+        self._picture.close(self._snapshot())
 
     def _draw(self) -> None:
-        now = self._drawn = self._clock()
+        self._drawn = self._clock()
+        self._picture.draw(self._snapshot())
+
+    def _snapshot(self) -> JobSnapshot | None:
         if self._status is None:
-            return
-        footer = Footer(page=self._page)
-        if self._keys is not None:
-            footer = Footer(question=self._keys.question(now), hints=self._keys.hints(), page=self._page)
-        elapsed = now - self._began
-        events, wall = tuple(self._events), datetime.now(UTC)
-        width = self._console.width
-        picture = render(self._job, self._status, events, elapsed=elapsed, now=wall, footer=footer, width=width)
-        self._live.update(picture, refresh=True)
+            return None
+        return run_snapshot(self._spec, self._status, tuple(self._events), self._began)
+
+    def _footer(self) -> Footer:
+        if self._keys is None:
+            return Footer(page=self._page)
+        return Footer(question=self._keys.question(self._clock()), hints=self._keys.hints(), page=self._page)
 
     def _key(self, key: str) -> None:
         if self._status is None or self._keys is None:
@@ -89,6 +119,12 @@ class LiveView:
         if request is not None:
             self._request(request)
         self._draw()
+
+
+def run_snapshot(spec: JobSpec, status: Status, events: tuple[JobEvent, ...], began: datetime) -> JobSnapshot:
+    """A run on this machine as a job with its events. began: when it was started."""
+    view = view_of_run(spec, status, datetime.now(UTC), began)
+    return JobSnapshot(job=view, events=events)
 
 
 class Keyboard:

@@ -1,30 +1,36 @@
-"""The picture of a job on a terminal: progress, the grid of pipelines and stages, the latest events. Pure."""
+"""The picture of a job on a terminal, on this machine as on a cluster: legible at 80 columns. Pure."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bamboo.terminal.checkpoint_line import of_run
+from bamboo.terminal import phrases
 from bamboo.terminal.keys import letter
-from bamboo_core.coordinator.events import Emit, Status, WorkerState
-from bamboo_core.job.budget_reach import date_told, seconds_late
+from bamboo.terminal.snapshot import JobEvent, JobSnapshot, RemoteWorker
+from bamboo.terminal.tables import plain_table
+from bamboo_core.coordinator.events import WorkerState
+from bamboo_core.coordinator.protection import OFF
+from bamboo_core.job.status import ReportedCondition
 from bamboo_core.planning.plan import WorkerId
-from bamboo_core.text import count, duration
+from bamboo_core.text import wrapped
+from bamboo_core.view.job_view import JobView
 
 BARS = "▁▂▃▄▅▆▇█"
 LEAST_WIDTH = 10  # of the bar and of the curve, whatever stands beside them
 NEAR = 2  # losses on both sides, of which the median says where the curve is, whatever a single one does
 FAR = 4  # so many times the range of the medians away from them, a loss is beyond the curve's scale
-SHOWN_EVENTS = 6
+SHOWN_EVENTS = 8
 SHOWN_METRICS = 3
+GRID_MARGIN = 12  # the column of pipelines
+TONES = {"good": "green", "warn": "yellow", "bad": "bold red", "idle": "cyan"}
 STYLES = {
     WorkerState.STARTING: "dim",
     WorkerState.STANDBY: "cyan",
@@ -32,20 +38,17 @@ STYLES = {
     WorkerState.TRAINING: "green",
     WorkerState.LEAVING: "magenta",
 }
-STATES = {
-    WorkerState.STARTING: "starting",
-    WorkerState.STANDBY: "standby",
-    WorkerState.SYNCING: "receiving state",
-    WorkerState.TRAINING: "training",
-    WorkerState.LEAVING: "leaving",
+WORKER_STYLES = {  # in the order of their interest
+    "leaving": "magenta",
+    "pending": "yellow",
+    "starting": "cyan",
+    "waiting": "cyan",
+    "standby": "cyan",
+    "training": "green",
+    "failed": "red",
+    "ended": "dim",
 }
-PHASES = {
-    "Pending": "waiting for workers",
-    "Running": "training",
-    "Restoring": "going back to a checkpoint",
-    "Saving": "writing the weights",
-    "Over": "over",
-}
+HOLD_WHEN_ALL_IS_WELL = ("Accepted", "WorkersReady", "WorkersUpdated", "Running", "Protected")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,47 +59,132 @@ class Footer:
     hints: tuple[str, ...] = ()  # what keys do
     page: str = ""  # its URL
 
+    def lines(self) -> list[Text]:
+        asked = [Text(self.question, style="bold reverse")] if self.question else []
+        hints = [Text(hint, style="dim") for hint in (() if asked else self.hints)]
+        page = [Text(f"page: {self.page}", style="dim", no_wrap=True, overflow="fold")] if self.page else []
+        return [*asked, *hints, *page]
 
-def render(
-    job: str,
-    status: Status,
-    events: Sequence[tuple[float, Emit]],
-    *,
-    elapsed: float,
-    now: datetime,
-    footer: Footer,
-    width: int,
-) -> RenderableType:
-    """The whole picture; elapsed, and the time that comes with each event, in seconds since the start. width: of the
-    terminal, in columns.
-    """
-    phase = PHASES.get(status.phase, status.phase)
-    parts: list[RenderableType] = [
-        Text.assemble((job, "bold"), f"  {phase}", (_losses(status), "yellow")),
-        _progress(status, elapsed, width),
-    ]
-    if status.losses:
-        parts.append(_course(status, width))
-    if status.checkpoint is not None:
-        parts.append(Text(of_run(status.checkpoint), no_wrap=True, overflow="ellipsis"))
-    if status.done_by is not None:
-        late = (seconds_late(status.done_by, now, status.eta_seconds) or 0.0) > 0
-        parts.append(Text(date_told(status.done_by, now, status.eta_seconds), style="yellow" if late else ""))
-    if status.grid_choice:
-        parts.append(Text(f"grid: {status.grid_choice}", style="dim"))
-    if status.grid:
-        parts.append(_Grid(status))
-    if others := [(w, state) for w, state in status.workers if state is not WorkerState.TRAINING]:
-        parts.append(Text("other workers: ").append(Text("   ").join(_worker(w, state) for w, state in others)))
-    if events:
-        parts.append(_events(events[-SHOWN_EVENTS:]))
-    if footer.question:
-        parts.append(Text(footer.question, style="bold reverse"))
-    else:
-        parts += [Text(hint, style="dim") for hint in footer.hints]
-    if footer.page:
-        parts.append(Text(f"page: {footer.page}", style="dim", no_wrap=True, overflow="fold"))
+
+def jobs(found: Sequence[JobView], now: datetime, *, namespaces: bool = False) -> Table:
+    """A line for each job. namespaces: whether they differ."""
+    heads = [*(["NAMESPACE"] if namespaces else []), "NAME", "STATE"]
+    table = plain_table(*heads, ">STEP", ">PIPELINES", ">WORKERS", "PROTECTED", ">PREEMPTIONS", ">AGE")
+    for job in found:
+        cells: list[str | Text] = [
+            *([job.namespace] if namespaces else []),
+            job.name,
+            _state(job),
+            f"{job.step}/{job.steps}",
+            f"{job.status.pipelines.ready}/{job.status.pipelines.desired}",
+            f"{job.status.workers.ready}/{job.status.workers.desired}",
+            phrases.protected(job, now),
+            str(job.status.preemptions),
+            phrases.age(job.metadata.creation_timestamp, now),
+        ]
+        table.add_row(*cells)
+    return table
+
+
+def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
+    """Everything there is to say about a job."""
+    job = snapshot.job
+    parts: list[RenderableType] = [*head(snapshot, now, width), *grids(job, width)]
+    if snapshot.workers:
+        parts += ["", workers(snapshot, now, width)]
+    if job.status.conditions:
+        parts += ["", conditions(job.status.conditions, now)]
+    if snapshot.events:
+        parts += ["", *events(snapshot.events[-SHOWN_EVENTS:], now, job)]
     return Group(*parts)
+
+
+def live(
+    snapshot: JobSnapshot, now: datetime, width: int, height: int, footer: Footer, *, keys: bool = False
+) -> RenderableType:
+    """What there is to say about a job while it runs, in at most `height` lines: of workers and events those that tell
+    most. keys: workers have a letter each.
+    """
+    top, last = head(snapshot, now, width), footer.lines()
+    room = height - sum(len(wrapped(line.plain, width).split("\n")) for line in (*top, *last))
+    room -= _lines_of_grids(snapshot.job, width)
+    told = min(SHOWN_EVENTS, len(snapshot.events), max(room // 2, 4))
+    listed, used = workers_within(snapshot, now, width, room - told)
+    room = max(0, room - used)
+    shown: list[Text] = []
+    for line in reversed(events(snapshot.events[-SHOWN_EVENTS:], now, snapshot.job)):
+        line = Text(wrapped(line.plain, width), style=line.style)
+        room -= line.plain.count("\n") + 1
+        if room < 0:
+            break
+        shown.insert(0, line)
+    return Group(*top, *grids(snapshot.job, width, keys=keys), *listed, *shown, *last)
+
+
+def workers_within(snapshot: JobSnapshot, now: datetime, width: int, lines: int) -> tuple[list[RenderableType], int]:
+    """The workers in that many lines, and how many it took: the most interesting ones."""
+    most = lines - 1 if len(snapshot.workers) < lines else lines - 2
+    if not snapshot.workers or most < 1:
+        return [], 0
+    ranked = sorted(snapshot.workers, key=lambda w: (list(WORKER_STYLES).index(w.state), w.number))
+    names = {w.name for w in ranked[:most]}
+    kept = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.name in names))
+    table, hidden = workers(kept, now, width), len(snapshot.workers) - len(names)
+    if not hidden:
+        return [table], len(names) + 1
+    return [table, Text(f"and {phrases.count(hidden, 'more worker')}", style="dim")], len(names) + 2
+
+
+def head(snapshot: JobSnapshot, now: datetime, width: int) -> list[Text]:
+    """What the job is, how it gets on, and what is wrong."""
+    job, shown, began = snapshot.job, snapshot.job.state, snapshot.job.metadata.creation_timestamp
+    place = job.namespace if job.uid else "on this machine"
+    epoch = job.live.epoch if job.live is not None else job.status.epoch
+    about = f"  {place}, epoch {epoch}, {phrases.age(began, now)} old"
+    waiting = phrases.why_waiting(job) or ""
+    told = bool(shown.sentence) and (shown.name, shown.tone) != ("Running", "good")  # then all is well
+    lines = [
+        Text.assemble((job.name, "bold"), "  ", _state(job), (about, "dim")),
+        *([Text(shown.sentence, style=TONES[shown.tone])] if told else []),
+        _progress(job, width),
+        *([_course(job, width)] if job.live is not None and job.live.losses else []),
+        Text(phrases.counts(job)),
+    ]
+    facts = (
+        (phrases.protection(job, now), "yellow" if phrases.protected(job, now) in ("no", "?") else ""),
+        (phrases.evaluation(job), ""),
+        (phrases.checkpoint(job, now), ""),
+        (phrases.date(job, now), "yellow" if phrases.is_late(job, now) else ""),
+        (phrases.grid_choice(job), "dim"),
+        (phrases.rollout(job), "yellow" if phrases.rollout(job).startswith("rollout stalled") else ""),
+        (f"cost {cost}" if (cost := phrases.cost(job)) else "", ""),
+        ("" if waiting == shown.sentence else waiting, "yellow"),
+        (phrases.stale(job, now), "yellow"),
+        *((f"not shown: {what}", "dim") for what in snapshot.missing),
+    )
+    return lines + [Text(line, style=style) for line, style in facts if line]
+
+
+def _state(job: JobView) -> Text:
+    return Text(job.state.name, style=TONES[job.state.tone])
+
+
+def _progress(job: JobView, width: int) -> Text:
+    """The bar, as long as the terminal has room for beside the words."""
+    words = f"  {phrases.progress(job)}"
+    room = max(LEAST_WIDTH, width - len(words))
+    done = room * min(job.step, job.steps) // job.steps if job.steps else 0
+    return Text.assemble(("█" * done, "green"), ("░" * (room - done), "dim"), words)
+
+
+def _course(job: JobView, width: int) -> Text:
+    """The curve of the newest losses, and the metrics of the newest step."""
+    assert job.live is not None
+    words = "".join(
+        f"  {name} {'-' if value is None else f'{value:.4g}'}" for name, value in job.live.metrics[:SHOWN_METRICS]
+    )
+    room = max(LEAST_WIDTH, width - len("loss ") - cell_len(words))
+    return Text.assemble("loss ", (sparkline(job.live.losses, room), "cyan"), words)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -117,76 +205,130 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BARS[round((min(max(mean, low), high) - low) * scale)] for mean in means)
 
 
-def _losses(status: Status) -> str:
-    """How often the job was disturbed; "" if it was not."""
-    if not status.preemptions:
-        return ""
-    return f"  {count(status.preemptions, 'preemption')}, {count(len(status.takeovers), 'takeover')}"
+def grids(job: JobView, width: int, *, keys: bool = False) -> list[RenderableType]:
+    """Who runs what: as many tables of stages, one below the other, as the width demands. Below them the workers that
+    run no stage, if the coordinator tells of them.
+    """
+    found: list[RenderableType] = []
+    rows = _cells(job, keys=keys)
+    for first, last in _blocks(rows, width):
+        table = Table(show_edge=False, pad_edge=False)
+        table.add_column("pipeline", justify="right")
+        for stage in range(first, last):
+            table.add_column(f"stage {stage}", no_wrap=True)
+        for number, row in enumerate(rows):
+            table.add_row(str(number), *row[first:last])
+        found += ["", table]
+    if job.doubled:
+        found.append(Text("* runs more than one stage until a replacement is ready", style="yellow"))
+    if others := _others(job):
+        each = (_worker(job, worker, state, keys=keys) for worker, state in others)
+        found.append(Text("other workers: ").append(Text("   ").join(each)))
+    return found
 
 
-def _progress(status: Status, elapsed: float, width: int) -> Text:
-    """The bar, as long as the terminal has room for beside the words."""
-    left = "" if status.eta_seconds is None or status.phase == "Over" else f", ETA {duration(status.eta_seconds)}"
-    early = ", stopped early" if status.stopped_early else ""
-    words = f"  step {status.step}/{status.steps or '?'}{early}  {duration(elapsed)}{left}"
-    room = max(LEAST_WIDTH, width - len(words))
-    done = room * min(status.step, status.steps) // status.steps if status.steps else 0
-    return Text.assemble(("█" * done, "green"), ("░" * (room - done), "dim"), words)
+def _others(job: JobView) -> list[tuple[WorkerId, WorkerState]]:
+    owners = {worker for row in job.plan for worker in row}
+    return [one for one in (job.live.workers if job.live is not None else ()) if one[0] not in owners]
 
 
-def _course(status: Status, width: int) -> Text:
-    words = f" {status.losses[-1]:.4f}"
-    if status.samples_per_second is not None:
-        words += f"  {status.samples_per_second:.1f} samples/s"
-    for name, value in status.metrics[:SHOWN_METRICS]:
-        words += f"  {name} {'-' if value is None else f'{value:.4g}'}"
-    room = max(LEAST_WIDTH, width - len("loss ") - cell_len(words))
-    return Text.assemble("loss ", (sparkline(status.losses, room), "cyan"), words)
+def _cells(job: JobView, *, keys: bool) -> list[list[Text]]:
+    """The text of each cell, by pipeline and stage."""
+    if job.live is None:
+        styles = {worker: "yellow" if worker in job.doubled else "green" for row in job.plan for worker in row}
+        return [[Text(_name(job, worker), style=styles[worker]) for worker in row] for row in job.plan]
+    states, slow = dict(job.live.workers), {one.worker for one in job.live.slow}
+    return [
+        [
+            _worker(job, worker, states.get(worker), keys=keys)
+            .append(" slow" if worker in slow else "", "yellow")
+            .append("" if held else " unprotected", "yellow")
+            for worker, held in row
+        ]
+        for row in job.live.grid
+    ]
 
 
-def _events(events: Sequence[tuple[float, Emit]]) -> Table:
-    """The time, and the sentence beside it, in as many lines as it takes."""
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(justify="right", no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for at, emit in events:
-        table.add_row(duration(at), Text(emit.message or emit.reason, style="yellow" if emit.warning else ""))
+def _worker(job: JobView, worker: WorkerId, state: WorkerState | None, *, keys: bool) -> Text:
+    """The worker's key, name and state; without the state if it trains."""
+    style = STYLES[state] if state else "red"
+    said = "" if state is WorkerState.TRAINING else f" {state.value if state else 'lost'}"
+    key = Text.assemble((letter(worker), f"{style} bold underline"), " ") if keys else Text()
+    return key.append(f"{_name(job, worker)}{said}", style)
+
+
+def _name(job: JobView, worker: WorkerId) -> str:
+    return job.short(worker) + ("*" if worker in job.doubled else "")
+
+
+def _blocks(rows: list[list[Text]], width: int) -> list[tuple[int, int]]:
+    """The stages of each table."""
+    if not rows:
+        return []
+    stages = max(map(len, rows))
+    each = max(len(f"stage {stages - 1}"), *(cell.cell_len for row in rows for cell in row)) + 3
+    fit = max(1, (width - GRID_MARGIN) // each)
+    return [(first, min(stages, first + fit)) for first in range(0, stages, fit)]
+
+
+def _lines_of_grids(job: JobView, width: int) -> int:
+    tables = len(_blocks(_cells(job, keys=True), width)) * (len(job.plan) + 3)
+    return tables + bool(job.doubled) + bool(_others(job))
+
+
+def workers(snapshot: JobSnapshot, now: datetime, width: int) -> Table:
+    """A line for each worker. Where there is room, the node pool as well."""
+    pools = width >= 100
+    heads = ("WORKER", "STATE", "RUNS", "NODE", "ZONE", "CAPACITY", *(["POOL"] if pools else []), ">AGE")
+    table = plain_table(*heads)
+    table.columns[3].overflow = "ellipsis"
+    for worker in snapshot.workers:
+        said = Text(worker.state, style=WORKER_STYLES.get(worker.state, ""))
+        if worker.detail and worker.state in ("failed", "ended"):
+            said.append(f" ({worker.detail})")
+        table.add_row(
+            snapshot.job.short(worker.name),
+            said,
+            _runs(worker),
+            worker.node or "-",
+            worker.zone or "-",
+            worker.capacity or "-",
+            *([worker.pool or "-"] if pools else []),
+            phrases.age(worker.created, now),
+        )
     return table
 
 
-class _Grid:
-    """A row for each pipeline; where the stages do not fit beside each other, below each other."""
-
-    def __init__(self, status: Status) -> None:
-        states, slow = dict(status.workers), {one.worker for one in status.slow}
-        self._rows = [[_cell(w, protected, states, slow=w in slow) for w, protected in row] for row in status.grid]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from self._tables(options.max_width)
-
-    def _tables(self, width: int) -> Iterator[Table]:
-        cell = max(max(text.cell_len for row in self._rows for text in row), len("stage 00"))
-        stages = len(self._rows[0])
-        each = max(1, (width - len("pipeline")) // (cell + 3))  # a column has a rule and a space on both sides
-        for first in range(0, stages, each):
-            shown = range(first, min(first + each, stages))
-            table = Table(show_edge=False, pad_edge=False)
-            table.add_column("pipeline", justify="right", no_wrap=True)
-            for stage in shown:
-                table.add_column(f"stage {stage}", min_width=min(cell, width // 2) if stages > each else None)
-            for pipeline, row in enumerate(self._rows):
-                table.add_row(str(pipeline), *(row[stage] for stage in shown))
-            yield table
+def _runs(worker: RemoteWorker) -> str:
+    """pipeline/stage, as the grid counts them."""
+    return " ".join(f"{pipeline}/{stage}" for pipeline, stage in worker.cells) or "-"
 
 
-def _cell(worker: WorkerId, protected: bool, states: dict[WorkerId, WorkerState], *, slow: bool) -> Text:
-    text = _worker(worker, states.get(worker), usual=WorkerState.TRAINING)
-    text = text.append(" slow", "yellow") if slow else text
-    return text if protected else text.append(" unprotected", "yellow")
+def conditions(found: Iterable[ReportedCondition], now: datetime) -> Table:
+    """All of them; sentences only of those that are not as they are when all is well."""
+    table = plain_table("CONDITION", "HOLDS", ">FOR")
+    table.add_column("WHY", overflow="fold")
+    for condition in found:
+        usual = _is_usual(condition)
+        why = condition.reason if usual else f"{condition.reason}: {condition.message}"
+        holds = Text(str(condition.holds), style="" if usual or condition.type == "Complete" else "yellow")
+        table.add_row(condition.type, holds, phrases.age(condition.last_transition_time, now), Text(why))
+    return table
 
 
-def _worker(worker: WorkerId, state: WorkerState | None, usual: WorkerState | None = None) -> Text:
-    """The worker's key, name and state; without the state if that is the usual one."""
-    style = STYLES[state] if state else "red"
-    said = "" if state is usual else f" {STATES[state] if state else 'lost'}"
-    return Text.assemble((letter(worker), f"{style} bold underline"), (f" {worker}{said}", style))
+def _is_usual(condition: ReportedCondition) -> bool:
+    """Is it as it is when all is well, or when the job is over or suspended, which another condition says?"""
+    idle = condition.reason == "JobOver" or (condition.reason == "Suspended" and not condition.holds)
+    return idle or condition.reason == OFF or condition.holds is (condition.type in HOLD_WHEN_ALL_IS_WELL)
+
+
+def events(found: Iterable[JobEvent], now: datetime, job: JobView, *, times: bool = False) -> list[Text]:
+    """times: when it was, in UTC, instead of how long ago."""
+    shown = []
+    for one in found:
+        at = one.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if times else f"{phrases.age(one.at, now):>4}"
+        about = "" if one.about in ("", job.name) or one.message.startswith(one.about) else f"{job.short(one.about)}: "
+        often = f" (x{one.count})" if one.count > 1 else ""
+        line = f"{at} {one.reason}: {about}{one.message}{often}"
+        shown.append(Text(line, style="yellow" if one.warning else ""))
+    return shown

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from bamboo.terminal.progress_words import progress_words
+from bamboo.terminal import phrases
 from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import WorkerId
@@ -121,9 +121,9 @@ class PlainView:
 
 def progress(status: Status) -> str:
     """One line: step, loss, speed, time left."""
-    parts = progress_words(
+    parts = phrases.progress_words(
         status.step,
-        status.steps or "?",
+        status.steps,
         loss=status.loss,
         samples_per_second=status.samples_per_second,
         eta_seconds=status.eta_seconds,

@@ -4,32 +4,23 @@ It holds the job's status as the API has it and, in `live`, as the coordinator h
 What is not known is null; the sentences in `unknown` say why.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
 
-from bamboo_core.coordinator.events import Emit, Outcome, Status
-from bamboo_core.coordinator.protection import OFF, counts_nodes, protection
+from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.budget_reach import date_told
-from bamboo_core.job.spec import USUAL_STEPS, JobSpec
+from bamboo_core.job.spec import USUAL_STEPS
 from bamboo_core.job.status import BambooJobStatus, TrainingProgress
 from bamboo_core.page.history import JobHistory, Point, TimelineMark
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.view.job_view import JobView
+from bamboo_core.view.shown_state import ShownState
 
 VERSION = 4  # of the document; a page that was loaded before an upgrade asks to be loaded anew
-OVER = "Over"  # the phase of a status
-MOST_SLOW = 3  # workers in a sentence
 LATE_SECONDS = 2.0  # a start so much before the record is not the one that the record saw
-TONES = {"Running": "good", "Complete": "good", "Failed": "bad", "Invalid": "bad", "Degraded": "warn"}
-CONDITIONS = {
-    "Invalid": "Accepted",
-    "Saving": "Running",
-    "Pending": "WorkersReady",
-}  # that explain a state, else its own
 RESTARTED = (
     "The operator has been restarted since the job began: curves, timeline and events from before are not known here;"
     " the counts are from the BambooJob's status."
@@ -39,13 +30,6 @@ NOT_SEEN = (
     " from the BambooJob's status."
 )
 OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers are doing is not known at the moment."
-SENTENCES = {
-    "Pending": "Waiting for enough workers to start.",
-    "Recovering": "The coordinator was restarted and waits for the workers to come back.",
-    "Restoring": "The job goes back to a checkpoint.",
-    "Saving": "All steps are done; the workers write the weights.",
-    OVER: "The job is over.",
-}
 
 
 class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -65,15 +49,6 @@ class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     since: float | None  # what is told here was seen since then
 
 
-class PageState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The state of a job, in a word and a sentence."""
-
-    name: str
-    tone: str  # good, warn, bad or idle
-    sentence: str
-    over: bool = False  # nothing will change any more
-
-
 class PoolCost(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What the workers of a pool cost."""
 
@@ -89,7 +64,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: int = VERSION
     now: float
     job: PageJob
-    state: PageState
+    state: ShownState
     status: BambooJobStatus
     live: Status | None  # None while there is no coordinator that knows the job
     owners: tuple[tuple[WorkerId, ...], ...]  # by pipeline and stage, if there is no such coordinator
@@ -114,12 +89,12 @@ def document(
     *,
     place: str,
     now: float,
-    ended: PageState | None = None,
+    ended: ShownState | None = None,
     pools: Sequence[PoolCost] = (),
 ) -> Document:
     """Return the page of a job. record: None if its shell has not seen it run. ended: how, if its shell knows it."""
     live, spec, written = view.live, view.spec, view.status
-    state = ended or _state_now(view)
+    state = ended or view.state
     if live is not None and live.phase == "Recovering" and not live.grid:
         live = None  # until the workers are back the status says more
     remembered = () if live is not None or state.over else view.plan
@@ -159,55 +134,3 @@ def document(
         events=tuple(reversed(record.events)) if record is not None else (),
         unknown=tuple(unknown),
     )
-
-
-def ended(outcome: Outcome, message: str) -> PageState:
-    """How a run ended."""
-    tones = {Outcome.COMPLETE: "good", Outcome.INTERRUPTED: "idle"}
-    return PageState(name=outcome.value, tone=tones.get(outcome, "bad"), sentence=message, over=True)
-
-
-def state_in_status(written: BambooJobStatus) -> PageState:
-    """The job's state as the status says it; a job without one has only just been seen."""
-    name = written.state
-    found = written.condition(CONDITIONS.get(name, name))
-    sentence = found.message if found else ""
-    over = name in ("Complete", "Failed")
-    return PageState(name=name, tone=TONES.get(name, "idle"), sentence=sentence, over=over)
-
-
-def _state_now(view: JobView) -> PageState:
-    """What the coordinator says while the job runs, or while there are no conditions; else what these say."""
-    told, live = state_in_status(view.status), view.live
-    if live is None or told.over or (view.status.conditions and live.phase not in ("Running", "Recovering")):
-        return told
-    return live_state(live, view.spec)
-
-
-def live_state(status: Status, spec: JobSpec) -> PageState:
-    """The job's state as its coordinator has it."""
-    if status.phase != "Running":
-        tone = "idle" if status.phase in ("Pending", OVER) else "warn"
-        return PageState(name=status.phase, tone=tone, sentence=SENTENCES.get(status.phase, ""))
-    cells = Counter(owner for row in status.grid for owner, _ in row)
-    if lost := sorted(cells.keys() - dict(status.workers)):
-        sentence = f"The work of {_names(spec, lost)} is being taken over."
-        return PageState(name="Recovering", tone="warn", sentence=sentence)
-    found = protection(status, spec)
-    if not found.holds and found.reason != OFF:
-        return PageState(name="Degraded", tone="warn", sentence=f"Training continues; {found.message}.")
-    if doubled := [worker for worker, number in cells.items() if number > 1]:
-        sentence = f"Training continues; {_names(spec, doubled)} does the work of more than one stage."
-        return PageState(name="Degraded", tone="warn", sentence=sentence)
-    if status.slow:
-        sentence = f"Training continues, held up: {'; '.join(one.told for one in status.slow[:MOST_SLOW])}."
-        return PageState(name="Running", tone="warn", sentence=sentence)
-    if not found.holds:
-        return PageState(name="Running", tone="good", sentence=f"Training continues, not protected: {found.message}.")
-    held = "on at least two nodes" if counts_nodes(spec) else "by at least two workers"
-    return PageState(name="Running", tone="good", sentence=f"Every stage is held {held}.")
-
-
-def _names(spec: JobSpec, workers: Sequence[WorkerId]) -> str:
-    """The workers' names without the job's."""
-    return ", ".join(worker.removeprefix(f"{spec.name}-") for worker in workers)

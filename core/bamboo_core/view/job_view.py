@@ -15,6 +15,7 @@ from bamboo_core.job.status import BambooJobStatus, read_status
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo_core.storage.url import shown_url
 from bamboo_core.view.run_status import run_status
+from bamboo_core.view.shown_state import ShownState, live_state, state_in_status
 
 CellIndex = tuple[int, int]  # pipeline and stage
 
@@ -48,6 +49,14 @@ class JobView:
     @property
     def uid(self) -> str:
         return self.metadata.uid
+
+    @property
+    def state(self) -> ShownState:
+        """What the coordinator says while the job runs, or while there are no conditions; else what these say."""
+        told, live = state_in_status(self.status), self.live
+        if live is None or told.over or (self.status.conditions and live.phase not in ("Running", "Recovering")):
+            return told
+        return live_state(live, self.spec)
 
     @property
     def step(self) -> int:
@@ -136,8 +145,10 @@ def view_of(body: Mapping[str, Any]) -> JobView:
     return JobView(metadata=metadata, spec=read_spec(body), status=status)
 
 
-def view_of_run(spec: JobSpec, live: Status | None, now: datetime) -> JobView:
-    """The view of a job without a BambooJob, that is run in this process. live: None while it starts."""
-    metadata = Metadata(name=spec.name, namespace=spec.namespace)
+def view_of_run(spec: JobSpec, live: Status | None, now: datetime, began: datetime | None = None) -> JobView:
+    """The view of a job without a BambooJob, that is run in this process. live: None while it starts. began: when it
+    was started.
+    """
+    metadata = Metadata(name=spec.name, namespace=spec.namespace, creation_timestamp=began)
     status = run_status(live, now) if live is not None else BambooJobStatus()
     return JobView(metadata=metadata, spec=spec, status=status, live=live)

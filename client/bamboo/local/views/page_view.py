@@ -9,12 +9,13 @@ from bamboo.local.views.summary import Summary
 from bamboo.terminal.view import UserRequest
 from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.page.document import Document, PageState, document, ended
+from bamboo_core.page.document import Document, document
 from bamboo_core.page.history import Clock, JobHistory, StepFigures
 from bamboo_core.page.server import LocalPage
 from bamboo_core.view.job_view import view_of_run
+from bamboo_core.view.shown_state import ShownState, ended
 
-STARTING = PageState(name="Starting", tone="idle", sentence="The workers are being started.")
+STARTING = ShownState(name="Starting", tone="idle", sentence="The workers are being started.")
 
 
 class PageView:
@@ -24,7 +25,7 @@ class PageView:
         self._spec, self._port = spec, port
         self._record = JobHistory(clock)
         self._status: Status | None = None
-        self._ended: PageState | None = None
+        self._ended: ShownState | None = None
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:

@@ -3,9 +3,8 @@
 import asyncio
 from collections.abc import Awaitable
 
-from bamboo.remote.job_view.objects import JobEvent
 from bamboo.remote.job_view.parsing import events_of, workers_of
-from bamboo.remote.job_view.render import JobSnapshot
+from bamboo.terminal.snapshot import JobEvent, JobSnapshot
 from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.view.job_view import JobView, view_of

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
-from bamboo.remote.job_view.objects import JobEvent, Json, RemoteWorker
+from bamboo.terminal.snapshot import JobEvent, RemoteWorker
 from bamboo_core import names
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.kube.resources import ContainerState, Event, Pod
 from bamboo_core.view.job_view import JobView
+
+Json = Mapping[str, Any]
 
 
 def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None) -> tuple[RemoteWorker, ...]:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
-from bamboo.terminal.progress_words import progress_words
+from bamboo_core.coordinator.events import CheckpointSummary
 from bamboo_core.coordinator.protection import OFF
+from bamboo_core.job.budget_reach import date_told, seconds_late
 from bamboo_core.text import count as count
 from bamboo_core.text import duration as duration
 from bamboo_core.text import metrics
@@ -29,16 +29,37 @@ def age(since: datetime | None, now: datetime) -> str:
 def progress(job: JobView) -> str:
     """One line: step, loss, speed, time left."""
     training = job.status.training
-    runs = job.status.ended is None and job.status.holds("Running")
+    runs = job.status.ended is None and (job.live is not None or job.status.holds("Running"))
+    early = job.live.stopped_early if job.live is not None else job.status.stopped_early
     words = progress_words(
         job.step,
         job.steps,
         loss=training.loss,
         samples_per_second=training.samples_per_second if runs else None,
         eta_seconds=training.eta_seconds if runs else None,
-        stopped_early=bool(job.status.stopped_early),
+        stopped_early=bool(early),
     )
     return ", ".join(words)
+
+
+def progress_words(
+    step: int,
+    steps: int | None,
+    *,
+    loss: float | None,
+    samples_per_second: float | None,
+    eta_seconds: float | None,
+    stopped_early: bool = False,
+) -> list[str]:
+    """Step, loss, speed and time left, each of which is left out if it is not known."""
+    words = [f"step {step}/{steps or '?'}", *["stopped early"] * stopped_early]
+    if loss is not None:
+        words.append(f"loss {loss:.4f}")
+    if samples_per_second is not None:
+        words.append(f"{samples_per_second:.1f} samples/s")
+    if eta_seconds is not None:
+        words.append(f"ETA {duration(eta_seconds)}")
+    return words
 
 
 def evaluation(job: JobView) -> str:
@@ -64,16 +85,53 @@ def counts(job: JobView) -> str:
 
 def checkpoint(job: JobView, now: datetime) -> str:
     """The newest checkpoint, and how often the job went back; empty if the job keeps none."""
+    if job.live is not None and job.live.checkpoint is not None:
+        return checkpoint_of_run(job.live.checkpoint)
     if job.spec.checkpoint is None:
         return ""
-    at = job.status.checkpoint.last_time
-    facts = CheckpointFacts(
-        step=job.status.checkpoint.last_step,
-        age=(now - at).total_seconds() if at else None,
-        place=job.checkpoint_place,
-        restores=job.status.restores,
-    )
-    return checkpoint_line(facts)
+    known = job.status.checkpoint
+    age = (now - known.last_time).total_seconds() if known.last_time else None
+    return "; ".join([_newest(known.last_step, age, job.checkpoint_place), *_went_back(job.status.restores)])
+
+
+def checkpoint_of_run(kept: CheckpointSummary) -> str:
+    """Such as `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (0:40)`."""
+    parts = [_newest(kept.step, kept.age, kept.place)]
+    if kept.writing:
+        layers = count(kept.writing.layers, "layer")
+        parts.append(f"writing step {kept.writing.step}, {kept.writing.written} of {layers}")
+    parts += _went_back(kept.restores)
+    if kept.repeated:
+        price = f" ({duration(kept.repeated_seconds)})" if kept.repeated_seconds else ""
+        parts.append(f"{count(kept.repeated, 'step')} repeated{price}")
+    return "; ".join(parts)
+
+
+def _newest(step: int | None, age: float | None, place: str) -> str:
+    newest = "none yet" if step is None else f"step {step}"
+    if step is not None and age is not None:
+        newest += f", {duration(max(0.0, age))} old"
+    return f"checkpoint: {newest}" + (f", in {place}" if place else "")
+
+
+def _went_back(restores: int) -> list[str]:
+    return [f"went back {count(restores, 'time')}"] if restores else []
+
+
+def date(job: JobView, now: datetime) -> str:
+    """Whether the job will be done by its date; empty if it has none or no coordinator tells."""
+    return date_told(job.live.done_by, now, job.live.eta_seconds) if job.live is not None else ""
+
+
+def is_late(job: JobView, now: datetime) -> bool:
+    """Return whether the job will be done only after its date."""
+    live = job.live
+    return bool(live and live.done_by and (seconds_late(live.done_by, now, live.eta_seconds) or 0.0) > 0)
+
+
+def grid_choice(job: JobView) -> str:
+    """Which grid was chosen and why; empty if none is chosen."""
+    return f"grid: {job.live.grid_choice}" if job.live is not None and job.live.grid_choice else ""
 
 
 def cost(job: JobView) -> str:
@@ -159,20 +217,22 @@ def outcome(job: JobView) -> str:
     return f"{job.status.state}: {job.held_back}" if job.held_back else job.status.state
 
 
-def stale(job: JobView, now: datetime) -> str | None:
-    """Return a sentence if the status of a running job has told of no progress for a while; else None."""
+def stale(job: JobView, now: datetime) -> str:
+    """Return a sentence if the status of a running job has told of no progress for a while; else ""."""
     training = job.status.training
     reported, speed = training.last_reported_time, training.samples_per_second
     if job.status.ended or job.suspended or not job.status.holds("Running") or reported is None:
-        return None
+        return ""
     step_seconds = job.spec.training.global_batch_size / speed if speed else 0.0
     if (now - reported).total_seconds() < STALE_SECONDS + 2 * step_seconds:
-        return None
+        return ""
     return f"no progress has been reported for {age(reported, now)}: steps take very long, or no operator is running"
 
 
 def why_waiting(job: JobView) -> str | None:
     """Why it does not train, if it is meant to; None if all is well."""
+    if job.live is not None:
+        return None
     if job.status.ended or job.suspended:
         return job.held_back or None
     for kind in ("Accepted", "WorkersReady"):

@@ -1,0 +1,11 @@
+"""The one look of tables: no borders, two spaces between columns, bold heads."""
+
+from rich.table import Table
+
+
+def plain_table(*columns: str) -> Table:
+    """A table with these columns. `>` before a name: its values stand at the right."""
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return table
