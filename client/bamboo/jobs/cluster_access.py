@@ -8,10 +8,10 @@ from bamboo.jobs.errors import InvalidJob, InvalidRequest
 from bamboo.jobs.results import JobProgress, progress_of
 from bamboo.local.job_source import JobSource
 from bamboo.remote import operations
-from bamboo.remote.session import NAME, patiently
+from bamboo.remote.session import patiently, way_to
 from bamboo.remote.watch import INTERVAL_SECONDS
 from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template
-from bamboo_core.kube.api import Access, Connection, KubeApi, log_in
+from bamboo_core.kube.api import Access, Connection, KubeApi
 from bamboo_core.view.job_view import JobView, view_of
 
 
@@ -36,7 +36,7 @@ class ClusterAccess:
         if self._api is not None:
             api, self._api = self._api, None
             background.closed(self.close)
-            await api.__aexit__()
+            await api.close()
 
     async def submit(
         self, job: JobSource, *, apply: bool, force: bool, dry_run: bool, alone: bool = False
@@ -84,7 +84,5 @@ class ClusterAccess:
 
 async def cluster_access(namespace: str | None, context: str | None, kubeconfig: str | None) -> ClusterAccess:
     """The way to the cluster that these name, made in the loop. Raises InvalidRequest, ClusterError."""
-    if namespace and not NAME.fullmatch(namespace):
-        raise InvalidRequest(f"namespace {namespace}: expected the name of a namespace")
     with told():
-        return ClusterAccess(await log_in(kubeconfig, context), namespace)
+        return ClusterAccess(await way_to(namespace, context, kubeconfig), namespace)

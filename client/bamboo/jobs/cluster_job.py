@@ -17,11 +17,10 @@ from bamboo.jobs.errors import (
 )
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, progress_of
 from bamboo.remote import operations
-from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.session import patiently
+from bamboo.remote.job_view.job_reader import JobDeleted, JobReader, UnseenEvents
+from bamboo.remote.session import WaitTimedOut, patiently
 from bamboo.remote.victims import VictimChoice, victim
-from bamboo.remote.watch import INTERVAL_SECONDS, WaitTimedOut
-from bamboo.terminal import phrases
+from bamboo.remote.watch import INTERVAL_SECONDS
 from bamboo.terminal.snapshot import JobSnapshot
 from bamboo_core.history.files import find
 from bamboo_core.history.records import HistoryError
@@ -35,10 +34,12 @@ GONE_SECONDS: Final = 600.0  # for workers to end, which may write a checkpoint 
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Raises what goes wrong on the way to the cluster, or there, as the errors of the Python API."""
+def told(name: str = "") -> Iterator[None]:
+    """Raises what goes wrong on the way to the cluster, or there, as the errors of the Python API. name: the job's."""
     try:
         yield
+    except JobDeleted as error:
+        raise JobInterrupted(name, "Deleted", str(error)) from None
     except WaitTimedOut as error:
         raise NotInTime(str(error)) from None
     except UsageError as error:
@@ -53,7 +54,7 @@ class ClusterJob:
     def __init__(self, api: KubeApi, job: JobView, close: Callable[[], Awaitable[None]] | None = None) -> None:
         """close: of the connection, if it was made for this job alone."""
         self._api, self._job, self._close = api, job, close or _nothing
-        self._reader = JobReader(api, job.namespace, job.name)
+        self._reader = JobReader(api, job.namespace, job.name, job.uid)
 
     @property
     def name(self) -> str:
@@ -73,11 +74,8 @@ class ClusterJob:
 
     async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
         """The job with its workers and events. Raises JobInterrupted if it was deleted."""
-        await self._now()
-        with told():
-            found = await patiently(lambda: self._reader.snapshot(pod_events=pod_events))
-        self._same(found.job)
-        return found
+        with told(self.name):
+            return await patiently(lambda: self._reader.snapshot(pod_events=pod_events))
 
     async def wait(self, seconds: float | None) -> JobProgress:
         """Waits until the job is complete, however often it is suspended meanwhile."""
@@ -98,8 +96,7 @@ class ClusterJob:
         snapshot = await self.snapshot()
         with told():
             chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
-            if not await self._api.delete_pod(self._job.namespace, chosen.name, chosen.uid, None if notice else 0):
-                raise RemoteError(f"{chosen.name} is gone already")
+            await operations.take_away(self._api, snapshot.job, chosen, notice=notice)
 
     async def scale(self, workers: int) -> None:
         """Raises InvalidRequest if the job's grid is fixed."""
@@ -162,31 +159,19 @@ class ClusterJob:
 
     async def _now(self) -> JobView:
         """The job as it is. Raises JobInterrupted if it was deleted."""
-        with told():
-            job = await patiently(lambda: operations.existing(self._api, self._job.namespace, self._job.name))
-        self._job = self._same(job)
+        with told(self.name):
+            self._job = await patiently(self._reader.job)
         return self._job
-
-    def _same(self, job: JobView | None) -> JobView:
-        if job is None or job.uid != self._job.uid:
-            raise JobInterrupted(self.name, "Deleted", "the job was deleted")
-        return job
 
     def _check_not_over(self, job: JobView, what: str) -> None:
         if job.status.ended:
             raise InvalidRequest(f"{job.name} is over ({job.status.state}); it cannot be {what}")
 
-    async def _until(self, met: Callable[[JobView], bool], what: str, seconds: float | None) -> JobView:
+    async def _until(self, met: Callable[[JobView], object], what: str, seconds: float | None) -> JobView:
         """The job as soon as it is so. Raises NotInTime."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not met(job := await self._now()):
-                    await asyncio.sleep(INTERVAL_SECONDS)
-        except TimeoutError:
-            why = phrases.why_waiting(self._job)
-            said = f"{self.name} {what} after {seconds:g} s; it is {self._job.status.state}"
-            raise NotInTime(f"{said}: {why}" if why else said) from None
-        return job
+        with told(self.name):
+            self._job = await operations.until_so(self._reader, met, what, seconds)
+        return self._job
 
 
 async def _nothing() -> None:

@@ -2,15 +2,15 @@
 
 import asyncio
 import copy
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bamboo.remote import operations
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.session import Session, Target, confirm
-from bamboo.remote.watch import WaitTimedOut, until, until_over
+from bamboo.remote.session import Session, Target, confirm, until
+from bamboo.remote.watch import until_over
 from bamboo.terminal import phrases
 from bamboo_core.job.fields import ManifestError, Problem
 from bamboo_core.job.manifest import parse_source
@@ -20,8 +20,6 @@ from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
 from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView, view_of
-
-GONE_INTERVAL = 0.5
 
 
 class Invalid(UsageError):
@@ -108,7 +106,7 @@ async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, time
     await operations.change_spec(session.api, job, {"suspend": True})
     session.say(f"{job.name} is being suspended: its workers stop and their nodes are released")
     if wait:
-        await until(session, job_reader, lambda now: now.status.holds("Suspended"), "was not suspended", timeout)
+        await operations.until_so(job_reader, lambda now: now.status.holds("Suspended"), "was not suspended", timeout)
         await operations.until_no_pods(session.api, job, timeout)
         session.say(f"{job.name} is suspended, and its workers are gone")
     return EXIT_OK
@@ -131,7 +129,7 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
     start = f"from its checkpoint at step {from_step}" if from_step else "from step 0"
     session.say(f"{job.name} is resumed {start}")
     if wait:
-        now = await until(session, job_reader, _trains_or_will_not, "did not start to train", timeout)
+        now = await operations.until_so(job_reader, _trains_or_will_not, "did not start to train", timeout)
         if now.held_back:
             raise RemoteError(f"{job.name} does not start to train: {now.held_back}")
         session.say(f"{now.name} trains: {phrases.counts(now)}")
@@ -151,19 +149,12 @@ async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool
         await session.api.delete_job(job.namespace, job.name, job.uid)
         session.say(f"{job.name} is deleted" if not wait else f"{job.name} is being deleted")
     for job in jobs if wait else []:
-        await _until_gone(session, job, timeout)
+        await until(
+            partial(operations.existing, session.api, job.namespace, job.name),
+            lambda now, uid=job.uid: now is None or now.uid != uid,  # another one was made
+            lambda now: f"{now and now.name} was not deleted within {timeout:.0f} s; does it have finalizers?",
+            timeout,
+        )
         await operations.until_no_pods(session.api, job, timeout)
         session.say(f"{job.name} and its workers are gone")
     return EXIT_OK
-
-
-async def _until_gone(session: Session, job: JobView, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while (
-        now := await session.patiently(lambda: operations.existing(session.api, job.namespace, job.name))
-    ) is not None:
-        if now.uid != job.uid:
-            return  # another one was made
-        if time.monotonic() > end:
-            raise WaitTimedOut(f"{job.name} was not deleted within {seconds:.0f} s; does it have finalizers?")
-        await asyncio.sleep(GONE_INTERVAL)

@@ -1,24 +1,20 @@
 """`preempt`: takes a worker away as a cloud would, and tells what came of it."""
 
-import asyncio
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 
-from bamboo.remote import victims
+from bamboo.remote import operations, victims
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.session import Session, Target, confirm
+from bamboo.remote.session import Session, Target, WaitTimedOut, confirm, until
 from bamboo.remote.victims import VictimChoice
-from bamboo.remote.watch import JobDeleted, WaitTimedOut
 from bamboo.terminal import phrases
 from bamboo.terminal.snapshot import RemoteWorker
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView
-
-LOOK_SECONDS = 0.5
 
 
 async def drill(
@@ -43,8 +39,7 @@ async def drill(
     if objection := victims.objections(job, datetime.now(UTC), kill=kill):
         confirm(objection, yes=yes)
     began = time.monotonic()
-    if not await session.api.delete_pod(job.namespace, chosen.name, chosen.uid, 0 if kill else None):
-        raise RemoteError(f"{chosen.name} is gone already")
+    await operations.take_away(session.api, job, chosen, notice=not kill)
     session.say(_said(job, chosen, kill))
     return await _report(session, job_reader, job, chosen, began, timeout) if wait else EXIT_OK
 
@@ -68,22 +63,26 @@ async def _report(
     timeout: float,
 ) -> int:
     """Follow the drill to its end: taken over, left, protected again."""
-    end = began + timeout
+
+    async def so(met: Callable[[JobView], bool], otherwise: str) -> JobView:
+        """Until it is so or the job is over."""
+        left = began + timeout - time.monotonic()
+        return await operations.until_so(job_reader, lambda job: met(job) or job.status.ended, otherwise, left)
+
     if lost.cells:
-        job = await _until(
-            session,
-            job_reader,
-            lambda job: victims.taken_over(job, before, lost),
-            "its stages were not taken over",
-            end,
-            before.uid,
-        )
+        job = await so(lambda job: victims.taken_over(job, before, lost), "lost stages that were not taken over")
         if job.status.ended:
             return _over(session, job, began)
         session.say(f"{_after(began)} other workers run its stages")
-    if await _until_left(session, job_reader, lost, end):
+    with suppress(WaitTimedOut):
+        await until(
+            job_reader.snapshot,
+            lambda seen: not any(w.uid == lost.uid and w.alive for w in seen.workers),
+            lambda _: f"{lost.name} has not left",
+            began + timeout - time.monotonic(),
+        )
         session.say(f"{_after(began)} {before.short(lost.name)} has left")
-    job = await _until(session, job_reader, lambda job: job.protected, "is not protected again", end, before.uid)
+    job = await so(lambda job: job.protected, "is not protected again")
     if job.status.ended:
         return _over(session, job, began)
     if lost.cells:
@@ -101,30 +100,3 @@ def _over(session: Session, job: JobView, began: float) -> int:
 
 def _after(began: float) -> str:
     return f"after {time.monotonic() - began:.1f} s:"
-
-
-async def _until(
-    session: Session, job_reader: JobReader, met: Callable[[JobView], Any], otherwise: str, end: float, uid: str
-) -> JobView:
-    """Until it is so or the job is over. Raises WaitTimedOut."""
-    while True:
-        job = await session.patiently(job_reader.job)
-        if job.uid != uid:
-            raise JobDeleted(f"job {job_reader.name} was deleted, and another one of that name was created")
-        if met(job) or job.status.ended:
-            return job
-        if time.monotonic() > end:
-            why = phrases.why_waiting(job) or f"it is {job.status.state}"
-            raise WaitTimedOut(f"{job.name} {otherwise} in time; {why}")
-        await asyncio.sleep(LOOK_SECONDS)
-
-
-async def _until_left(session: Session, job_reader: JobReader, lost: RemoteWorker, end: float) -> bool:
-    """Wait until its pod has ended; False if that takes longer than the time that is left."""
-    while True:
-        snapshot = await session.patiently(job_reader.snapshot)
-        if not any(w.uid == lost.uid and w.alive for w in snapshot.workers):
-            return True
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(LOOK_SECONDS)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.session import Session, Target
+from bamboo.remote.job_view.job_reader import JobDeleted, JobReader
+from bamboo.remote.session import Session, Target, patiently
 from bamboo.remote.victims import named
 from bamboo.terminal.snapshot import RemoteWorker
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
@@ -149,10 +149,8 @@ class LogReader:
     async def _look(self) -> "PresentWorkers | None":
         """None if the job was deleted."""
         try:
-            snapshot = await self._session.patiently(self._job_reader.snapshot)
-        except ApiError as error:
-            if error.status != 404:
-                raise
+            snapshot = await patiently(self._job_reader.snapshot)
+        except JobDeleted:
             return None
         return PresentWorkers({w.uid: w for w in snapshot.workers}, snapshot.job.status.ended is not None)
 

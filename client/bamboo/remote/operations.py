@@ -3,15 +3,15 @@
 All may raise RemoteError.
 """
 
-import asyncio
 import json
-import time
+from collections.abc import Callable
 from typing import Any, Final
 
-from bamboo.remote.session import patiently
-from bamboo.remote.watch import WaitTimedOut
+from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.session import until
 from bamboo.terminal import phrases
-from bamboo_core.kube.api import KubeApi
+from bamboo.terminal.snapshot import RemoteWorker
+from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError, RemoteError, UsageError
 from bamboo_core.view.job_view import JobView, view_of
 
@@ -24,7 +24,6 @@ SERVERS: Final = (
     "selfLink",
     "deletionTimestamp",
 )
-LOOK_SECONDS: Final = 0.5
 
 
 async def existing(api: KubeApi, namespace: str, name: str) -> JobView | None:
@@ -71,25 +70,45 @@ async def change_spec(api: KubeApi, job: JobView, spec: dict[str, Any]) -> None:
     await api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": spec})
 
 
+async def take_away(api: KubeApi, job: JobView, worker: RemoteWorker, *, notice: bool) -> None:
+    """Deletes the worker's pod, with its grace or by force. Raises RemoteError if it is gone already."""
+    if not await api.delete_pod(job.namespace, worker.name, worker.uid, None if notice else 0):
+        raise RemoteError(f"{worker.name} is gone already")
+
+
+async def until_so(
+    job_reader: JobReader, met: Callable[[JobView], object], what: str, seconds: float | None
+) -> JobView:
+    """Waits for the job to be so. what: what it is not, if it is not in time. Raises WaitTimedOut, JobDeleted."""
+
+    def otherwise(job: JobView) -> str:
+        why = phrases.why_waiting(job)
+        return f"{job.name} {what} within {seconds or 0:.0f} s; it is {job.status.state}" + (f": {why}" if why else "")
+
+    return await until(job_reader.job, met, otherwise, seconds)
+
+
 async def until_no_pods(api: KubeApi, job: JobView, seconds: float) -> None:
     """Waits until the job has no pods. Who may change jobs need not be allowed to look at pods: then it does not wait.
 
     Raises WaitTimedOut.
     """
-    end = time.monotonic() + seconds
-    while True:
+
+    async def mine() -> list[Object]:
         try:
-            pods = await patiently(lambda: api.pods(job.namespace, job.name))
+            pods = await api.pods(job.namespace, job.name)
         except ApiError as error:
             if error.status != 403:
                 raise
-            return
-        mine = [p for p in pods if job.uid in json.dumps(p["metadata"].get("ownerReferences") or [])]
-        if not mine:
-            return
-        if time.monotonic() > end:
-            raise WaitTimedOut(f"{phrases.count(len(mine), 'worker')} of {job.name} did not end within {seconds:.0f} s")
-        await asyncio.sleep(LOOK_SECONDS)
+            return []
+        return [pod for pod in pods if job.uid in json.dumps(pod["metadata"].get("ownerReferences") or [])]
+
+    await until(
+        mine,
+        lambda pods: not pods,
+        lambda pods: f"{phrases.count(len(pods), 'worker')} of {job.name} did not end within {seconds:.0f} s",
+        seconds,
+    )
 
 
 def history_place(job: JobView) -> str:

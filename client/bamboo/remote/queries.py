@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.session import Session, Target
+from bamboo.remote.session import Session, Target, patiently
 from bamboo.remote.watch import until_over
 from bamboo.terminal import picture
 from bamboo.terminal.output_format import OutputFormat
@@ -67,7 +67,7 @@ async def events(session: Session, name: Target, *, form: OutputFormat, follow: 
         raise UsageError(f"--output {form}: cannot be followed; leave out one of --output and --follow")
     job_reader, unseen = JobReader(session.api, *session.of(name)), UnseenEvents()
     while True:
-        snapshot = await session.patiently(lambda: job_reader.snapshot(pod_events=True))
+        snapshot = await patiently(lambda: job_reader.snapshot(pod_events=True))
         if form is OutputFormat.JSON:
             _print_events(snapshot)
             return EXIT_OK

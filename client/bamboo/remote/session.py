@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import signal
@@ -18,13 +19,14 @@ from bamboo import loop_signals
 from bamboo_core.complaints import complain, said_by
 from bamboo_core.job.fields import ManifestError
 from bamboo_core.job.yaml_file import load_document
-from bamboo_core.kube.api import Connection, KubeApi, log_in
+from bamboo_core.kube.api import Access, Connection, KubeApi, log_in
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError, UsageError
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo_core.text import printable
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0  # a command that watches outlasts an API server that is away for that long
+LOOK_SECONDS = 0.5  # between two looks at what is waited for
 PIPE_WIDTH = 400  # where there is no terminal, nothing is cut to a width
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 KINDS = ("bamboojob/", "bamboojobs/", "bj/", "bamboojob.bamboo.dev/", "bamboojobs.bamboo.dev/")
@@ -54,10 +56,6 @@ class Session:
         if not self.quiet:
             print(text, flush=True)
 
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What is asked for; again and again while the cluster is away, for a while."""
-        return await patiently(call)
-
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
     """What the call returns; it is made again and again while the cluster is away, for PATIENCE_SECONDS."""
@@ -71,6 +69,29 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(2.0)
 
 
+class WaitTimedOut(RemoteError):
+    """What was waited for did not come in time."""
+
+
+async def until(
+    look: Callable[[], Awaitable[T]],
+    met: Callable[[T], object],
+    otherwise: Callable[[T], str],
+    seconds: float | None,
+    interval: float = LOOK_SECONDS,
+) -> T:
+    """Look again and again, and return what is seen as soon as it is so. seconds: None waits for ever.
+
+    Raises WaitTimedOut, whose text `otherwise` makes of what was seen last.
+    """
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    while not met(seen := await patiently(look)):
+        if time.monotonic() > end:
+            raise WaitTimedOut(otherwise(seen))
+        await asyncio.sleep(interval)
+    return seen
+
+
 Command = Callable[[Session], Coroutine[Any, Any, int]]
 
 
@@ -79,8 +100,6 @@ def run(
 ) -> int:
     """The command on the cluster that the flags and the kubeconfig name; its exit code. Errors are said."""
     try:
-        if namespace and not NAME.fullmatch(namespace):
-            raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
         return loop_signals.run_until_stopped(lambda: _run(command, namespace, context, kubeconfig, quiet))
     except RemoteError as error:
         complain(printable(said_by(error)))
@@ -92,10 +111,17 @@ def run(
         return EXIT_INTERRUPTED
 
 
+async def way_to(namespace: str | None, context: str | None, kubeconfig: str | None) -> Access:
+    """The access to the cluster that these name. Raises RemoteError."""
+    if namespace and not NAME.fullmatch(namespace):
+        raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
+    return await log_in(kubeconfig, context)
+
+
 async def _run(
     command: Command, namespace: str | None, context: str | None, kubeconfig: str | None, quiet: bool
 ) -> int:
-    access = await log_in(kubeconfig, context)
+    access = await way_to(namespace, context, kubeconfig)
     async with KubeApi(Connection(access)) as api:
         return await command(Session(api, namespace or access.namespace, quiet=quiet))
 

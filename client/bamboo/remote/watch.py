@@ -1,34 +1,25 @@
 """Follows a job until it is over: live on a terminal, else as lines."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Protocol
 
 from rich.console import Console
 
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.session import Session, on_a_terminal
+from bamboo.remote.session import Session, on_a_terminal, patiently
 from bamboo.terminal import phrases
 from bamboo.terminal.live_view import LivePicture
 from bamboo.terminal.picture import Footer, events
 from bamboo.terminal.snapshot import JobSnapshot
-from bamboo_core.kube.errors import ApiError, RemoteError
-from bamboo_core.names import EXIT_FAILED, EXIT_OK
-from bamboo_core.view.job_view import JobView
+from bamboo_core.kube.errors import RemoteError
+from bamboo_core.names import EXIT_OK
 
 INTERVAL_SECONDS = 2.0
 FINAL_EVENTS_SECONDS = 1.0  # the operator posts a job's last events after its last status
 KEYS = "q quits; the job continues"
-
-
-class JobDeleted(RemoteError):
-    """The job was deleted while it was watched."""
-
-    code = EXIT_FAILED
 
 
 class Screen(Protocol):
@@ -94,16 +85,15 @@ def screen(session: Session, quit: asyncio.Event) -> Screen:
 async def until_over(session: Session, namespace: str, name: str, interval: float = INTERVAL_SECONDS) -> int:
     """Shows the job until it is over; its outcome as an exit code. Leaving by a key is no failure."""
     job_reader, quit = JobReader(session.api, namespace, name), asyncio.Event()
-    uid, snapshot = None, None
+    snapshot = None
     with screen(session, quit) as shown:
         while not quit.is_set():
             first = snapshot is None
-            snapshot = await session.patiently(partial(_snapshot, job_reader, uid))
-            uid = snapshot.job.uid
+            snapshot = await patiently(job_reader.snapshot)
             shown.show(snapshot)
             if snapshot.job.status.ended:
                 if not first:
-                    await _final_events(job_reader, uid, shown, quit)
+                    await _final_events(job_reader, shown, quit)
                 break
             await pause(quit, interval)
     if snapshot is None:
@@ -117,24 +107,11 @@ async def until_over(session: Session, namespace: str, name: str, interval: floa
     return code
 
 
-async def _final_events(job_reader: JobReader, uid: str, shown: Screen, quit: asyncio.Event) -> None:
+async def _final_events(job_reader: JobReader, shown: Screen, quit: asyncio.Event) -> None:
     """The events that came after the end; without them, if the cluster or the job has gone meanwhile."""
     await pause(quit, FINAL_EVENTS_SECONDS)
     with suppress(RemoteError):
-        shown.show(await _snapshot(job_reader, uid))
-
-
-async def _snapshot(job_reader: JobReader, uid: str | None) -> JobSnapshot:
-    """A job of the same name that was made in the meantime is another job."""
-    try:
-        snapshot = await job_reader.snapshot()
-    except ApiError as error:
-        if uid is None or error.status != 404:
-            raise
-        raise JobDeleted(f"job {job_reader.name} was deleted") from None
-    if uid is not None and snapshot.job.uid != uid:
-        raise JobDeleted(f"job {job_reader.name} was deleted, and another one of that name was created")
-    return snapshot
+        shown.show(await job_reader.snapshot())
 
 
 async def pause(quit: asyncio.Event, seconds: float) -> None:
@@ -144,31 +121,3 @@ async def pause(quit: asyncio.Event, seconds: float) -> None:
             await quit.wait()
     except TimeoutError:
         pass
-
-
-class WaitTimedOut(RemoteError):
-    """What was waited for did not come in time."""
-
-
-async def until(
-    session: Session,
-    job_reader: JobReader,
-    met: Callable[[JobView], bool],
-    what: str,
-    seconds: float,
-) -> JobView:
-    """Waits for the job to be so. Raises WaitTimedOut, which says how it is instead; JobDeleted if it is deleted."""
-    end, uid = time.monotonic() + seconds, None
-    while True:
-        job = await session.patiently(job_reader.job)
-        if uid is not None and job.uid != uid:
-            raise JobDeleted(f"job {job_reader.name} was deleted, and another one of that name was created")
-        uid = job.uid
-        if met(job):
-            return job
-        if time.monotonic() > end:
-            why = phrases.why_waiting(job)
-            raise WaitTimedOut(
-                f"{job.name} {what} within {seconds:.0f} s; it is {job.status.state}" + (f": {why}" if why else "")
-            )
-        await asyncio.sleep(0.5)

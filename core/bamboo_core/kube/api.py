@@ -397,6 +397,9 @@ class KubeApi:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         await self._connection.close()
 
     # jobs

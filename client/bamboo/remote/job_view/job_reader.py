@@ -6,20 +6,39 @@ from collections.abc import Awaitable
 from bamboo.remote.job_view.parsing import events_of, workers_of
 from bamboo.terminal.snapshot import JobEvent, JobSnapshot
 from bamboo_core.kube.api import KubeApi, Object
-from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError, RemoteError
+from bamboo_core.names import EXIT_FAILED
 from bamboo_core.view.job_view import JobView, view_of
 
 
-class JobReader:
-    """Looks again and again at one job. A node's zone does not change, so each node is asked for once."""
+class JobDeleted(RemoteError):
+    """The job was deleted while it was looked at."""
 
-    def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
-        self._api, self.namespace, self.name = api, namespace, name
+    code = EXIT_FAILED
+
+
+class JobReader:
+    """Looks again and again at one job: another one of its name, made later, is another job. A node's zone does not
+    change, so each node is asked for once. uid: the job's; that of the first look if it is "".
+    """
+
+    def __init__(self, api: KubeApi, namespace: str, name: str, uid: str = "") -> None:
+        self._api, self.namespace, self.name, self._uid = api, namespace, name, uid
         self._nodes: dict[str, Object] = {}
         self._asked: set[str] = set()
 
     async def job(self) -> JobView:
-        return view_of(await self._api.job(self.namespace, self.name))
+        """The job as it is. Raises JobDeleted if it was seen before and is not there any more."""
+        try:
+            job = view_of(await self._api.job(self.namespace, self.name))
+        except ApiError as error:
+            if not self._uid or error.status != 404:
+                raise
+            raise JobDeleted(f"job {self.name} was deleted") from None
+        if self._uid not in ("", job.uid):
+            raise JobDeleted(f"job {self.name} was deleted, and another one of that name was created")
+        self._uid = job.uid
+        return job
 
     async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
         """pod_events: also what is told of the job's pods, which costs a look at all pods' events."""
