@@ -1,1 +1,1 @@
-"""What decides: jobs, plans, the coordinator and the contracts of trainer and operator. No torch, no kopf."""
+"""Jobs, plans, the coordinator, and the contracts between trainer and operator. Imports neither torch nor kopf."""

@@ -1,7 +1,7 @@
-"""What goes wrong, as a person reads it: never without a word.
+"""Error messages for people, never empty.
 
-Many exceptions have no text, such as asyncio's TimeoutError and the ProcessLookupError of a process that has just
-ended. Where an exception becomes text it goes through here, and what is left of it is its type at least.
+Many exceptions have no text, such as asyncio's TimeoutError or a ProcessLookupError for a process that has just ended.
+Every exception that becomes text passes through here, so that at least its type is shown.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import sys
 
 
 def said_by(error: BaseException) -> str:
-    """What the exception says, or else its type. An exception of the user's may be unable to say what it is."""
+    """Return the exception's text, or else its type. A user's exception may fail to give its text."""
     try:
         text = str(error).strip()
     except Exception as failed:
@@ -19,25 +19,25 @@ def said_by(error: BaseException) -> str:
 
 
 def system_reason(error: OSError) -> str:
-    """The system's words alone, without number and file; the same as `said_by` if it has none."""
+    """Return the system's error text without number and file; `said_by` if it has none."""
     return error.strerror or said_by(error)
 
 
 def complaint_of(what: BaseException | str, doing: str = "") -> str:
-    """One sentence: what was being done, and what went wrong with it. doing: "while weights were written"."""
-    said = said_by(what) if isinstance(what, BaseException) else what.strip()
-    said = said or "something went wrong that has no text"
-    return f"{doing}: {said}" if doing else said
+    """Return one sentence: the activity and its error. doing: such as "while weights were written"."""
+    reason = said_by(what) if isinstance(what, BaseException) else what.strip()
+    reason = reason or "something went wrong that has no text"
+    return f"{doing}: {reason}" if doing else reason
 
 
 def complain(what: BaseException | str, doing: str = "", *, program: str = "bamboo") -> None:
-    """The sentence on standard error, with the program's name before it. Where nobody can hear it, it is lost."""
+    """Print the sentence on standard error after the program's name. It is lost if standard error cannot be written."""
     with contextlib.suppress(OSError):
         print(f"{program}: {complaint_of(what, doing)}", file=sys.stderr, flush=True)
 
 
 class SilentErrorsNamed(logging.Filter):
-    """A filter for a log's handler: an exception without text among a record's values is written as its type."""
+    """A filter for a log handler: an exception without text among a record's values is written as its type."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):

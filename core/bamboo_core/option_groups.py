@@ -8,10 +8,8 @@ from typing import Any
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer takes it: with an option for each field of its parameters that are dataclasses.
-
-    These options come after the command's own, in the order of the parameters. A field's annotation and default are
-    those of its option.
+    """Return the command for typer, with one option for each field of its dataclass parameters. These options follow
+    the command's own, in the order of the parameters. A field's annotation and default become the option's.
     """
     own = inspect.signature(command)
     groups = {p.name: p.annotation for p in own.parameters.values() if _is_group(p.annotation)}

@@ -1,4 +1,4 @@
-"""Standard input, output and error as a program finds them: closed, on a full disk, or with nobody who reads."""
+"""Standard input, output and error that may be closed, on a full disk, or without a reader."""
 
 import codecs
 import contextlib
@@ -16,23 +16,23 @@ from typing import Any, Final, TextIO
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 
-MOST_WAITING: Final = 1 << 20  # bytes that nobody has read yet
-PATIENCE_SECONDS: Final = 60.0  # at the end, for a reader that takes nothing
-SHOWN: Final = "bamboo.shown"  # name of the way to write what the stream's encoding does not have
+MOST_WAITING: Final = 1 << 20  # bytes not yet read
+PATIENCE_SECONDS: Final = 60.0  # at the end, for a reader that stalls
+SHOWN: Final = "bamboo.shown"  # the error handler for characters that a stream's encoding lacks
 
 
 def prepare() -> None:
-    """Prepares the standard streams at the start of a program, before it opens any file.
+    """Prepare the standard streams at the start of a program, before it opens any file.
 
-    A stream that is closed leads to /dev/null: otherwise the next file would get its number. Any text can be written:
-    names of files as the bytes that they are, other letters as what the encoding has instead.
+    A closed stream is opened on /dev/null: otherwise the next file would get its number. Any text can be written: file
+    names as their bytes, other characters with the encoding's replacement.
     """
     codecs.register_error(SHOWN, _shown)
     for number in (0, 1, 2):
         with contextlib.suppress(OSError):
             os.fstat(number)
             continue
-        os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -42,7 +42,7 @@ def prepare() -> None:
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper) and isinstance(getattr(stream.buffer, "raw", stream.buffer), io.FileIO):
         output = _Output(1, "w", closefd=False)
-        unbuffered = stream.write_through  # as PYTHONUNBUFFERED has it
+        unbuffered = stream.write_through  # set by PYTHONUNBUFFERED
         sys.stdout = io.TextIOWrapper(
             output if unbuffered else io.BufferedWriter(output),
             stream.encoding,
@@ -57,7 +57,7 @@ class OutputLost(OSError):
 
 
 class _Output(io.FileIO):
-    """Standard output, whose errors can be told from those of other files."""
+    """Standard output, whose errors differ in type from those of other files."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -69,25 +69,23 @@ class _Output(io.FileIO):
 
 
 def _shown(error: UnicodeError) -> tuple[bytes, int]:
-    """The bytes of a letter that an encoding does not have. Where the locale names none, terminals and files have UTF-8
-    all the same.
-    """
+    """Return the bytes for a character that an encoding lacks. If the locale names no encoding, UTF-8 is assumed."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     name = codecs.lookup(error.encoding).name
-    found = b""
+    encoded = b""
     for letter in error.object[error.start : error.end]:
         if 0xDC80 <= ord(letter) <= 0xDCFF:
-            found += bytes([ord(letter) - 0xDC00])
+            encoded += bytes([ord(letter) - 0xDC00])
         elif name == "ascii":
-            found += letter.encode("utf-8", "backslashreplace")
+            encoded += letter.encode("utf-8", "backslashreplace")
         else:
-            found += letter.encode(error.encoding, "backslashreplace")
-    return found, error.end
+            encoded += letter.encode(error.encoding, "backslashreplace")
+    return encoded, error.end
 
 
 def give_up(stream: TextIO) -> None:
-    """What is written there from now on, and what waits to be written, goes nowhere and is no error."""
+    """Discard everything written to the stream from now on, and what is buffered, without errors."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -95,11 +93,10 @@ def give_up(stream: TextIO) -> None:
 
 
 def end(code: int, lost: OSError | None = None) -> int:
-    """Flushes the standard streams at the end of a program that would exit with this code; returns the code with which
-    it does. What could not be written to standard output is a failure, unless somebody did not want to read on, as in
-    `bamboo history JOB | head`.
+    """Flush the standard streams at the end of a program; return its exit code.
 
-    lost: what has been raised already.
+    A failure to write standard output turns code 0 into EXIT_FAILED, unless the reader stopped reading, as in `bamboo
+    history JOB | head`. lost: an error that was already raised.
     """
     lost = _flushed(sys.stdout) or lost
     if lost is not None and lost.errno != errno.EPIPE:
@@ -110,7 +107,7 @@ def end(code: int, lost: OSError | None = None) -> int:
 
 
 def _flushed(stream: TextIO) -> OSError | None:
-    """Why it cannot be written, if it cannot; then it is given up."""
+    """Return the error if the stream cannot be flushed; it is then given up."""
     try:
         stream.flush()
     except OSError as error:
@@ -120,7 +117,7 @@ def _flushed(stream: TextIO) -> OSError | None:
 
 
 def exit_of(main: Callable[[], int]) -> int:
-    """The exit code of a program whose work that is; what it prints may be read to the end or not."""
+    """Run a program and return its exit code. Its reader may stop reading early."""
     prepare()
     try:
         return end(main())
@@ -132,10 +129,11 @@ def exit_of(main: Callable[[], int]) -> int:
 
 
 class Unhurried(io.RawIOBase):
-    """Writes to a descriptor in a thread of its own: whoever does not read, or has gone, costs the writer nothing.
+    """A stream that writes to a descriptor in a thread of its own, so a slow or absent reader does not block the
+    writer.
 
-    lost: told once, in that thread, when nothing can be written any more. Of more than MOST_WAITING the oldest is left
-    out, and a line says how much that was.
+    lost: called once, in that thread, when nothing can be written any more. Beyond MOST_WAITING bytes the oldest are
+    dropped, and a line says how many.
     """
 
     def __init__(self, descriptor: int, lost: Callable[[OSError], None]) -> None:
@@ -143,7 +141,7 @@ class Unhurried(io.RawIOBase):
         self._changed = threading.Condition()
         self._waiting: deque[bytes] = deque()
         self._size = self._left_out = 0
-        self._moved = 0  # bytes that have been taken
+        self._moved = 0  # bytes written
         self._gone = False
         threading.Thread(target=self._run, name="standard stream", daemon=True).start()
 
@@ -160,7 +158,7 @@ class Unhurried(io.RawIOBase):
         return len(piece)
 
     def finish(self, patience: float) -> None:
-        """Waits until all is written. Whoever takes nothing for so many seconds gets no more."""
+        """Wait until all is written. Give up on a reader that takes nothing for `patience` seconds."""
         with self._changed:
             while self._size and not self._gone:
                 moved = self._moved
@@ -202,7 +200,7 @@ class Unhurried(io.RawIOBase):
         while piece:
             try:
                 written = os.write(self._descriptor, piece)
-            except BlockingIOError:  # others have made the pipe or the terminal so
+            except BlockingIOError:  # another process made the pipe or terminal non-blocking
                 select.select([], [self._descriptor], [])
                 continue
             piece = piece[written:]
@@ -214,7 +212,7 @@ class Unhurried(io.RawIOBase):
 
 @contextlib.contextmanager
 def unhurried() -> Iterator[None]:
-    """A time in which nobody has to read what is printed: a job goes on without."""
+    """Let a job go on without a reader of its output, inside this context."""
     before = sys.stdout, sys.stderr
     raws: list[Unhurried] = []
 
@@ -230,12 +228,12 @@ def unhurried() -> Iterator[None]:
         raws.append(raw := Unhurried(descriptor, lost))
         return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
 
-    def told(error: OSError) -> None:
+    def on_lost(error: OSError) -> None:
         complain(f"standard output cannot be written ({system_reason(error)}): the job goes on without")
 
     errors = wrapped(sys.stderr, lambda error: None)
     try:
-        output = wrapped(sys.stdout, told)
+        output = wrapped(sys.stdout, on_lost)
         sys.stdout, sys.stderr = output, errors
         yield
     finally:

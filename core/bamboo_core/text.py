@@ -1,4 +1,4 @@
-"""Numbers and words in sentences that a person reads."""
+"""Numbers and words in sentences for people."""
 
 import re
 import textwrap
@@ -10,26 +10,21 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The text in one line of printable characters: line breaks become spaces. It is cut in its middle if it is too
-    long.
-
-    For text that comes from elsewhere, such as errors of the user's code, in places that promise one line.
+    """Return the text as one line of printable characters, with line breaks as spaces; a long one is cut in the middle.
+    For text from elsewhere, such as errors of the user's code, where one line is promised.
     """
     line = " ".join("".join(c if c.isprintable() or c.isspace() else "\N{MIDDLE DOT}" for c in text).split())
     return shortened(line, most)
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, of which only the head and the tail are left if it is too long."""
+    """Return the text, cut to head and tail if it is too long."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines broken between words, with what follows two characters further in; what is quoted (" | ") stays as it is.
-
-    A word that is longer than a line stays whole.
-    """
+    """Wrap lines between words, continuation lines indented by two; quotes (" | ") and long words stay whole."""
     return "\n".join(line for given in text.split("\n") for line in _lines(given, width))
 
 
@@ -44,18 +39,18 @@ def _lines(line: str, width: int) -> list[str]:
 
 
 def suggestion(key: object, known: Sequence[str]) -> str:
-    """Return, for a message about an unknown key, the known key that it resembles, or else all known keys."""
-    near = get_close_matches(str(key)[:80], known, n=1, cutoff=0.7)  # "lr" is not meant for "lora"
+    """Return, for a message about an unknown key, the most similar known key, or else all known keys."""
+    near = get_close_matches(str(key)[:80], known, n=1, cutoff=0.7)  # "lr" should not match "lora"
     return f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
 
 
 def count(number: int, thing: str) -> str:
-    """1 worker, 2 workers."""
+    """Return a number with its noun: 1 worker, 2 workers."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def metrics(values: Mapping[str, float | None]) -> str:
-    """loss 2.3104, accuracy 0.25. None: not finite."""
+    """Return metrics as text: loss 2.3104, accuracy 0.25. None: not finite."""
     return ", ".join(
         f"{one_line(name, 40)} {'not finite' if value is None else format(value, '.5g')}"
         for name, value in sorted(values.items(), key=lambda item: (item[0] != "loss", item[0]))
@@ -63,7 +58,7 @@ def metrics(values: Mapping[str, float | None]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """5s, 2:05, 1:02:05."""
+    """Return a duration as text: 5s, 2:05, 1:02:05."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest}s"
@@ -72,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """512 B, 1.5 KiB, 20.0 MiB."""
+    """Return bytes as text: 512 B, 1.5 KiB, 20.0 MiB."""
     if number < 1024:
         return f"{number:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
@@ -83,7 +78,7 @@ def size(number: float) -> str:
 
 
 def printable(text: str, *, colours: bool = False) -> str:
-    """The text without what a terminal would obey; others' text must not move the cursor. colours: may stay."""
+    """Remove what a terminal would obey, so foreign text cannot move the cursor. colours: keep colour codes."""
     parts = _COLOUR.split(text)
     kept = _COLOUR.findall(text) if colours else [""] * (len(parts) - 1)
     clean = ["".join(c if c.isprintable() or c == "\t" else " " for c in part) for part in parts]

@@ -1,1 +1,1 @@
-"""The control channel between workers and their coordinator: its messages, and both of its ends."""
+"""The control channel between workers and their coordinator: messages, client and server."""

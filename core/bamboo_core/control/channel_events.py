@@ -1,4 +1,4 @@
-"""What happens at the workers' control channels. The coordinator takes these as events."""
+"""Events of the workers' control channels, which the coordinator processes."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker's channel opened and said Hello (first time or again after a cut)."""
+    """A worker's channel opened and sent Hello (for the first time, or after a reconnection)."""
 
     hello: Hello
 

@@ -1,6 +1,5 @@
-"""The worker's end of the control channel: a thread that keeps one WebSocket to the coordinator open.
-
-While the coordinator is away, training goes on: what is said meanwhile waits in a queue.
+"""The worker's end of the control channel: a thread that keeps one WebSocket to the coordinator open. While the
+coordinator is away, training goes on, and messages wait in a queue.
 """
 
 import asyncio
@@ -27,15 +26,16 @@ LAST_BACKOFF_SECONDS = 2.0
 PING_SECONDS = 5.0
 CONNECT_SECONDS = 3.0
 HANDSHAKE_SECONDS = 10.0
-CLOSE_SECONDS = 0.02  # some turns of the loop, in which what the session has closed ends
+CLOSE_SECONDS = 0.02  # lets what the session has closed end, in a few turns of the loop
 
 
 class Control:
-    """token, hello: called at every connection; a token may not be there yet (OSError). heartbeat: called for each one.
+    """A worker's connection to its coordinator, with a thread of its own. Callbacks run in it and must not block or
+    raise.
 
-    deliver: gets every message of the coordinator. All in this object's own thread; they must
-    neither block nor raise.
-    authority: PEM of who signed the certificate of a wss: coordinator; "" for those that this machine trusts.
+    token, hello: called at every connection; token raises OSError while there is no token yet. heartbeat: called for
+    each heartbeat. deliver: gets every message of the coordinator. authority: PEM of the authority that signed the
+    certificate of a wss: coordinator; "": the authorities that this machine trusts.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Control:
         self._heartbeat = heartbeat
         self._deliver = deliver
         self._tls = ssl.create_default_context(cadata=authority) if authority else True
-        self._outbox: deque[Message] = deque()  # the first one leaves it when it has been written
+        self._outbox: deque[Message] = deque()  # a message leaves it once written
         self._written = threading.Event()
         self._written.set()
-        self._lock = threading.Lock()  # over the three below
+        self._lock = threading.Lock()  # guards the next three
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._wake = asyncio.Event()
@@ -67,10 +67,10 @@ class Control:
         self._thread.start()
 
     def send(self, message: Message, *, late: bool = False) -> None:
-        """Queues the message; from any thread, never blocks. Ignored once closed.
+        """Queue the message; from any thread, never blocks. Ignored once closed.
 
-        late: it may stay in the queue until another message leaves, a heartbeat does, or `wake` is called. A thread
-        that is woken soon takes the interpreter's lock from its waker, who may have something urgent to do.
+        late: the message may wait until another message or a heartbeat is sent, or `wake` is called. A thread that is
+        woken soon takes the interpreter's lock from its waker, which may have urgent work.
         """
         with self._lock:
             if self._closed:
@@ -81,13 +81,13 @@ class Control:
             self.wake()
 
     def wake(self) -> None:
-        """Have what is queued leave now; from any thread, never blocks."""
+        """Send the queued messages now; from any thread, never blocks."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def close(self, flush_seconds: float = 1.0) -> None:
-        """Waits at most that long until everything queued is written, then closes. May be called twice."""
+        """Close after all queued messages are written, or after `flush_seconds`. May be called twice."""
         if self._thread.is_alive():
             self.wake()
             self._written.wait(flush_seconds)
@@ -126,14 +126,14 @@ class Control:
                 self._loop = None
 
     async def _connect(self, session: aiohttp.ClientSession) -> bool:
-        """One connection, until it breaks or close() is called. True if the coordinator said anything."""
-        heard = False
+        """Serve one connection until it breaks or close() is called. Return whether the coordinator sent anything."""
+        received = False
 
         async def read(socket: aiohttp.ClientWebSocketResponse) -> None:
-            nonlocal heard
+            nonlocal received
             async for frame in socket:
                 if frame.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
-                    heard = True
+                    received = True
                     self._receive(frame.data)
 
         try:
@@ -144,12 +144,12 @@ class Control:
                 await until_first(read(socket), self._write(socket), self._beat(socket), self._stop.wait())
         except aiohttp.WSServerHandshakeError as error:
             why = error.headers.get(REFUSED_HEADER) if error.headers else None
-            if error.status == HTTPStatus.FORBIDDEN and why:  # a proxy's refusal is not the coordinator's
+            if error.status == HTTPStatus.FORBIDDEN and why:  # a proxy's refusal has no such header
                 self._deliver(Refused(reason="Unauthorized", message=why))
             logger.debug("the coordinator answers %d", error.status)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("no channel to the coordinator: %s", error)
-        return heard
+        return received
 
     async def _open(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
         """Open a WebSocket to the coordinator."""
@@ -190,7 +190,7 @@ class Control:
 
 
 async def until_first(*parts: Coroutine[Any, Any, Any]) -> None:
-    """Runs all until the first one ends; raises what that one raised."""
+    """Run all until the first one ends; raise its exception."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

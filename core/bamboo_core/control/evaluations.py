@@ -1,4 +1,4 @@
-"""What evaluations say of the course of a training: which state is the best, and whether to go on."""
+"""Evaluations of a training: which state is the best, and whether to stop early."""
 
 import math
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ from bamboo_core.job.training_spec import EvaluationSpec, Goal
 from bamboo_core.text import count
 
 Metrics = Mapping[str, float | None]
-Evaluations = Mapping[int, Metrics]  # by state: the optimizer steps that it has seen
+Evaluations = Mapping[int, Metrics]  # by state: its number of optimizer steps
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job ends with the state that was evaluated, or that a decision of the task has made the last one."""
+    """The early end of a job, by its evaluations or by a decision of the task. The state then is the last one."""
 
-    best: Count | None = None  # the best one, if there is any
-    without: Count = 0  # evaluations since
-    by: Annotated[str, msgspec.Meta(max_length=40)] = ""  # the decision
+    best: Count | None = None  # the best state, if any
+    without: Count = 0  # evaluations since the best state
+    by: Annotated[str, msgspec.Meta(max_length=40)] = ""  # the task's decision, if that ended the job
 
     def why(self, metric: str) -> str:
-        """A sentence on why training ended early. metric: the name of the one that decides."""
+        """Return a sentence on why training ended early. metric: the name of the deciding one."""
         if self.by:
             return f"the task's decision {self.by!r} ended training"
         best = "none has one" if self.best is None else f"the best state is that after step {self.best}"
@@ -34,27 +34,27 @@ class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the evaluations so far came to."""
+    """The result of all evaluations so far."""
 
-    # state, score: the best state and its score; of equal ones the first
+    # state, score: the best state and its score; the first of equal ones
     state: int | None = None
     score: float | None = None
-    without: int = 0  # how many evaluations came after it; all of them if there is no best one
+    without: int = 0  # evaluations after it; all of them if there is no best state
 
     def after(self, spec: EvaluationSpec, state: int, metrics: Metrics) -> "Course":
-        """The course with one evaluation more, of a later state."""
+        """Return the course with one more evaluation, of a later state."""
         value = score(spec, metrics)
         if value is not None and (self.score is None or value > self.score):
             return Course(state, value)
         return Course(self.state, self.score, self.without + 1)
 
     def is_over(self, spec: EvaluationSpec) -> bool:
-        """Is the job to end, as nothing has become better for too long?"""
+        """Whether the job is to end because nothing has improved for too long."""
         return spec.patience is not None and self.without >= spec.patience
 
 
 def score(spec: EvaluationSpec, metrics: Metrics) -> float | None:
-    """The larger the better; None if the metric that decides is not known, or not finite."""
+    """Return the score, the larger the better; None if the deciding metric is unknown or not finite."""
     value = metrics.get(spec.metric)
     if value is None or not math.isfinite(value):
         return None
@@ -62,13 +62,13 @@ def score(spec: EvaluationSpec, metrics: Metrics) -> float | None:
 
 
 def course(spec: EvaluationSpec, evaluations: Evaluations) -> Course:
-    """The course of all these evaluations."""
-    found = Course()
+    """Return the course of all these evaluations."""
+    result = Course()
     for state in sorted(evaluations):
-        found = found.after(spec, state, evaluations[state])
-    return found
+        result = result.after(spec, state, evaluations[state])
+    return result
 
 
 def best(spec: EvaluationSpec, evaluations: Evaluations) -> int | None:
-    """The state with the best score."""
+    """Return the state with the best score."""
     return course(spec, evaluations).state

@@ -8,14 +8,14 @@ from bamboo_core.control.message import Count, Message
 from bamboo_core.planning.plan import Cell
 
 MOST_TEXT = 1000
-Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # of the bits of a tensor
+Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # of a tensor's bits
 
 
 # worker -> coordinator
 
 
 class StateSums(Message, frozen=True):
-    """The sums of the state that a worker holds of a stage at that version, by tensor, in words."""
+    """The sums of a worker's state of a stage at a version, by tensor, in words."""
 
     stage: Count
     version: Count
@@ -23,9 +23,8 @@ class StateSums(Message, frozen=True):
 
 
 class SpotCheckDiffers(Message, frozen=True):
-    """A worker has computed a microbatch of a cell again, and comes to other bits than the cell's owner.
-
-    step: so many were committed before it. message: what differs, and what it came to when it was repeated.
+    """A worker recomputed a cell's microbatch and got other bits than the cell's owner. step: the number of steps
+    committed before. message: what differs, and the result of a repetition.
     """
 
     cell: Cell

@@ -1,4 +1,4 @@
-"""What a shell tells the root for the job's history: all events, until they are known to be in it."""
+"""The history feed: a shell sends the root all events for the job's history until they are confirmed as written."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -8,12 +8,12 @@ from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import MOST_TEXT, HistoryEvent, HistoryEvents, HistoryKept
 from bamboo_core.planning.plan import ROOT, Plan, WorkerId
 
-MOST_WAITING: Final = 1000  # events; the oldest are given up
+MOST_WAITING: Final = 1000  # events; older ones are dropped
 AT_ONCE: Final = 50
 
 
 class Told(Protocol):
-    """What a coordinator or its shell tells the user, such as an `Emit`."""
+    """A message of a coordinator or its shell to the user, such as an `Emit`."""
 
     @property
     def reason(self) -> str: ...
@@ -26,7 +26,7 @@ class Told(Protocol):
 
 
 class HistoryFeed:
-    """The events of a job that its root is to write into the history. source: nobody else's; it names the events
+    """The events of a job that its root should write into the history. source: a unique name, which identifies events
     together with their numbers. clock: seconds since 1970.
     """
 
@@ -38,11 +38,10 @@ class HistoryFeed:
         self._sent = 0  # to that root
 
     def follow(self, event: object, told: Iterable[Told], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """The events that are to be sent after a turn of the coordinator, and the worker that gets them; None if
-        nothing is due. They go out before anything that the turn commands: a root that is told to stop has to know what
-        to write.
+        """Return the root's owner and the events to send it after a turn of the coordinator; None if nothing is due.
 
-        event: what was taken in. told: what the turn tells the user. plan: now in force; None if no history is kept.
+        They are sent before the turn's commands, because a root that is told to stop has to know what to write. event:
+        the turn's input. told: its messages to the user. plan: the one in force; None if no history is kept.
         """
         for one in told:
             self.add(one)
@@ -61,16 +60,14 @@ class HistoryFeed:
         self._waiting.append(event)
 
     def _heard(self, event: object) -> None:
-        """A worker that comes back is told again, and what the root has written need not be kept."""
+        """Resend to a worker that reconnects, and drop what the root has written."""
         if isinstance(event, WorkerJoined):
             self.rejoined(event.hello.worker)
         elif isinstance(event, Received) and isinstance(event.message, HistoryKept):
             self.kept(event.message)
 
     def _owed(self, plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """The events that the root's owner has not been sent yet, and who that is; None without a plan or without such
-        events.
-        """
+        """Return the root's owner and its unsent events; None without a plan or such events."""
         if plan is None:
             return None
         root = plan.at(ROOT).owner
@@ -78,7 +75,7 @@ class HistoryFeed:
         return (root, events) if events else None
 
     def due(self, root: WorkerId | None) -> HistoryEvents | None:
-        """What that root has not been told. To one that is new, or whose channel was cut, all is told once more."""
+        """Return what was not yet sent to that root: everything if it is new or was cut off."""
         if root != self._root:
             self._root, self._sent = root, 0
         if root is None or self._sent == self._number:
@@ -90,7 +87,7 @@ class HistoryFeed:
         return HistoryEvents(source=self._source, events=events)
 
     def rejoined(self, worker: WorkerId) -> None:
-        """What was sent to it may be lost."""
+        """Resend everything to the root if this worker is it: messages may be lost."""
         if worker == self._root:
             self._root = None
 
@@ -100,5 +97,5 @@ class HistoryFeed:
                 self._waiting.popleft()
 
     def rest(self) -> HistoryEvents:
-        """What is not known to be in the history."""
+        """Return the events not confirmed as written."""
         return HistoryEvents(source=self._source, events=tuple(self._waiting))

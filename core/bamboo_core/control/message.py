@@ -1,10 +1,10 @@
-"""What all messages of the control channel have in common (`protocol`)."""
+"""The base of the control channel's messages (`protocol`), and their JSON."""
 
 from typing import Annotated, Any
 
 import msgspec
 
-MOST = 1 << 53  # of what is counted: every reader of JSON knows such a number
+MOST = 1 << 53  # bounds counts: every JSON reader represents it exactly
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
@@ -13,9 +13,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _as_text(value: object) -> str:
-    """The text of an object that JSON does not know; only subclasses of text have one. Raises TypeError for any
-    other.
-    """
+    """Convert a subclass of str, which JSON does not know, to str. Raises TypeError for anything else."""
     if isinstance(value, str):
         return str(value)
     raise TypeError(f"{type(value).__name__} cannot be sent")
@@ -25,7 +23,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_as_text)
 
 
 def to_json(value: Any) -> bytes:
-    """What is no text, such as a file's name that is not UTF-8, is written as its escapes."""
+    """Return the value as JSON. Characters that UTF-8 cannot hold, such as in a file's name, are escaped."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:

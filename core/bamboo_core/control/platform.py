@@ -1,4 +1,4 @@
-"""What decides the bits of a worker's results beside the task, and which workers may therefore be of one job."""
+"""Platforms: what besides the task decides the bits of a worker's results, and which workers may share a job."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ import msgspec
 from bamboo_core.planning.plan import Short, WorkerId
 
 UNKNOWN = "an unknown one"
-MOST_NAMES: Final = 64  # of a processor's instructions, or of settings
-MOST_NAMED: Final = 6  # of them in a sentence
+MOST_NAMES: Final = 64  # in a processor's instructions, or in settings
+MOST_NAMED: Final = 6  # in a sentence
 Names = Annotated[tuple[Short, ...], msgspec.Meta(max_length=MOST_NAMES)]
 
 _SAID = {
@@ -29,24 +29,24 @@ _SAID = {
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker computes with; workers that differ in it may come to different bits."""
+    """The software and hardware that a worker computes with. Different platforms may compute different bits."""
 
-    data_plane: int = 0  # the version of what workers say to each other
+    data_plane: int = 0  # names.DATA_PLANE_VERSION
     numerics: int = 0  # names.NUMERICS_VERSION
     torch: Short = ""
-    cuda: Short = ""  # with the version of cuDNN, "" without
-    driver: Short = ""  # of the GPU
+    cuda: Short = ""  # and cuDNN's version; "" without CUDA
+    driver: Short = ""  # the GPU's
     device: Short = ""  # the GPU's model, or the kind of processor
-    capability: Short = ""  # the vector instructions that torch's own kernels use on the processor: AVX2, AVX512
-    instructions: Names = ()  # all that it has, which libraries and compilers choose by, where it is the device
+    capability: Short = ""  # the vector instructions that torch's own CPU kernels use: AVX2, AVX512
+    instructions: Names = ()  # all of the processor, by which libraries choose kernels; if it is the device
     threads: int = 0
     settings: Names = ()  # of this process that change how torch computes
-    compiler: Short = ""  # what makes machine code of compiled layers; "" if nothing can
+    compiler: Short = ""  # for the machine code of compiled layers; "" if there is none
 
 
 def deciding(platform: Platform, *, compiled: bool) -> Platform:
-    """The platform without what decides nothing in a job. compiled: the job's layers are compiled, so that the compiler
-    decides, too.
+    """Return the platform without what cannot change bits in the job. compiled: the job compiles layers, so the
+    compiler counts.
     """
     return platform if compiled or not platform.compiler else msgspec.structs.replace(platform, compiler="")
 
@@ -59,8 +59,8 @@ def conflicts(platform: Platform, others: Platform) -> str:
 
 def _difference(what: str, own: object, others: object) -> str:
     if isinstance(own, tuple) and isinstance(others, tuple):
-        found = {"with": set(own) - set(others), "without": set(others) - set(own)}
-        return f"{what} {' and '.join(f'{how} {_listed(sorted(names))}' for how, names in found.items() if names)}"
+        differing = {"with": set(own) - set(others), "without": set(others) - set(own)}
+        return f"{what} {' and '.join(f'{how} {_listed(sorted(names))}' for how, names in differing.items() if names)}"
     return f"{what} {own or UNKNOWN} instead of {others or UNKNOWN}"
 
 
@@ -70,5 +70,5 @@ def _listed(names: list[str]) -> str:
 
 
 def most_common(platforms: Mapping[WorkerId, Platform]) -> Platform:
-    """The platform that most of these workers have, of which there is one at least; if two have as many, the first."""
+    """Return the platform of most of these workers (at least one); the first of equally common ones."""
     return Counter(platforms.values()).most_common(1)[0][0]

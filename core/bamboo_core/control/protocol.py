@@ -23,82 +23,81 @@ from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 MOST_NUMBER = 1e100
-MOST_METRICS = 64  # of a step, or of an evaluation
-MOST_EVALUATIONS = 64  # in one message
+MOST_METRICS = 64  # in a step or an evaluation
+MOST_EVALUATIONS = 64  # in a message
 LOSS_SCALE = "loss_scale"  # the metric of a step in fp16
-Number = Annotated[float, msgspec.Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]  # of fp32, and sums of them
+Number = Annotated[float, msgspec.Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]  # fp32 numbers, and sums of them
 Metrics = Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
-# by state, the optimizer steps that it has seen; a metric of None is not finite
+# by state, its number of optimizer steps; None: the metric is not finite
 Evaluations = Annotated[dict[Count, Metrics], msgspec.Meta(min_length=1, max_length=MOST_EVALUATIONS)]
-LOGGERS_AWAITED = "LoggersAwaited"  # the reason of a worker's warning: it ends once its loggers are done
-INITIAL_WEIGHTS = "InitialWeights"  # the reason of what is no warning either: which first values were taken
-MOST_TEXT = 4000  # characters of what a worker says in words
+LOGGERS_AWAITED = "LoggersAwaited"  # reason of a WorkerWarning: the worker ends once its loggers are done
+INITIAL_WEIGHTS = "InitialWeights"  # reason of a WorkerWarning that only informs: which initial values were used
+MOST_TEXT = 4000  # characters of a worker's text
 Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 
-MOST_PASSED = 100  # checkpoints that are told of
+MOST_PASSED = 100  # checkpoints in a CheckpointFound
 
 
 # worker -> coordinator
 
 
 class Hello(Message, frozen=True):
-    """A worker's first word to the coordinator."""
+    """A worker's first message to the coordinator."""
 
     worker: Short
     host: Short
     port: Port
-    # zone, node: where the worker is. The shell that started it knows better, and says so in its place
+    # zone, node: where the worker is. The shell that started it knows better and overrides them
     zone: Short = ""
     node: Short = ""
     pid: Count = 0
     version: int = PROTOCOL_VERSION
     platform: Platform = Platform()
-    plan: Plan | None = None  # the newest plan known, after a reconnection
+    plan: Plan | None = None  # the newest known plan, after a reconnection
 
 
 class Profile(Message, frozen=True):
     """Deterministic cost per layer (floating point operations, parameters), the input of the layer split."""
 
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
-    # if the coordinator chooses the grid
+    # layers, memory: sent if the coordinator chooses the grid
     layers: Annotated[tuple[LayerBytes, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
-    memory: Count = 0  # bytes of the worker's device; 0 if no limit is known
+    memory: Count = 0  # bytes of the worker's device; 0 if unlimited
 
 
 class WorkerReady(Message, frozen=True):
-    """The task is loaded; from now on plans may count on this worker."""
+    """The worker has loaded its task, and plans may use it."""
 
-    samples: Count = 0  # of its dataset
-    steps: Count = 0  # of the job, which may follow from that. 0: not said
-    data: DataRecord | None = None  # what of it decides bits
+    samples: Count = 0  # in its dataset
+    steps: Count = 0  # of the job, if the dataset decides them; 0: unknown
+    data: DataRecord | None = None  # the data's properties that decide bits
 
 
 class Heartbeat(Message, frozen=True):
-    """A worker's sign of life, with what it is doing.
-
-    Another thread says it than the one that works, so a heartbeat alone does not prove that the worker works.
+    """A worker's sign of life, with its current activity. A separate thread sends it, so a heartbeat alone does not
+    prove that the worker makes progress.
     """
 
     step: Count
     doing: str = ""
     # memory, times: of the newest step, about once a second
     memory: Memory | None = None
-    busy: Seconds = 0.0  # seconds since it began what it is inside
+    busy: Seconds = 0.0  # seconds since its current activity began
     times: Annotated[tuple[StageTimes, ...], msgspec.Meta(max_length=MOST_TIMES)] | None = None
-    headroom: Seconds | None = None  # how many times as much memory as now there is for it; None if that is not known
-    traffic: SentTraffic | None = None  # what it has sent to other workers; None before it has seen a step
-    backwards: Count = 0  # microbatches that it has run back since it began
+    headroom: Seconds | None = None  # available memory as a multiple of the memory in use; None if unknown
+    traffic: SentTraffic | None = None  # to other workers; None before the first step
+    backwards: Count = 0  # microbatches that have run backwards since the worker began
 
 
 class PeerDown(Message, frozen=True):
-    """My link to that peer broke; it is being formed again."""
+    """The worker's link to a peer broke; it reconnects."""
 
     peer: WorkerId
 
 
 class PeerUp(Message, frozen=True):
-    """A link that was reported down stands again."""
+    """A link that was reported down is up again."""
 
     peer: WorkerId
 
@@ -108,7 +107,7 @@ class PlanApplied(Message, frozen=True):
 
 
 class ReplicaSynced(Message, frozen=True):
-    """The owner of a cell says that a replica of it has caught up."""
+    """The owner of a cell reports that a replica of it has caught up."""
 
     cell: Cell
     replica: WorkerId
@@ -118,34 +117,32 @@ class CheckpointFound(Message, frozen=True):
     """The answer to FindCheckpoint."""
 
     number: Count
-    checkpoint: CheckpointId | None = None  # None if there is none to go on from
-    passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()  # why newer ones are not taken
-    problem: Said = ""  # the store does not tell; then the rest says nothing
-    other_data: Said = ""  # the one to go on from was trained with other data than this worker has, which ones
+    checkpoint: CheckpointId | None = None  # None if there is none to resume from
+    passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()  # why newer ones are not used
+    problem: Said = ""  # why the store cannot be read; then the other fields mean nothing
+    other_data: Said = ""  # if the checkpoint was trained with other data than this worker has: the difference
 
 
 class CheckpointBegun(Message, frozen=True):
-    """The root's owner says, if it is asked again, that a commit has carried that wish, and which checkpoint came of
-    it.
-    """
+    """The root's owner reports, when asked again, the checkpoint that a commit has begun for a request."""
 
     number: Count
     checkpoint: CheckpointId
 
 
 class PartsWritten(Message, frozen=True):
-    """These layers' files of a checkpoint are durable."""
+    """The files of these layers of a checkpoint are durable."""
 
     checkpoint: CheckpointId
     parts: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(max_length=MOST_LAYERS)]
-    stall: Seconds = 0.0  # for so many seconds this worker has copied its layers
+    stall: Seconds = 0.0  # seconds in which the worker copied its layers
 
 
 class CheckpointCommitted(Message, frozen=True):
-    """The manifest of a checkpoint is written."""
+    """A checkpoint's manifest is written."""
 
     checkpoint: CheckpointId
-    tidied: bool = False  # the message is said again, as what is not to be kept any longer is removed now, or cannot be
+    tidied: bool = False  # repeats the message once outdated checkpoints are removed, or cannot be
 
 
 class CheckpointFailed(Message, frozen=True):
@@ -156,18 +153,14 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class StateHeld(Message, frozen=True):
-    """A worker keeps these layers in host memory, in their state after the commit with which this split of the layers
-    ends.
-    """
+    """A worker keeps these layers in host memory, in the state after the commit that ends this split of the layers."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class CopiesHeld(Message, frozen=True):
-    """A worker keeps these layers of a checkpoint in host memory. The checkpoint is being written, or is the newest
-    one.
-    """
+    """A worker keeps these layers of a checkpoint, being written or the newest, in host memory."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
@@ -179,43 +172,43 @@ class RestoreFailed(Message, frozen=True):
     origin: Count
     checkpoint: CheckpointId
     message: Said
-    damaged: bool  # nobody ever can
+    damaged: bool  # no worker ever can
 
 
 class Report(Message, frozen=True):
-    """What this worker has: the version of each stage's state it holds, and the newest commit it knows (-1: none)."""
+    """The worker's version of each stage's state that it holds, and the newest commit that it knows (-1: none)."""
 
     committed: int
     held: dict[int, int]
 
 
 class LeftBehind(Message, frozen=True):
-    """This worker owns a cell whose state is too old: what it takes to catch up is gone."""
+    """This worker owns a cell whose state is too old to catch up."""
 
     cell: Cell
 
 
 class StepCommitted(Message, frozen=True):
-    """The root's owner says that a step is committed."""
+    """The root's owner reports a committed step."""
 
     step: Count
     generation: Count  # of the layout that ran the step
-    # loss, gradient_norm: None if they are not finite, which JSON cannot say
+    # None if not finite, which JSON cannot express
     loss: Number | None
     gradient_norm: Number | None  # the global one, before clipping
-    microbatches: Count  # whose losses it counts
-    seconds: float  # the time since the same owner's previous commit; 0 if there is none
-    learning_rate: Number | None = None  # None if it is not known
-    # the one that is written of the state after this step, and the number that it was asked for with
+    microbatches: Count  # over which the loss is taken
+    seconds: float  # since the same owner's previous commit; 0 if there is none
+    learning_rate: Number | None = None  # None if unknown
+    # the one written of the state after this step, with its request's number
     checkpoint: tuple[Count, CheckpointId] | None = None
-    skipped: bool = False  # the step left the model as it was, since its loss or gradient is not finite
-    # what else is measured of it, by name; None for what is not finite
+    skipped: bool = False  # the step left the model unchanged, because its loss or gradient is not finite
+    # further metrics of the step, by name; None: not finite
     metrics: Metrics = msgspec.field(default_factory=dict)
 
 
 class Evaluated(Message, frozen=True):
-    """The root's owner tells the newest evaluations. Each message repeats those before, of which the coordinator may
-    have missed some.
+    """The root's owner reports the newest evaluations, and repeats earlier ones, which the coordinator may have
+    missed.
     """
 
     states: Evaluations
@@ -223,14 +216,14 @@ class Evaluated(Message, frozen=True):
 
 
 class TakenOver(Message, frozen=True):
-    """A cell's new owner says that it has caught up. Milliseconds count from the plan's arrival."""
+    """A cell's new owner reports that it has caught up. Milliseconds count from the plan's arrival."""
 
     epoch: Count
     cell: Cell
     step: Count
     reform_ms: float
     recompute_ms: float
-    # forwards, backwards: repeated
+    # forwards, backwards: the repeated ones
     forwards: Count
     backwards: Count
 
@@ -239,25 +232,25 @@ class CellFinished(Message, frozen=True):
     """A worker has finished a cell's last step."""
 
     cell: Cell
-    digest: Digest  # the stage's share of the model's, see `digests`
+    digest: Digest  # the stage's part of the model's digest, see `digests`
 
 
 class NoticeReceived(Message, frozen=True):
-    """This worker was told to go (SIGTERM, metadata); `seconds` is what is left."""
+    """This worker was asked to leave (SIGTERM, metadata) within `seconds`."""
 
     seconds: float
 
 
 class HistoryKept(Message, frozen=True):
-    """The events of that source up to that number are in the job's history."""
+    """The job's history has the events of that source up to that number."""
 
     source: Short
     number: Count
 
 
 class WorkerWarning(Message, frozen=True):
-    """Something beside the training does not work, which goes on. LOGGERS_AWAITED: after the end of the job, which is
-    no warning; the worker ends once they are done. INITIAL_WEIGHTS: what task.initialFrom has come to,
+    """Something apart from training does not work; training goes on. Two reasons are no warnings. LOGGERS_AWAITED: the
+    job has ended, and the worker ends once its loggers are done. INITIAL_WEIGHTS: the result of task.initialFrom.
     """
 
     reason: Short
@@ -312,11 +305,11 @@ ToCoordinator = (
 
 
 class Welcome(Message, frozen=True):
-    """The job, and the secret by which workers of this job know each other."""
+    """The job, and the secret by which its workers authenticate each other."""
 
     manifest: dict[str, Any]
     secret: str
-    history: str = ""  # its URL; "" if none is kept
+    history: str = ""  # URL; "" if none is kept
 
 
 class ProfileRequest(Message, frozen=True):
@@ -328,41 +321,41 @@ class ReportRequest(Message, frozen=True):
 
 
 class SendPlan(Message, frozen=True):
-    """The newest plan, whole, whatever this worker had before."""
+    """The newest plan, complete."""
 
     plan: Plan
 
 
 class FindCheckpoint(Message, frozen=True):
-    """Which checkpoint in the job's store can the job go on from? number: of the question."""
+    """Find the checkpoint in the job's store to resume from. number: the question's."""
 
     number: Count
-    bad: tuple[CheckpointId, ...] = ()  # not one of these
+    bad: tuple[CheckpointId, ...] = ()  # not usable
 
 
 class TakeCheckpoint(Message, frozen=True):
-    """The coordinator asks the root to let the state of step `at`, or of the next one, be kept as a checkpoint."""
+    """The coordinator asks the root to keep the state of step `at`, or a later one, as a checkpoint."""
 
     number: Count
     at: Count
-    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, who share its layers, and write them to the store
-    hold: bool = False  # nobody begins another step after that, and all keep what they hold in host memory
-    # as the job is to end, the root commits no other step until it is wished for another checkpoint, or asked for a
-    # report, as by a coordinator that does not know of the pause
+    writers: tuple[tuple[WorkerId, ...], ...]  # by stage, the workers that share its layers and write them to the store
+    hold: bool = False  # no worker begins another step after it, and all keep their layers in host memory
+    # the job is to end: the root commits no other step until it gets another TakeCheckpoint, or a ReportRequest, which
+    # a coordinator sends that does not know of the pause
     pause: bool = False
 
 
 class KeepLastState(Message, frozen=True):
-    """The coordinator asks those who have finished stages to let their state after the last step be that
+    """The coordinator asks workers that have finished stages to keep the state after the last step as that
     checkpoint.
     """
 
     checkpoint: CheckpointId
-    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, who share its layers, and write them to the store
+    writers: tuple[tuple[WorkerId, ...], ...]  # by stage, the workers that share its layers and write them to the store
 
 
 class CommitCheckpoint(Message, frozen=True):
-    """The coordinator asks for the manifest of a checkpoint, all parts of which are durable."""
+    """The coordinator asks for the manifest of a checkpoint whose parts are all durable."""
 
     checkpoint: CheckpointId
     parts: tuple[CheckpointPart, ...]
@@ -370,15 +363,15 @@ class CommitCheckpoint(Message, frozen=True):
 
 
 class DropCopies(Message, frozen=True):
-    """Copies of these checkpoints in host memory are of no use any more: there is a newer one, or it was given up."""
+    """Drop the host-memory copies of these checkpoints: there is a newer one, or they were abandoned."""
 
     checkpoints: tuple[CheckpointId, ...]
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that happened to the job, for its history."""
+    """An event of the job, for its history."""
 
-    number: Count  # of the source's events, from 1
+    number: Count  # counted by the source, from 1
     time: float  # seconds since 1970
     reason: str
     message: str
@@ -386,23 +379,23 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HistoryEvents(Message, frozen=True):
-    """The coordinator tells the root what happened to the job, for its history."""
+    """The coordinator sends the root events for the job's history."""
 
-    source: Short  # who tells; a coordinator has a name of its own
+    source: Short  # the sender; each coordinator has a name of its own
     events: tuple[HistoryEvent, ...]
 
 
 class Stop(Message, frozen=True):
-    """The coordinator tells a worker to end."""
+    """The coordinator tells a worker to exit."""
 
     reason: str
     message: str = ""
-    # the number of a saving of the final weights that nobody will make the folder's content
+    # number of a `Save` of the final weights that will never be committed
     discard: Count | None = None
 
 
 class Refused(Message, frozen=True):
-    """This worker was declared lost, or never belonged here; it must exit."""
+    """This worker was declared lost, or never belonged to the job; it must exit."""
 
     reason: str
     message: str = ""

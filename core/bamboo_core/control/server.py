@@ -1,6 +1,5 @@
-"""The coordinator's end of the control channel: one WebSocket per worker.
-
-It turns connections into events and messages into frames, and decides nothing. All of it runs on one asyncio loop.
+"""The coordinator's end of the control channel: one WebSocket per worker. Turns connections into events and messages
+into frames, and decides nothing. Runs on one asyncio loop.
 """
 
 import asyncio
@@ -25,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 PATH = "/v1/workers"
 HELLO_SECONDS = 5.0
-REFUSED_HEADER = "Bamboo-Refused"  # of an answer 403: why
-MOST_UNAUTHENTICATED = 256  # connections to the one job of this process that are not known to be a worker's
-MESSAGES_A_SECOND = 500.0  # of one worker; one that says more is heard later
+REFUSED_HEADER = "Bamboo-Refused"  # header of a 403 answer: why
+MOST_UNAUTHENTICATED = 256  # connections to this process's one job that have not been authenticated
+MESSAGES_A_SECOND = 500.0  # of one worker; more are delayed
 MESSAGES_AT_ONCE = 2000
 
 
 class Unauthorized(Exception):
-    """This caller may not come in. The text is told to the caller; reason: a CamelCase word for the metrics."""
+    """The caller is refused. It gets the text; reason: a CamelCase word for metrics."""
 
     def __init__(self, message: str, reason: str = "Unauthorized") -> None:
         super().__init__(message)
@@ -40,14 +39,14 @@ class Unauthorized(Exception):
 
 
 class Unavailable(Exception):
-    """Who the caller is cannot be said at the moment; it may try again."""
+    """The caller cannot be authenticated at the moment; it may try again."""
 
 
 Authenticate = Callable[[web.Request], Awaitable[WorkerId | None]]
 
 
 def token_check(token: str) -> Authenticate:
-    """Accepts everyone who brings that token, as any worker: for workers on this machine."""
+    """Return a check that admits any worker with that token: for workers on this machine."""
 
     async def authenticate(request: web.Request) -> WorkerId | None:
         offered = request.headers.get("Authorization", "")
@@ -65,7 +64,7 @@ class _Channel:
     outbox: asyncio.Queue[str | bytes] = field(default_factory=asyncio.Queue)
 
     async def write(self) -> None:
-        """Sends what is queued until the socket breaks."""
+        """Send queued frames until the socket breaks."""
         with suppress(ConnectionError):
             while True:
                 frame = await self.outbox.get()
@@ -78,9 +77,9 @@ class _Channel:
 class Channels:
     """The channels of one job's workers. Calls `on_event` in the loop that serves the requests.
 
-    authenticate: asked before anything the caller says is read. Returns as which worker it may come in, None for any;
-    raises Unauthorized for a caller that must go away, Unavailable for one that may try again.
-    heartbeat: seconds between pings; a channel whose pong is missing for half of it is closed.
+    authenticate: called before anything from the caller is read. Returns the worker that the caller may be, None for
+    any; raises Unauthorized for a caller that must go away, Unavailable for one that may try again. heartbeat: seconds
+    between pings; a channel whose pong is missing for half of that is closed.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Channels:
         self._closed = False
 
     async def close(self) -> None:
-        """Closes every channel; no event is told any more."""
+        """Close every channel; no more events follow."""
         self._closed = True
         self._channels.clear()
         sockets = list(self._sockets)
@@ -107,7 +106,7 @@ class Channels:
                 task.cancel()
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """Queues the message and returns. Dropped if the worker has no channel: it says Hello when it comes back."""
+        """Queue the message. It is dropped if the worker has no channel: the worker sends Hello when it reconnects."""
         if (channel := self._channels.get(worker)) is not None:
             channel.outbox.put_nowait(self._frames.of(message))
 
@@ -116,7 +115,7 @@ class Channels:
         return frozenset(self._channels)
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
-        """Serves one worker's connection until it ends. Raises aiohttp's answer to a caller that may not come in."""
+        """Serve one worker's connection until it ends. Raises aiohttp's error response if the caller is refused."""
         known_as = await self._admit(request)
         socket = web.WebSocketResponse(heartbeat=self._heartbeat, max_msg_size=MAX_MESSAGE_BYTES)
         await socket.prepare(request)
@@ -148,7 +147,7 @@ class Channels:
     async def _greet(
         self, request: web.Request, socket: web.WebSocketResponse, known_as: WorkerId | None
     ) -> Hello | None:
-        """The caller's Hello; None, with the socket closed, if it may not come in."""
+        """Return the caller's Hello; None, with the socket closed, if the caller is refused."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 hello = await self._receive(socket, request.remote or "?")
@@ -203,10 +202,10 @@ class Channels:
                 self._on_event(ChannelClosed(hello.worker))
 
     async def _receive(self, socket: web.WebSocketResponse, sender: str) -> Message | None:
-        """The next message; None once the socket is closed, also because of what came."""
+        """Return the next message; None once the socket is closed, also because of an invalid frame."""
         try:
             frame = await socket.receive()
-        except ConnectionError as error:  # it answers a ping of somebody who has gone
+        except ConnectionError as error:  # it answered a ping of a peer that has gone
             logger.debug("the channel of %s broke: %s", sender, error)
             return None
         if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
@@ -221,12 +220,12 @@ class Channels:
 
 
 class ControlServer(Channels):
-    """The channels of the one job of this process, with a port of their own."""
+    """The channels of this process's one job, with a port of their own."""
 
     _listener: BoundedListener | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listens; returns the URL that workers connect to."""
+        """Listen; return the URL that workers connect to."""
         app = web.Application()
         app.router.add_get(PATH, self.handle)
         self._listener = BoundedListener(app, ConnectionBounds(unauthenticated=MOST_UNAUTHENTICATED))
@@ -234,7 +233,7 @@ class ControlServer(Channels):
         return f"ws://{host}:{bound}{PATH}"
 
     async def stop(self) -> None:
-        """Closes every channel and stops listening; no event is told any more."""
+        """Close every channel and stop listening; no more events follow."""
         await self.close()
         if self._listener is not None:
             await self._listener.stop()

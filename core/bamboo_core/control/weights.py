@@ -1,13 +1,12 @@
-"""The messages by which the final weights get into their folder. number: of the saving; each of a job has another one.
-
-The coordinator asks for each stage, and then for the folder; see `bamboo_core.coordinator.ending.weights`.
+"""The messages that put the final weights into their folder. number: unique among a job's savings of weights. The
+coordinator asks for each stage, then for the folder; see `bamboo_core.coordinator.ending.weights`.
 """
 
 from bamboo_core.control.message import Count, Message
 
 
 class Save(Message, frozen=True):
-    """Write that stage's final weights, for that folder; there are so many stages."""
+    """Write one of `stages` stages' final weights for the folder at `path`."""
 
     stage: Count
     stages: Count
@@ -16,16 +15,14 @@ class Save(Message, frozen=True):
 
 
 class Saved(Message, frozen=True):
-    """The stage's final weights are written, for the saving of that number."""
+    """The stage's final weights are written."""
 
     stage: Count
     number: Count
 
 
 class CommitWeights(Message, frozen=True):
-    """The coordinator asks for the folder of the final weights: all stages, so many of them, are written for that
-    saving.
-    """
+    """Complete the folder: the final weights of all stages are written."""
 
     path: str
     stages: Count

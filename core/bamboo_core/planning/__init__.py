@@ -1,1 +1,1 @@
-"""Who runs which stage: the plan as a value, and the pure functions from one plan to the next."""
+"""Which worker runs which stage: the plan as a value, and the pure functions from one plan to the next."""

@@ -1,4 +1,4 @@
-"""Who should hold which cell, given who is there: what the next plans lead to, one step at a time. Pure."""
+"""The desired holders of each cell, given the live workers. The next plans approach them one step at a time. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Workers = dict[Cell, WorkerId]
 
 
 class Urgency(Enum):
-    """How much time a leaving worker has: enough to fill another one, or to end the step, or none at all."""
+    """How much time a leaving worker has: enough to fill a replacement, to finish the step, or none."""
 
     NONE = auto()
     SOON = auto()
@@ -26,63 +26,63 @@ class Urgency(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningView:
-    """What a reconciliation looks at."""
+    """The inputs of one reconciliation."""
 
     plan: Plan
     live: Mapping[WorkerId, Peer]  # in order of joining
-    leaving: Mapping[WorkerId, Urgency]  # those that have a notice
+    leaving: Mapping[WorkerId, Urgency]  # workers with a notice
     synced: Synced
-    redundancy: RedundancySpec  # the one asked for
-    pipelines: int  # how many there should be
-    generation: int  # the newest layout that a step has been committed with (-1: none yet)
-    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B  # by which they should run
+    redundancy: RedundancySpec  # the requested redundancy
+    pipelines: int  # the desired number
+    generation: int  # of the newest layout under which a step was committed; -1: none yet
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B  # the desired one
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
-    # workers that say that they hold a stage's state at a usable version, by stage
+    # workers that report holding a stage's state at a usable version, by stage
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
-    # the share of the step in progress that is over, from 0 to 1, as far as that is known
+    # the part of the current step that has passed, 0 to 1; 0 while unknown
     elapsed: float = field(default=0.0, compare=False)
-    remaining: float = field(default=0.0, compare=False)  # seconds of it that are left; infinite before that is known
-    settles: bool = False  # the next step begins without portions of the plan
-    # spare workers that keep replicas until the layers are split anew, since they will need them then
+    remaining: float = field(default=0.0, compare=False)  # seconds left of the current step; infinite while unknown
+    settles: bool = False  # the next step begins without the plan's portions
+    # spare workers that keep replicas until the layers are split anew, because they will need these layers
     beforehand: Mapping[Cell, tuple[WorkerId, ...]] = field(default_factory=dict)
-    # what was found out for this view, by name
+    # cached results for this view, by name
     remembered: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def after(self, before: "PlanningView | None") -> "PlanningView":
-        """This view, remembering what one before it does that differs in nothing but which replicas are in sync.
-
-        Nobody may be leaving: then who should hold what depends on that, too.
+        """Return this view with the cached results of `before`, if the two differ only in which replicas are in sync.
+        Nothing is reused while a worker leaves, because the desired holders then depend on that, too.
         """
         if before is not None and not self.leaving and self == replace(before, synced=self.synced):
             self.remembered.update(before.remembered)
         return self
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
-        """The replicas of each stage of a pipeline with these workers: as many as are asked for, or as there are."""
+        """Return the replicas of each stage of a pipeline with these workers; fewer than requested if the row is
+        short.
+        """
         return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
 
     def spare(self) -> list[WorkerId]:
-        """Workers that own nothing and stay; those that are being prepared for a part come first."""
+        """Return the workers that stay and own no cell, those that already hold a replica first."""
         busy = self.plan.holders()
         owners = self.plan.owners()
         spare = [w for w in self.live if w not in owners and w not in self.leaving]
         return sorted(spare, key=lambda w: w not in busy)
 
     def domain(self, worker: WorkerId) -> str:
-        """What it is lost with; see `Peer`. Of a worker of the plan, too, that is not there any more."""
+        """Return the worker's failure domain (see `Peer`), even for a worker of the plan that is no longer live."""
         known = self.live.get(worker) or self.plan.peer(worker)
         return known.failure_domain if known else f"/{worker}"
 
     def doubtful(self) -> set[str]:
-        """What workers are leaving from, or have been lost with: the others there may be next."""
+        """Return the failure domains that lost or leaving workers were in. Others there may be lost next."""
         gone = self.plan.worker_ids() - self.live.keys()
         return {self.domain(w) for w in (*gone, *self.leaving)}
 
 
 def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
-    """The holders that each cell should have, given who is there: its owner, its shadow, and who is to be filled.
-
-    Those are too few, or all on one node: then spare workers are, if they have room for one replica more than usual.
+    """Return the desired holders of each cell: owner, shadow, other replicas and workers to be filled. If these are too
+    few or all on one node, spare workers with room for one replica more than usual are added.
     """
     plan = view.plan
     replacements, newcomers = replacement_owners(view), owners_of_new_rows(view)
@@ -96,7 +96,7 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     places = [{view.domain(w) for w in stage} for stage in running]
     for cell in plan.cells():
         if cell.pipeline >= plan.target.pipelines:
-            target[cell] = plan.at(cell).holders  # this row is on its way out
+            target[cell] = plan.at(cell).holders  # this row is being removed
             continue
         replicas = kept[cell.pipeline][cell.stage]
         idle, chosen = [w for w in spare if w not in replicas], list[WorkerId]()
@@ -118,7 +118,7 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
 
 
 def replacement_owners(view: PlanningView) -> Workers:
-    """Who should own the cells that need another owner: spare workers, else somebody who stays."""
+    """Return new owners for the cells that need one: spare workers, else a worker that stays."""
     plan, spare = view.plan, view.spare()
     replacements: Workers = {}
     for cell in _to_move(view):
@@ -136,9 +136,8 @@ def replacement_owners(view: PlanningView) -> Workers:
 
 
 def _stand_in(view: PlanningView, cell: Cell) -> WorkerId | None:
-    """Who should own a leaving worker's cell when nobody is spare.
-
-    Its shadow, else the nearest neighbour that stays, else the owner of the same stage in another pipeline.
+    """Return a new owner for a leaving worker's cell when no worker is spare. It is the cell's shadow, else the nearest
+    neighbour that stays, else the stage's owner in another pipeline.
     """
     plan, depth = view.plan, len(view.plan.stages)
     shadows = [w for w in plan.at(cell).replicas if (cell, w) in view.synced]
@@ -148,7 +147,7 @@ def _stand_in(view: PlanningView, cell: Cell) -> WorkerId | None:
 
 
 def _to_move(view: PlanningView) -> list[Cell]:
-    """Cells that should find another owner: a leaving worker's, and all but one of a doubled worker's."""
+    """Return the cells that need another owner: a leaving worker's, and all but one of a doubled worker's."""
     plan = view.plan
     cells: list[Cell] = []
     if not view.leaving and not plan.is_doubled:
@@ -164,7 +163,7 @@ def _to_move(view: PlanningView) -> list[Cell]:
 
 
 def owners_of_new_rows(view: PlanningView) -> Workers:
-    """The owners of the cells of new rows if the job should grow; whole rows only."""
+    """Return the owners of the cells of new rows if the job should grow; whole rows only."""
     plan, depth = view.plan, len(view.plan.stages)
     if len(plan.layouts) > 1 or view.pipelines <= plan.target.pipelines:
         return {}
@@ -177,9 +176,9 @@ def owners_of_new_rows(view: PlanningView) -> Workers:
     for cell in (Cell(d, s) for d in rows for s in range(depth)):
         left = groups[cell.pipeline - rows.start]
         filled = (w for w in left if w in plan.at(Cell(0, cell.stage)).replicas)
-        beside = _beside(view, cell, newcomers)
+        nearby = _beside(view, cell, newcomers)
         worker = next(filled, None) or min(
-            left, key=lambda w: (bool(plan.replicated_by(w)), view.domain(w) in beside, -others[view.domain(w)])
+            left, key=lambda w: (bool(plan.replicated_by(w)), view.domain(w) in nearby, -others[view.domain(w)])
         )
         left.remove(worker)
         others[view.domain(worker)] -= 1
@@ -188,7 +187,7 @@ def owners_of_new_rows(view: PlanningView) -> Workers:
 
 
 def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[WorkerId]]:
-    """The workers from whom each of so many new rows may choose: all that are left, or those of a zone."""
+    """Return the workers that each of `count` new rows may use: all spare ones, or the ones in one zone."""
     if not view.spread.packs:
         return [spare] * count
     owners = {view.plan.at(cell).owner for cell in view.plan.cells()}
@@ -197,28 +196,28 @@ def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[
 
 
 def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapping[Cell, WorkerId]) -> list[WorkerId]:
-    """The spare workers in the order in which they fit a cell: first, if pipelines are packed, those in the zone of
-    most of the cell's pipeline; then those on nodes that nobody leaves, and on others than the owners around the cell.
-    owners: as for `_beside`.
+    """Return the spare workers, best fit for a cell first.
+    If pipelines are packed, workers in the zone of most of the cell's pipeline come first. Then come workers on nodes
+    that no worker leaves, and on other nodes than the owners around the cell. owners: as for `_beside`.
     """
     zones = Counter[str]()
     if view.spread.packs:
         row = [view.plan.at(Cell(cell.pipeline, s)).owner for s in range(len(view.plan.stages)) if s != cell.stage]
         zones.update(view.live[w].zone for w in row if w in view.live)
-    doubtful, beside = view.doubtful(), _beside(view, cell, owners)
-    found = {w: (-zones[view.live[w].zone], view.domain(w) in doubtful, view.domain(w) in beside) for w in spare}
-    return sorted(spare, key=found.__getitem__)
+    doubtful, nearby = view.doubtful(), _beside(view, cell, owners)
+    order = {w: (-zones[view.live[w].zone], view.domain(w) in doubtful, view.domain(w) in nearby) for w in spare}
+    return sorted(spare, key=order.__getitem__)
 
 
 def _beside(view: PlanningView, cell: Cell, owners: Mapping[Cell, WorkerId]) -> set[str]:
-    """The domains of the owners that a cell's own should not be with: of the stages around it, as far as replicas go.
-    owners: of cells, before what the plan says.
+    """Return the failure domains to avoid for a cell's owner: of the owners of nearby stages, as far as replicas reach.
+    owners: of cells; they take precedence over the plan's.
     """
     plan, depth = view.plan, len(view.plan.stages)
     reach = min(max(1, view.redundancy.kept), depth - 1)
     around = {(cell.stage + off) % depth for near in range(1, reach + 1) for off in (near, -near)} - {cell.stage}
     cells = [Cell(cell.pipeline, stage) for stage in around]
-    if not view.redundancy.kept and plan.target.pipelines > 1:  # these hold its copies
+    if not view.redundancy.kept and plan.target.pipelines > 1:  # these hold the cell's state instead of replicas
         cells = [Cell(d, cell.stage) for d in range(plan.target.pipelines) if d != cell.pipeline]
     known = [owners.get(c) or (plan.at(c).owner if c.pipeline < len(plan.pipelines) else None) for c in cells]
     return {view.domain(w) for w in known if w and w not in view.leaving}

@@ -1,10 +1,10 @@
-"""The way to another number of pipelines of the same stages.
+"""Resizing: the plans that lead to another number of pipelines of the same stages, or to another schedule.
 
 A resize never disturbs a step. Growing first fills the newcomers as additional replicas, then adds their row at a step
-boundary. Shrinking takes the share away from the last rows at a step boundary; their workers have become replicas of
-the rows that stay, and heal those. The rows and the old layouts are dropped once a step has been committed with the
-new layout, because until then a step under the old one may still have to be finished by somebody else. Another schedule
-takes the same way.
+boundary. Shrinking takes the microbatches away from the last rows at a step boundary; their workers have become
+replicas of the remaining rows, and heal those. The old rows and layouts are dropped once a step is committed under the
+new layout: until then another worker may have to finish a step under the old one. A change of schedule works the same
+way.
 """
 
 from bamboo_core import text
@@ -15,7 +15,9 @@ from bamboo_core.planning.transitions import next_plan
 
 
 def resize(view: PlanningView) -> Plan | None:
-    """Begin to run with another number of pipelines, if all that it takes is in place, or by another schedule."""
+    """Return the plan that starts a change of the number of pipelines or of the schedule, once all it needs is in
+    place.
+    """
     plan = view.plan
     if len(plan.layouts) > 1:
         return None
@@ -25,13 +27,11 @@ def resize(view: PlanningView) -> Plan | None:
 
 
 def _reorder(view: PlanningView) -> Plan:
-    """The plan in which the same cells run their forwards and backwards in another order from some step on. It changes
-    no bit.
-    """
+    """Return the plan in which the same cells run by another schedule from the next step on. It changes no bit."""
     plan = view.plan
     cells = {c: plan.at(c) for c in plan.cells()}
-    told = f"schedule {view.schedule} from the next step on"
-    return next_plan(view, cells, "ScheduleChanged", told, boundary=True, layouts=_layouts(view, plan.target.pipelines))
+    note = f"schedule {view.schedule} from the next step on"
+    return next_plan(view, cells, "ScheduleChanged", note, boundary=True, layouts=_layouts(view, plan.target.pipelines))
 
 
 def _grow(view: PlanningView) -> Plan | None:
@@ -74,7 +74,7 @@ def _shrink(view: PlanningView) -> Plan:
 
 
 def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:
-    """The cell of a stage whose owner leaves or has more than one cell; else the first one."""
+    """Return the cell of a stage whose owner leaves or has several cells; else the first one."""
     cells = [Cell(d, stage) for d in range(pipelines)]
     owner = {c: view.plan.at(c).owner for c in cells}
     return next((c for c in cells if owner[c] in view.leaving or len(view.plan.owned_by(owner[c])) > 1), cells[0])
@@ -93,7 +93,7 @@ def drop_old_layouts(view: PlanningView) -> Plan | None:
         return None
     count = plan.target.pipelines
     cells = {c: plan.at(c) for c in plan.cells() if c.pipeline < count}
-    told = f"the job runs {text.count(count, 'pipeline')}"
+    note = f"the job runs {text.count(count, 'pipeline')}"
     if plan.layouts[0].schedule is not plan.target.schedule:
-        told += f" by schedule {plan.target.schedule}"
-    return next_plan(view, cells, "Resized", told, layouts=(plan.target,))
+        note += f" by schedule {plan.target.schedule}"
+    return next_plan(view, cells, "Resized", note, layouts=(plan.target,))

@@ -1,8 +1,8 @@
-"""The plan: who holds what, and how a step's microbatches are split. A frozen value, made only by the coordinator.
+"""The plan: which workers hold what, and how a step's microbatches are split. Frozen; only the coordinator makes plans.
 
-Two things are kept apart on purpose. The *assignment* (who owns and who replicates each cell) changes with the epoch
-and may change in the middle of a step. The *layout* (how many pipelines, which microbatches each runs) has a
-generation of its own and is switched only by the commit of a step, so that no step ever changes its split midway.
+Two parts change separately. The *assignment* (who owns and who replicates each cell) changes with the epoch, even in
+the middle of a step. The *layout* (how many pipelines, which microbatches each runs) has its own generation and is
+switched only by the commit of a step, so no step changes its split midway.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ Short = Annotated[str, msgspec.Meta(max_length=256)]
 
 MOST_EPOCHS = 10**9
 MOST_GROUPS = 10**6
-MOST_LAYOUTS = 2  # the one in force and the next: the job is resized again only when one is left
+MOST_LAYOUTS = 2  # the current one and the next: the job is resized again only when one is left
 
 
 class Cell(NamedTuple):
@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _grid(pipelines: int, stages: int) -> tuple[Cell, ...]:
-    """Asked for many times for each event, by every job of an operator; most of them have few sizes."""
+    """Return the cells of a grid. Cached: every job of an operator asks many times per event, for few sizes."""
     return tuple(Cell(d, s) for d in range(pipelines) for s in range(stages))
 
 
@@ -42,20 +42,20 @@ ROOT = Cell(0, 0)  # its owner decides when a step is committed
 
 
 class Portion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Some of a cell's groups of microbatches and who runs them."""
+    """Some of a cell's groups of microbatches, and the worker that runs them."""
 
     worker: WorkerId
-    # first, end: half-open, of as many equal parts of the cell's groups as the last portion's end says
+    # first, end: half-open, in units of the cell's groups divided by the last portion's end
     first: Annotated[int, msgspec.Meta(ge=0, le=MOST_GROUPS)]
     end: Annotated[int, msgspec.Meta(ge=1, le=MOST_GROUPS)]
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who runs a cell, and who keeps a replica of its state; the first replica is the shadow."""
+    """The worker that runs a cell and the workers that keep replicas of its state; the first replica is the shadow."""
 
     owner: WorkerId
     replicas: tuple[WorkerId, ...] = ()
-    # who runs which of its microbatches (see `portions`); empty: the owner runs them all
+    # which worker runs which of its microbatches (see `portions`); empty: the owner runs them all
     portions: tuple[Portion, ...] = ()
 
     @property
@@ -68,21 +68,21 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def runners(self) -> tuple[WorkerId, ...]:
-        """The owner, and who runs a portion."""
+        """The owner, and the workers of portions."""
         return (self.owner, *(portion.worker for portion in self.portions))
 
     def is_run_as(self, other: "Assignment") -> bool:
-        """Do the same workers run the same of the cell, and is the same one its owner?"""
+        """Whether both have the same owner and the same portions."""
         return (self.owner, self.portions) == (other.owner, other.portions)
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """The global microbatch indices that each pipeline runs in a step, and by which schedule."""
+    """The global microbatch indices that each pipeline runs in a step, and the schedule."""
 
     generation: int
     split: tuple[tuple[int, ...], ...]
-    # the first microbatch of each group whose gradients are summed by itself (see `gradient_groups`), and the number of
-    # microbatches. Empty: what a pipeline runs is one group, so the sum depends on their number
+    # the first microbatch of each group whose gradients are summed separately (see `gradient_groups`), then the number
+    # of microbatches. Empty: a pipeline's microbatches are one group, so the sum depends on the number of pipelines
     groups: tuple[int, ...] = ()
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
 
@@ -91,12 +91,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return len(self.split)
 
     def cells(self, stages: int) -> tuple[Cell, ...]:
-        """The cells that run it, where pipelines have so many stages."""
+        """Return the cells that run it, with that many stages."""
         return _grid(self.pipelines, stages)
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """The bounds of the groups, whoever says them."""
+        """The bounds of the groups: `groups`, or one group for each pipeline."""
         return self.groups or (*(part[0] for part in self.split), sum(map(len, self.split)))
 
     @cached_property
@@ -113,58 +113,57 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     host: Short
     port: Port
     zone: Short = ""
-    node: Short = ""  # with which it is lost, together with the other workers there; "": that is not known
+    node: Short = ""  # lost together with all its workers; "": unknown
 
     @property
     def failure_domain(self) -> str:
-        """Equal for workers that are lost together. One whose node is not known has its own, which is no node's."""
+        """Equal for workers that are lost together. A worker on an unknown node has a domain of its own."""
         return self.node or f"/{self.worker}"
 
 
 class OwnerSpread(NamedTuple):
-    """How the owners of each stage in all pipelines are spread over places of one kind."""
+    """Over how many places of one kind each stage's owners in all pipelines are spread."""
 
-    least: int  # the places of the stage that has the fewest
+    least: int  # the places of the stage with the fewest
     there: int  # the places of all workers
 
 
 def owner_spread(rows: Sequence[Sequence[WorkerId]], peers: Mapping[WorkerId, Peer]) -> tuple[OwnerSpread, ...]:
     """Return the spread over workers, failure domains and zones. rows: each pipeline's workers, by stage."""
-    found = []
+    spreads = []
     for place_of in (attrgetter("worker"), attrgetter("failure_domain"), attrgetter("zone")):
         places = {worker: place_of(peer) for worker, peer in peers.items()}
         least = min(len({places[worker] for worker in owners}) for owners in zip(*rows, strict=True))
-        found.append(OwnerSpread(least, len(set(places.values()))))
-    return tuple(found)
+        spreads.append(OwnerSpread(least, len(set(places.values()))))
+    return tuple(spreads)
 
 
 class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
     """A checkpoint in the job's store."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCHS)]  # optimizer steps that its state has seen
-    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # of the attempt
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # identifies the attempt
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """The truth of one epoch."""
+    """The assignments and layouts of one epoch."""
 
     epoch: int
     stages: tuple[tuple[int, int], ...]  # the half-open layer range of each stage
     pipelines: tuple[tuple[Assignment, ...], ...]  # [pipeline][stage]
-    layouts: tuple[Layout, ...]  # those that may be in force, oldest first; the last one is the target
+    layouts: tuple[Layout, ...]  # that may be in force, oldest first; the last one is the target
     workers: tuple[Peer, ...]
     mode: RedundancyMode = RedundancyMode.REPLICAS
-    # the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier origin is
-    # of no use any more
+    # the epoch in which the workers' states began: from `restore`, or newly initialised. State of an earlier origin is
+    # useless
     origin: int = 1
     restore: CheckpointId | None = None
-    # `restore` names no checkpoint of the store but a state that the workers held in memory while the layers were split
-    # anew
+    # `restore` is not a checkpoint of the store but a state that the workers held in memory during a re-split
     moved: bool = False
-    # of each layer, who has a copy in memory of the state that `restore` names, until all have begun with it; of a
-    # checkpoint's layers some may have nobody, and are read from the store
+    # for each layer, the workers with a copy in memory of the state `restore`, until all have begun with it. A
+    # checkpoint's layers without one are read from the store
     sources: tuple[tuple[WorkerId, ...], ...] = ()
-    # of all stages, in order, the layers that each device of a worker runs, if it has several (`splits.devices`)
+    # the layers that each device runs, for all stages in order, if workers have several devices (`splits.devices`)
     device_layers: tuple[tuple[int, int], ...] = ()
     boundary: bool = False  # takes effect at the step boundary that the root picks; else at once
     reason: str = ""
@@ -177,7 +176,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return _grid(len(self.pipelines), len(self.stages))
 
     def has(self, cell: Cell) -> bool:
-        """Is it one of the plan's cells, whoever says so?"""
+        """Whether the plan has that cell. Takes any cell, also from another worker's message."""
         return 0 <= cell.pipeline < len(self.pipelines) and 0 <= cell.stage < len(self.stages)
 
     def owned_by(self, worker: WorkerId) -> list[Cell]:
@@ -187,17 +186,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return list(self._by_replica.get(worker, ()))
 
     def owners(self) -> frozenset[WorkerId]:
-        """Who runs a cell."""
+        """Return the workers that run a cell."""
         return self._owners
 
     @property
     def is_doubled(self) -> bool:
-        """Does a worker run several cells of the target layout?"""
+        """Whether a worker runs several cells of the target layout."""
         return len(self.target_owners) < self.target.pipelines * len(self.stages)
 
     @cached_property
     def target_owners(self) -> frozenset[WorkerId]:
-        """Who runs a cell of the target layout."""
+        """The workers that run a cell of the target layout."""
         return frozenset(assignment.owner for row in self.pipelines[: self.target.pipelines] for assignment in row)
 
     def holders_of(self, stage: int) -> frozenset[WorkerId]:
@@ -205,7 +204,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self._holders_of[stage]
 
     def holders(self) -> frozenset[WorkerId]:
-        """Who has a part: runs a cell, or keeps a replica of one."""
+        """Return the workers that run a cell or keep a replica of one."""
         return self._holders
 
     def worker_ids(self) -> frozenset[WorkerId]:
@@ -216,19 +215,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def _by_owner(self) -> dict[WorkerId, list[Cell]]:
-        """These indexes are made when they are first asked for; a plan does not change."""
-        found: dict[WorkerId, list[Cell]] = {}
+        """The cells of each owner. This and the other indexes are built on first use; a plan does not change."""
+        index: dict[WorkerId, list[Cell]] = {}
         for cell in self.cells():
-            found.setdefault(self.at(cell).owner, []).append(cell)
-        return found
+            index.setdefault(self.at(cell).owner, []).append(cell)
+        return index
 
     @cached_property
     def _by_replica(self) -> dict[WorkerId, list[Cell]]:
-        found: dict[WorkerId, list[Cell]] = {}
+        index: dict[WorkerId, list[Cell]] = {}
         for cell in self.cells():
             for worker in dict.fromkeys(self.at(cell).replicas):
-                found.setdefault(worker, []).append(cell)
-        return found
+                index.setdefault(worker, []).append(cell)
+        return index
 
     @cached_property
     def _holders(self) -> frozenset[WorkerId]:
@@ -240,10 +239,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def _holders_of(self) -> tuple[frozenset[WorkerId], ...]:
-        found: list[set[WorkerId]] = [set() for _ in self.stages]
+        holders: list[set[WorkerId]] = [set() for _ in self.stages]
         for cell in self.cells():
-            found[cell.stage].update(self.at(cell).holders)
-        return tuple(map(frozenset, found))
+            holders[cell.stage].update(self.at(cell).holders)
+        return tuple(map(frozenset, holders))
 
     @cached_property
     def owner_spread(self) -> tuple[OwnerSpread, ...]:
@@ -257,11 +256,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def _peers(self) -> dict[WorkerId, Peer]:
-        """The first one of each name."""
-        found: dict[WorkerId, Peer] = {}
+        """The workers by name; the first one if a name is repeated."""
+        peers: dict[WorkerId, Peer] = {}
         for one in self.workers:
-            found.setdefault(one.worker, one)
-        return found
+            peers.setdefault(one.worker, one)
+        return peers
 
     @property
     def target(self) -> Layout:
@@ -274,7 +273,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def plan_problems(plan: Plan) -> list[str]:
-    """What breaks the plan's invariants; empty if it is sound. Takes any plan, however malformed."""
+    """Return the plan's violated invariants; empty if it is sound. Takes any plan, however malformed."""
     if not plan.stages or not plan.pipelines or not plan.layouts:
         return ["there are no stages, no pipelines or no layouts"]
     if any(len(row) != len(plan.stages) for row in plan.pipelines):
@@ -380,9 +379,8 @@ def _group_problems(layout: Layout) -> list[str]:
 
 
 def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
-    """Why a plan that somebody brings can be none of this job's; empty if it can. Takes any plan, however malformed.
-
-    The bounds of `spec.elastic` are no reason: an edit may have changed them, and the job is still on its way there.
+    """Return why a reported plan cannot be this job's; empty if it can. Takes any plan, however malformed. The bounds
+    of `spec.elastic` are no reason: an edit may have changed them while the job is still adapting.
     """
     microbatches = spec.training.microbatches
     problems = []

@@ -1,13 +1,13 @@
-"""How a cell whose worker is lost is run by several workers together. Pure.
+"""Portions: how several workers together run a cell whose worker is lost. Pure.
 
-Any worker that has the stage can run any of its microbatches: the owners of the same stage in other pipelines, and the
-new owner. So the cell's groups of microbatches are divided into portions, which they run beside their own pipelines.
-Groups are the unit, because their sums are what the step's sum is made of (`gradient_groups`): whoever runs them, the
-bits are the same. Boundary tensors go to whoever runs their microbatch. The cell has one owner all the same, who adds
-the portions' sums, and reduces them with the other pipelines'.
+Any worker that holds the stage can run any of its microbatches: the stage's owners in other pipelines, and the new
+owner. So the cell's groups of microbatches are divided into portions that these run in addition to their own pipelines.
+Groups are the unit because their sums make up the step's sum (`gradient_groups`): the bits are the same, whichever
+worker runs them. Boundary tensors go to the worker that runs their microbatch. The cell still has one owner, which adds
+the portions' sums and reduces them with the other pipelines'.
 
-A worker keeps the portions that it runs already; those that nobody runs any more go to the workers that run least. The
-first of them goes to the new owner, which may keep sums of groups that the lost one has finished.
+A worker keeps the portions that it already runs. Portions that no worker runs any more go to the least loaded workers,
+the first of them to the new owner, which may have sums of groups that the lost worker had finished.
 """
 
 from collections import Counter
@@ -22,7 +22,9 @@ Range = tuple[int, int]  # microbatches, half-open
 
 
 def ranges(layout: Layout, pipeline: int, portions: Sequence[Portion]) -> Iterator[tuple[WorkerId, Range]]:
-    """Yield who runs which microbatches of a cell: whole groups, in order. Portions without a group are left out."""
+    """Yield the worker and microbatches of each portion of a cell: whole groups, in order. Empty portions are
+    skipped.
+    """
     share, units = layout.shares[pipeline], portions[-1].end
     groups = share.end - share.first
     for portion in portions:
@@ -32,14 +34,14 @@ def ranges(layout: Layout, pipeline: int, portions: Sequence[Portion]) -> Iterat
 
 
 def groups_of(layouts: Sequence[Layout], pipeline: int) -> int:
-    """How many groups a pipeline runs in a step, under the newest layout that has it."""
+    """Return how many groups a pipeline runs in a step, under the newest layout that has it."""
     layout = next(layout for layout in reversed(layouts) if pipeline < layout.pipelines)
     share = layout.shares[pipeline]
     return share.end - share.first
 
 
 def runner(assignment: Assignment, layout: Layout, pipeline: int, microbatch: int) -> WorkerId:
-    """Return who runs a microbatch of a cell."""
+    """Return the worker that runs a microbatch of a cell."""
     shared = ranges(layout, pipeline, assignment.portions) if assignment.portions else ()
     return next((worker for worker, (first, end) in shared if first <= microbatch < end), assignment.owner)
 
@@ -54,12 +56,12 @@ def share_out(
     boundary: bool,
     elapsed: float = 0.0,
 ) -> Cells:
-    """Return the assignments that follow the plan's, with the portions of cells that are run together.
+    """Return the next plan's assignments, with portions for the cells that several workers run together.
 
-    These are cells whose owner runs another one as well, and, for the rest of a step, those that have changed hands
-    within it, though their new owner may run all of them. There are none with several devices of a worker. leaving:
-    workers that are given nothing more. there: those that are not lost. boundary: the assignments begin with a step.
-    elapsed: the share of the step in progress that is over, from 0 to 1.
+    These are the cells whose owner also runs another one, and for the rest of a step the cells that changed hands
+    within it, even if the new owner can run all of them. Workers with several devices have no portions. leaving:
+    workers that get nothing more. there: workers that are not lost. boundary: the assignments begin with a step.
+    elapsed: the part of the current step that has passed, 0 to 1.
     """
     if plan.device_layers:
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
@@ -91,7 +93,7 @@ def share_out(
 
 
 def without_portions(plan: Plan) -> Plan:
-    """Return the plan as if each owner of one of several stages ran all of its cells by itself."""
+    """Return the plan without portions; with several stages only."""
     if len(plan.stages) == 1 or not any(a.portions for row in plan.pipelines for a in row):
         return plan
     alone = tuple(tuple(msgspec.structs.replace(a, portions=()) for a in row) for row in plan.pipelines)
@@ -99,39 +101,39 @@ def without_portions(plan: Plan) -> Plan:
 
 
 def changed_cells(plan: Plan, old: Plan) -> set[Cell]:
-    """Return the cells that other workers run under a plan than under the one before, or in other portions."""
+    """Return the cells that other workers, or other portions, run under `plan` than under `old`."""
     return {c for c in plan.cells() if old.has(c) and not plan.at(c).is_run_as(old.at(c))}
 
 
 def is_settled(plan: Plan) -> bool:
-    """Does every worker that has a pipeline of its own run all of it, and no more?"""
+    """Whether every worker with one cell runs all of it and nothing else."""
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
     return not any(plan.at(cell).portions and owned[plan.at(cell).owner] == 1 for cell in plan.cells())
 
 
 def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
-    """Return the worker that keeps the sums of a cell's finished groups: the nearest other one that runs a stage before
-    it; for the first stage one of the last stages. None if it is in another zone, to which traffic costs money, and
-    with several devices of a worker.
+    """Return the worker that keeps the sums of a cell's finished groups: the nearest other one that runs an earlier
+    stage.
+
+    For the first stage it is one of the last stages. None if it is in another zone, because that traffic costs money,
+    or if workers have several devices.
     """
     (d, s), stages, owner = cell, len(plan.stages), plan.at(cell).owner
     others = (plan.at(Cell(d, (s - way) % stages)).owner for way in range(1, stages))
-    found = next((worker for worker in others if worker != owner), None)
-    if found is None or plan.device_layers:
+    candidate = next((worker for worker in others if worker != owner), None)
+    if candidate is None or plan.device_layers:
         return None
-    return found if len({peer.zone for peer in map(plan.peer, (owner, found)) if peer}) < 2 else None
+    return candidate if len({peer.zone for peer in map(plan.peer, (owner, candidate)) if peer}) < 2 else None
 
 
 def kept_by(plan: Plan, new: WorkerId, there: Container[WorkerId], cell: Cell) -> WorkerId | None:
-    """Return who gives a cell's new owner the sums of finished groups: the one before, if it is not lost, else the
-    keeper. None if that is lost too.
-
-    plan: the one in which the cell was another worker's. there: the workers that are left.
+    """Return the worker that gives a cell's new owner the sums of finished groups: the old owner, else the keeper. None
+    if both are lost. plan: the one before the change of owner. there: the workers that are left.
     """
     if not plan.has(cell) or new == plan.at(cell).owner or plan.device_layers:
         return None
-    found = plan.at(cell).owner if plan.at(cell).owner in there else keeper(plan, cell)
-    return found if found in there else None
+    source = plan.at(cell).owner if plan.at(cell).owner in there else keeper(plan, cell)
+    return source if source in there else None
 
 
 def _portions(assignment: Assignment, groups: int) -> tuple[Portion, ...]:
@@ -146,17 +148,18 @@ def _given_out(
     load: Counter[WorkerId],
     kept: int,
 ) -> tuple[Portion, ...]:
-    """These portions, with those that nobody runs any more divided among the runners. load: the groups that each runs.
+    """Return the portions, those of workers that no longer run the stage divided among the runners.
 
-    kept: of how many of the first groups the owner is thought to keep the sums, so that it need not run them.
+    load: the groups that each worker runs. kept: how many of the first groups' sums the owner is expected to have, so
+    that it need not run them.
     """
     if not before:
         return ()
-    found: list[Portion] = []
+    portions: list[Portion] = []
     in_turn = sorted(runners, key=lambda w: w != owner)
     for portion in before:
         if portion.worker in owners:
-            found.append(portion)
+            portions.append(portion)
             continue
         counts: Counter[WorkerId] = Counter()
         if portion.first == 0 and owner in runners:
@@ -167,6 +170,6 @@ def _given_out(
             counts[worker] += 1
         first = portion.first
         for worker in (w for w in in_turn if counts[w]):
-            found.append(Portion(worker=worker, first=first, end=first + counts[worker]))
+            portions.append(Portion(worker=worker, first=first, end=first + counts[worker]))
             first += counts[worker]
-    return tuple(found)
+    return tuple(portions)

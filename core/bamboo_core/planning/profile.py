@@ -1,7 +1,7 @@
-"""What a simulated run is made of: a model's layers on one kind of machine, and that machine's surroundings.
+"""Profiles: the input of a simulation, a model's layers measured on one kind of machine, with its network and storage.
 
 A profile is a JSON file, written by `bamboo profile` or by hand; docs/simulator.md describes it. Every group of numbers
-says where it comes from. Times are seconds, sizes bytes, bandwidths bytes a second.
+names its source. Times are seconds, sizes bytes, bandwidths bytes per second.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ T = TypeVar("T")
 FORMAT: Final = "bamboo-profile"
 VERSION: Final = 1
 MOST_LAYERS: Final = 10_000
-# Of every profile: what must have a source.
+# What must have a source in every profile.
 SOURCES: Final = ("layers.seconds", "layers.update", "layers.bytes", "network", "storage", "times", "memory")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -36,20 +36,19 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Layer(_Part, frozen=True, kw_only=True):
-    """One layer of the model, in the order in which the task has them."""
+    """One layer of the model, in the task's order."""
 
     # forward, backward: of one microbatch
     forward: Seconds
     backward: Seconds
     update: Seconds = 0.0  # of the optimizer's step
     parameters: Bytes  # what the layer holds, buffers included
-    optimizer: Bytes  # what the optimizer remembers of it
+    optimizer: Bytes  # the optimizer's state for it
     gradients: Bytes  # of the parameters that are trained
-    activations: Bytes = 0  # what is kept of a microbatch from its forward to its backward
-    # what the layer gives to the next one, of a microbatch; the gradient that comes back has the same size
+    activations: Bytes = 0  # kept for a microbatch from its forward to its backward
+    # the layer's output for one microbatch; the gradient that comes back has the same size
     boundary: Bytes
-    # what the first worker counts, by which the coordinator splits the layers at the start; 0 in all layers if that is
-    # not known
+    # the first worker's estimate, by which the coordinator initially splits the layers; 0 in all layers if unknown
     cost: Annotated[float, msgspec.Meta(ge=0, le=1e24)] = 0.0
     name: Name = ""
 
@@ -62,7 +61,7 @@ class Network(_Part, frozen=True, kw_only=True):
     latency: Seconds = 0.0  # until the first byte of a message has arrived
 
     def link(self, size: float) -> float:
-        """Bytes a second of a frame of that size between two workers."""
+        """Return the bytes per second of a frame of that size between two workers."""
         return min(self.machine, FLOWS_PER_LINK * self.flow) if size >= LARGE_BODY else self.flow
 
 
@@ -75,19 +74,19 @@ class Storage(_Part, frozen=True, kw_only=True):
 
 
 class Times(_Part, frozen=True, kw_only=True):
-    """What else than layers takes time, in seconds."""
+    """What takes time other than layers, in seconds."""
 
-    start: Seconds  # from the moment that a machine is there, and billed, until its worker is ready
+    start: Seconds  # from the moment a machine runs, and is billed, until its worker is ready
     detection: Seconds  # from the loss of a machine without notice until the coordinator knows
-    rendezvous: Seconds = 0.0  # until all workers of a job that is restarted have found each other
-    # the same while the job's processes go on. Bamboo has neither of these two: they are what other systems take
+    rendezvous: Seconds = 0.0  # until all workers of a restarted job have connected to each other
+    # the same while the job's processes keep running. Bamboo has neither: other systems need these two
     regroup: Seconds = 0.0
-    instruction: Seconds = 0.0  # what the engine adds to each forward and each backward
-    commit: Seconds = 0.0  # what the engine adds to each step
+    instruction: Seconds = 0.0  # the engine's overhead for each forward and each backward
+    commit: Seconds = 0.0  # the engine's overhead for each step
 
 
 class ModelFigures(_Part, frozen=True, kw_only=True):
-    """What decides how long a step takes, and what memory."""
+    """What decides a step's time and memory."""
 
     layers: tuple[Layer, ...]  # for the job's microbatches
     network: Network
@@ -97,9 +96,7 @@ class ModelFigures(_Part, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """The cost of each layer, by which the coordinator splits the layers: as counted, else seconds of a
-        microbatch.
-        """
+        """The cost of each layer, by which the coordinator splits the layers: counted, else seconds per microbatch."""
         counted = any(layer.cost for layer in self.layers)
         return tuple(layer.cost if counted else layer.forward + layer.backward for layer in self.layers)
 
@@ -107,21 +104,21 @@ class ModelFigures(_Part, frozen=True, kw_only=True):
 class Machine(_Part, frozen=True, kw_only=True):
     """The memory of a machine, in bytes."""
 
-    memory: Bytes  # of the device that computes; the same as host_memory where that is the processor
+    memory: Bytes  # of the computing device; equal to host_memory if that is the CPU
     host_memory: Bytes = 0
 
 
 class Prices(_Part, frozen=True, kw_only=True):
-    """USD for a machine and hour."""
+    """USD per machine-hour."""
 
     spot: Usd
     on_demand: Usd
 
 
 class Published(_Part, frozen=True, kw_only=True):
-    """What was published of a model on this machine."""
+    """Published figures of a model on this machine."""
 
-    batch: Whole  # samples of a step
+    batch: Whole  # samples per step
     # stages, pipelines: the grid on spot machines
     stages: Whole
     pipelines: Whole
@@ -130,7 +127,7 @@ class Published(_Part, frozen=True, kw_only=True):
     on_demand_pipelines: Whole
     on_demand_seconds: Seconds
     step_seconds: dict[str, Seconds]  # on spot machines, by the number of pipelines
-    steps: Whole | None = None  # of a whole run, if that is known
+    steps: Whole | None = None  # of a whole run, if known
 
 
 class ProfiledTask(_Part, frozen=True, kw_only=True):
@@ -144,29 +141,29 @@ class ProfiledTask(_Part, frozen=True, kw_only=True):
 
 
 class Source(_Part, frozen=True, kw_only=True):
-    """The source of numbers."""
+    """Where numbers come from."""
 
     text: Text
-    estimated: bool = False  # nobody has measured them; the text says how they were derived
+    estimated: bool = False  # not measured; the text says how they were derived
 
 
 class ModelProfile(_Part, frozen=True, kw_only=True):
-    """A model as it was measured on a machine. Use `parse_profile`, which checks it."""
+    """A model measured on a machine. Use `parse_profile`, which checks it."""
 
     format: str = FORMAT
     version: int = VERSION
     name: Name  # of the model and the machine
     device: Name
-    samples: Whole  # of a microbatch, for which the layers' seconds, activations and boundaries are
+    samples: Whole  # per microbatch, for the layers' seconds, activations and boundaries
     layers: Annotated[tuple[Layer, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
     network: Network
     storage: Storage
     times: Times
     machine: Machine
-    sources: dict[Name, Source]  # by what they are the source of: SOURCES, and prices and published if there are any
+    sources: dict[Name, Source]  # by group of numbers: SOURCES, and prices and published if present
     prices: Prices | None = None
     published: Published | None = None
-    task: ProfiledTask | None = None  # None if it is not said of which one it is
+    task: ProfiledTask | None = None  # None if unknown
 
     @property
     def figures(self) -> ModelFigures:
@@ -185,12 +182,12 @@ class ModelProfile(_Part, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of the whole model with what the optimizer remembers, as a checkpoint has it."""
+        """The bytes of the whole model with the optimizer's state, as in a checkpoint."""
         return sum(layer.parameters + layer.optimizer for layer in self.layers)
 
     @property
     def estimated(self) -> tuple[str, ...]:
-        """What nobody has measured."""
+        """The groups of numbers that were not measured."""
         return tuple(name for name, source in self.sources.items() if source.estimated)
 
 
@@ -198,7 +195,7 @@ _DECODER = msgspec.json.Decoder(ModelProfile, strict=True)
 
 
 def parse_profile(path: str, text: bytes | str) -> ModelProfile:
-    """The profile in a text. path: for messages. Raises ProfileError naming it, and what was expected where."""
+    """Parse a profile. path: for messages. Raises ProfileError with the path, the place and what was expected."""
     try:
         profile = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -211,15 +208,14 @@ def parse_profile(path: str, text: bytes | str) -> ModelProfile:
 
 
 def to_json(profile: ModelProfile) -> bytes:
-    """The file's content, a line for each layer."""
+    """Return the file's content, indented."""
     lines = msgspec.json.format(msgspec.json.encode(profile), indent=2)
     return lines + b"\n"
 
 
 def for_microbatch(profile: ModelProfile, samples: int) -> ModelProfile:
-    """The profile for microbatches of another size: seconds, activations and boundaries grow in proportion.
-
-    That is an estimate, since small microbatches use a device less well, and its source says so.
+    """Return the profile for another microbatch size: seconds, activations and boundaries scale in proportion. That is
+    an estimate, since small microbatches use a device less well; the source says so.
     """
     if samples == profile.samples:
         return profile
@@ -235,8 +231,8 @@ def for_microbatch(profile: ModelProfile, samples: int) -> ModelProfile:
         )
         for layer in profile.layers
     )
-    told = f"{profile.sources['layers.seconds'].text}; in proportion, from microbatches of {profile.samples} samples"
-    sources = {**profile.sources, "layers.seconds": Source(text=told[:2000], estimated=True)}
+    text = f"{profile.sources['layers.seconds'].text}; in proportion, from microbatches of {profile.samples} samples"
+    sources = {**profile.sources, "layers.seconds": Source(text=text[:2000], estimated=True)}
     return replace(profile, samples=samples, layers=layers, sources=sources)
 
 

@@ -1,9 +1,9 @@
-"""Pipelines as rings of workers: who follows whom, and who keeps the replicas of whose state. Pure.
+"""Pipelines as rings of workers: which workers are neighbours, and which keep whose replicas. Pure.
 
-The worker before a stage's owner knows the stage's inputs, because it computes them, so it is the stage's shadow. With
-several replicas those before it come next: they are far enough in the ring that neighbours may be lost at once. Workers
-of a node are lost together, and those of a zone may be: neighbours are on different nodes, and in different zones,
-where that is possible.
+The worker before a stage's owner knows the stage's inputs, because it computes them, so it is the stage's shadow.
+Further replicas go to the workers before that one, far enough in the ring that neighbours may be lost at once. Workers
+of a node are lost together, and workers of a zone may be: neighbours are on different nodes, and in different zones,
+where possible.
 """
 
 from collections import Counter
@@ -15,19 +15,19 @@ import msgspec
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.planning.plan import OwnerSpread, Peer, WorkerId
 
-MOST_LOOKED_AT = 4096  # stages of all changes to a row that are tried: 64 changes of 64 stages
-REACH = 12  # predecessors that may keep a stage's replicas for the sake of nodes and zones
+MOST_LOOKED_AT = 4096  # stages in all changes to a row that are tried: 64 changes of 64 stages
+REACH = 12  # predecessors that may keep a stage's replicas to spread them over nodes and zones
 
 Crowding = tuple[int, ...]
 Row = list[Peer]
-Goal = tuple[Mapping[WorkerId, str], int]  # the place of each worker, and in how many of them a stage should be
+Goal = tuple[Mapping[WorkerId, str], int]  # the place of each worker, and the number of places a stage should be in
 
 
 def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
-    """Choose and order `size` workers so that neighbours sit in different zones where that is possible.
+    """Choose and order `size` workers so that neighbours are in different zones where possible.
 
-    Greedy: always take from the zone with the most workers left that none of the `apart` workers before is in; else
-    from one that fewer of them are in. Which of a zone's workers, their nodes decide in the same way.
+    Greedy: takes from the zone with the most workers left that none of the `apart` workers before is in, else from the
+    one that fewest of them are in. Within a zone, nodes decide in the same way.
     """
     left: dict[str, dict[str, Row]] = {}
     for peer in peers:
@@ -49,8 +49,8 @@ def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
 
 
 def _farthest(left: Mapping[str, int], before: Sequence[str]) -> str:
-    """The domain of the next worker, of those with so many workers left: one that nobody before is in, else who is not
-    near; of these the fullest.
+    """Return the domain of the next worker: one that no worker before is in, else the one farthest back; ties go to the
+    fullest. left: the workers left in each domain.
     """
     near = {place: at for at, place in enumerate(before, 1)}
     return min(left, key=lambda place: (near.get(place, 0), -left[place]))
@@ -59,8 +59,8 @@ def _farthest(left: Mapping[str, int], before: Sequence[str]) -> str:
 def rows(
     peers: Sequence[Peer], depth: int, pipelines: int, replicas: int, spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
 ) -> list[list[WorkerId]]:
-    """Each pipeline's workers, in the order of its stages: so that as many nodes and zones as may be can be lost at
-    once, or so that as few neighbours as may be are in different zones.
+    """Return each pipeline's workers by stage. With INTERLEAVE as many nodes and zones as possible can be lost at once;
+    otherwise as few neighbours as possible are in different zones.
     """
     if spread.packs:
         return packed(peers, depth, pipelines, spread)
@@ -72,13 +72,13 @@ def rows(
         orders += [ring(_without_zones(peers), size, apart) for apart in reach]
         orders.append([peer for row in dealt(peers, depth, pipelines) for peer in row])
     known = {peer.worker: peer for peer in peers}
-    found = (_arranged([known[p.worker] for p in order], peers, depth, pipelines, replicas) for order in orders)
-    return min(found)[2]
+    arrangements = (_arranged([known[p.worker] for p in order], peers, depth, pipelines, replicas) for order in orders)
+    return min(arrangements)[2]
 
 
 def are_apart(spread: Iterable[OwnerSpread], copies: int) -> bool:
-    """Do the owners of each stage in all pipelines hold that many copies beside one, so that any that many workers,
-    nodes and zones may be lost, as far as the workers have that many?
+    """Whether each stage has enough owners, over all pipelines, to lose any `copies` workers, nodes or zones. Fewer
+    places suffice if the workers have no more.
     """
     return all(one.least >= min(copies + 1, one.there) for one in spread)
 
@@ -92,10 +92,8 @@ def _without_zones(peers: Sequence[Peer]) -> list[Peer]:
 
 
 def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
-    """Rows with as few neighbours on the same node as there can be.
-
-    As few workers as may be of the fullest nodes; each node's are dealt to the pipelines in turn, and in each of them
-    they have every other place.
+    """Return rows with as few neighbours on the same node as possible. The fullest nodes give as few workers as
+    possible; each node's workers are dealt to the pipelines in turn, and take every other place of a row.
     """
     nodes: dict[str, Row] = {}
     for peer in peers:
@@ -112,7 +110,7 @@ def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
 
 
 def _every_other(workers: Row) -> Row:
-    """These workers in another order: those of a node one after the other at positions 0, 2, ... and then 1, 3, ..."""
+    """Reorder the workers so that a node's workers fill positions 0, 2, ... and then 1, 3, ..."""
     sizes = Counter(peer.failure_domain for peer in workers)
     grouped = sorted(workers, key=lambda peer: (-sizes[peer.failure_domain], peer.failure_domain))
     places = [*range(0, len(workers), 2), *range(1, len(workers), 2)]
@@ -122,10 +120,10 @@ def _every_other(workers: Row) -> Row:
 def packed(
     peers: Sequence[Peer], depth: int, pipelines: int, spread: SpreadPolicy, taken: Collection[str] = ()
 ) -> list[list[WorkerId]]:
-    """Each pipeline in one zone where that is possible, else in few, those of a zone side by side.
+    """Return each pipeline in one zone if possible, else in few, workers of a zone side by side.
 
-    Pipelines share a zone with SingleZone, the one with the most workers, and with ZonePerPipeline only if the others
-    have too few. taken: zones of pipelines that there are already.
+    With SingleZone pipelines share the zone with the most workers; with ZonePerPipeline only if other zones have too
+    few. taken: zones of existing pipelines.
     """
     left: dict[str, Row] = {}
     for peer in peers:
@@ -134,7 +132,7 @@ def packed(
     whole = max(left.values(), key=len, default=[])
     if shared and share_nodes(whole) and len(whole) >= depth * pipelines:
         return [[peer.worker for peer in row] for row in dealt(whole, depth, pipelines)]
-    found: list[list[WorkerId]] = []
+    packed_rows: list[list[WorkerId]] = []
     for _ in range(pipelines):
         row: list[WorkerId] = []
         while len(row) < depth:
@@ -146,20 +144,20 @@ def packed(
             row += [peer.worker for peer in chosen]
             left[zone] = [peer for peer in left[zone] if peer not in chosen]
             used.add(zone)
-        found.append(row)
-    return found
+        packed_rows.append(row)
+    return packed_rows
 
 
 def _apart(peers: Row, size: int) -> Row:
-    """That many workers of one zone, with as few neighbours on the same node as may be."""
+    """Return that many workers of one zone, as few neighbours on the same node as possible."""
     return dealt(peers, size, 1)[0] if share_nodes(peers) else peers[:size]
 
 
 def _arranged(
     order: Sequence[Peer], peers: Sequence[Peer], depth: int, pipelines: int, replicas: int
 ) -> tuple[Crowding, tuple[Crowding, ...], list[list[WorkerId]]]:
-    """The rows from a ring, and before them, for the comparison with others, how crowded the holders of their stages
-    are: on nodes in all rows, then in each.
+    """Return the rows cut from a ring, after how crowded their stages' holders are: on nodes in all rows, then in each
+    row.
     """
     made: list[Row] = []
     used = {p.worker for p in order}
@@ -174,7 +172,7 @@ def _arranged(
 
 
 def close_ring(row: list[Peer], spare: Sequence[Peer], replicas: int = 1) -> list[Peer]:
-    """The row with its last worker changed for another one, if that keeps more neighbours apart: its ends meet, too."""
+    """Swap the row's last worker if that keeps more neighbours apart, because the ring's ends are neighbours too."""
     if len({peer.zone for peer in (*row, *spare)}) <= 1 and not share_nodes((*row, *spare)):
         return row  # all are alike
     best, last = row, len(row) - 1
@@ -184,8 +182,8 @@ def close_ring(row: list[Peer], spare: Sequence[Peer], replicas: int = 1) -> lis
     for other in islice(chain(swapped, changed), tries):
         if not any(crowded[:-1]):
             break
-        if (found := _crowding(other, replicas)) < crowded:
-            best, crowded = other, found
+        if (other_crowding := _crowding(other, replicas)) < crowded:
+            best, crowded = other, other_crowding
     return best
 
 
@@ -196,10 +194,11 @@ def _swapped(row: list[Peer], one: int, other: int) -> list[Peer]:
 
 
 def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
-    """How many stages have all their holders on one node, how many on two, and so on; less is better. Then how many
-    share a node with the worker before; how many have all their holders in one zone, in two, and so on.
+    """Count crowded stages; less is better, the first numbers first.
 
-    Then how many have another shadow than the worker before, and how many other replicas than those before.
+    How many stages have all holders on one node, on two, and so on; how many share a node with the worker before; how
+    many have all holders in one zone, in two, and so on; how many have another shadow than the worker before, and how
+    many other replicas than the workers before.
     """
     workers, peers = [p.worker for p in row], {p.worker: p for p in row}
     count = max(1, replicas)
@@ -207,12 +206,12 @@ def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
     kept_replicas = replicas_in(workers, count, peers)
     for worker, kept in zip(workers, kept_replicas, strict=True):
         holders = [peers[w] for w in (worker, *kept)]
-        for found, spread in (
+        for counts, spread in (
             (on_nodes, len({p.failure_domain for p in holders})),
             (in_zones, len({p.zone for p in holders})),
         ):
             if spread <= count:
-                found[spread - 1] += 1
+                counts[spread - 1] += 1
     nearest = [tuple(islice(_before(workers, stage), count)) for stage in range(len(workers))]
     pairs = list(zip(kept_replicas, nearest, strict=True))
     moved, others = sum(kept[:1] != near[:1] for kept, near in pairs), sum(kept != near for kept, near in pairs)
@@ -223,12 +222,13 @@ def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
 def replicas_in(
     row: Sequence[WorkerId], count: int, peers: Mapping[WorkerId, Peer], leaving: Container[WorkerId] = ()
 ) -> tuple[tuple[WorkerId, ...], ...]:
-    """The workers that keep replicas of each stage of a pipeline, taken from that pipeline, the shadow first; fewer
-    than `count` if it has no more.
+    """Return the workers of a pipeline that keep replicas of each stage, the shadow first; fewer than `count` if it is
+    short.
 
-    The nearest predecessors in the ring, so that each worker keeps as many. If several of them are on too few nodes, or
-    in too few zones, others are taken, provided that every stage is then on as many nodes, and in as many zones, as may
-    be, and nobody keeps more than one more; else so that as many stages as possible are on another node, too.
+    They are the nearest predecessors in the ring, so that each worker keeps equally many. If these are on too few nodes
+    or in too few zones, others are chosen, provided that every stage is then on as many nodes and in as many zones as
+    possible and no worker keeps more than one extra replica; else so that as many stages as possible are also on
+    another node.
     """
     nearest = tuple(tuple(islice(_staying(row, s, leaving), count)) for s in range(len(row)))
     nodes = {w: peers[w].failure_domain if w in peers else f"/{w}" for w in row}
@@ -253,13 +253,12 @@ def _are_met(goals: Sequence[Goal], holders: Sequence[WorkerId]) -> bool:
 def _spread(
     row: Sequence[WorkerId], count: int, goals: Sequence[Goal], leaving: Container[WorkerId]
 ) -> tuple[tuple[WorkerId, ...], ...] | None:
-    """Replicas of which every stage has some in that many places, with its owner's; None if that is not found.
-
-    Stages for which the nearest will do come first.
+    """Choose replicas so that each stage, with its owner, is in as many places as the goals ask; None if none are
+    found. Stages whose nearest predecessors suffice come first.
     """
     load: Counter[WorkerId] = Counter()
     nearest = [tuple(islice(_staying(row, s, leaving), count)) for s in range(len(row))]
-    found: dict[int, tuple[WorkerId, ...]] = {}
+    replicas: dict[int, tuple[WorkerId, ...]] = {}
     for stage in sorted(range(len(row)), key=lambda s: not _are_met(goals, (row[s], *nearest[s]))):
         others = [w for w in islice(_staying(row, stage, leaving), REACH) if load[w] <= count]
         chosen: list[WorkerId] = []
@@ -272,8 +271,8 @@ def _spread(
         more = [*others, *_staying(row, stage, leaving)]
         chosen += [w for w in dict.fromkeys(more) if w not in chosen][: count - len(chosen)]
         load.update(chosen)
-        found[stage] = tuple(w for w in _staying(row, stage, leaving) if w in chosen)
-    return tuple(found[stage] for stage in range(len(row)))
+        replicas[stage] = tuple(w for w in _staying(row, stage, leaving) if w in chosen)
+    return tuple(replicas[stage] for stage in range(len(row)))
 
 
 def _staying(row: Sequence[WorkerId], stage: int, leaving: Container[WorkerId]) -> Iterator[WorkerId]:
@@ -281,7 +280,7 @@ def _staying(row: Sequence[WorkerId], stage: int, leaving: Container[WorkerId]) 
 
 
 def _before(row: Sequence[WorkerId], stage: int) -> Iterator[WorkerId]:
-    """The other workers of a pipeline, the nearest predecessor of that stage's first."""
+    """Yield the other workers of a pipeline, the stage's nearest predecessor first."""
     seen = {row[stage]}
     for back in range(1, len(row)):
         worker = row[(stage - back) % len(row)]

@@ -1,14 +1,14 @@
 """The schedule as data: what a cell does in a step, and in which order. The engine runs it, the simulator times it.
 
-The order inside a cell is fixed, because it fixes the order of floating-point sums; between cells everything is free
-and driven by arrivals. 1F1B as published by PipeDream-Flush (Narayanan et al., 2021). There two neighbours' warm-ups
-differ by one forward, so two microbatches share one way to the next stage and back, and each one costs the time of a
-way. If they differ by two ("eager 1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023),
-three do, while others are computed: a way of up to half a forward and backward costs nothing.
+The order inside a cell is fixed, because it fixes the order of floating-point sums; between cells arrivals decide. 1F1B
+as published by PipeDream-Flush (Narayanan et al., 2021): the warm-ups of two neighbours differ by one forward, so two
+microbatches share one round trip to the next stage, and each costs one transfer's time. If they differ by two ("eager
+1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023), three share it while others are
+computed: a transfer of up to half a forward and backward costs nothing.
 
-ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024) has the same order of forwards and backwards. But the weights'
-gradients, which no other stage waits for, are computed later: a stage then has something to do at the end of the step,
-while the stages before it still run their backwards, and all of those begin earlier.
+ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024) has the same order of forwards and backwards, but computes the
+weights' gradients, which no other stage waits for, later. A stage then has work at the end of the step, while the
+stages before it still run their backwards, and all of those begin earlier.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,40 +32,40 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class BackwardInput(Backward):
-    """A backward whose weight gradients may follow with `BackwardWeight`: what the stage before waits for."""
+    """A backward without the weight gradients, which `BackwardWeight` computes later; the stage before waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardWeight:
-    """What the backward of that microbatch has postponed."""
+    """The weight gradients that the microbatch's backward has postponed."""
 
     microbatch: int
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardRest:
-    """The next bucket of layers of a backward that its program runs bucket by bucket, after the first one."""
+    """The next bucket of layers, after the first, of a backward that its program runs bucket by bucket."""
 
     microbatch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """A forward for evaluation only, of that batch of the evaluation's data."""
+    """A forward of one batch of the evaluation's data."""
 
     microbatch: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendPartialSum:
-    """Give a cell's owner what a portion of its microbatches came to."""
+    """Send the cell's owner the gradient sum of a portion of its microbatches."""
 
     portion: Range
 
 
 @dataclass(frozen=True, slots=True)
 class AddPartialSums:
-    """Put together what the portions of this cell came to: all that its forwards and backwards would have come to."""
+    """Add up the portions' gradient sums: the same sum as that of the cell's forwards and backwards."""
 
     portions: tuple[Range, ...]
 
@@ -86,7 +86,7 @@ class ReduceGradients:
 
 @dataclass(frozen=True, slots=True)
 class GatherGradients:
-    """Put the reduced chunks together."""
+    """Assemble the reduced chunks."""
 
     buckets: int = 1
 
@@ -129,9 +129,8 @@ Instruction = (
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Forward | Backward]:
-    """Warm-up forwards, then backward and forward in turn, then the remaining backwards.
-
-    The first stage keeps the activations of `2 * stages - 1` microbatches, the last one of one.
+    """Return warm-up forwards, then backward and forward in turn, then the remaining backwards. The first stage keeps
+    the activations of `2 * stages - 1` microbatches, the last one of one.
     """
     after = stages - 1 - stage
     warmup = min(len(microbatches), 1 + after * AHEAD)
@@ -143,12 +142,12 @@ def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Fo
 
 
 def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
-    """The order of 1F1B, but stage s computes its weight gradients by 2 * s microbatches later.
+    """Return 1F1B's order, but with the weight gradients of stage s delayed by 2 * s microbatches.
 
-    With fewer than 2 * (stages - 1) microbatches by s only, else too many would be left for the end.
+    With fewer than 2 * (stages - 1) microbatches the delay is s, otherwise too many would be left for the end.
 
-    So every stage has at most as many microbatches in flight, with their weight gradients, as the first one has in
-    1F1B: `2 * stages - 1`. The first stage has nobody before it, and postpones nothing.
+    So every stage has at most as many microbatches in flight, with their weight gradients, as the first stage has in
+    1F1B: `2 * stages - 1`. The first stage has no stage before it, and postpones nothing.
     """
     ahead = AHEAD if len(microbatches) >= (stages - 1) * AHEAD else 1
     delay = stage * ahead
@@ -168,20 +167,20 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed
 
 
 def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
-    """The order of `program`, but a whole backward's weight gradients come after the next backward's input gradients.
+    """Return the program with each whole backward's weight gradients after the next backward's input gradients.
 
-    For a cell that is taken over in the middle of a step: others wait for what it repeats, but for no weight gradient.
-    One more microbatch is in flight, with its weight gradients, than without.
+    For a cell that is taken over in the middle of a step: other workers wait for what it repeats, but for no weight
+    gradient. One more microbatch is in flight, with its weight gradients, than without.
     """
-    found: list[Computed] = []
+    reordered: list[Computed] = []
     waiting: list[Computed] = []
     for instruction in program:
         if type(instruction) is not Backward:
-            found.append(instruction)
+            reordered.append(instruction)
             continue
-        found += [BackwardInput(instruction.microbatch), *waiting]
+        reordered += [BackwardInput(instruction.microbatch), *waiting]
         waiting = [BackwardWeight(instruction.microbatch)]
-    return [*found, *waiting]
+    return [*reordered, *waiting]
 
 
 _ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, Sequence[int]], Sequence[Computed]]]] = {
@@ -191,7 +190,7 @@ _ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, Sequence[int]], Sequen
 
 
 def postpones_weights(schedule: PipelineSchedule) -> bool:
-    """Whether the schedule computes gradients of weights later than those of inputs, in bubbles."""
+    """Whether the schedule computes weight gradients later than input gradients, in bubbles."""
     match schedule:
         case PipelineSchedule.ONE_F_ONE_B:
             return False
@@ -210,30 +209,32 @@ class StageOrder:
 
     @classmethod
     def of(cls, topology: TopologySpec) -> Self:
-        """The order with which a job of that topology begins."""
+        """Return the order with which a job of that topology begins."""
         return cls(topology.first_schedule)
 
     def taken_over(self) -> Self:
-        """The order of a step of a cell that another worker goes on with."""
+        """Return the order for a step of a cell that another worker has taken over."""
         return replace(self, late_weights=True)
 
     def program(self, stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
-        found: list[Computed] = [*_ORDERS[self.schedule](stage, stages, microbatches)]
-        return with_late_weights(found) if self._postpones(stages) else found
+        instructions: list[Computed] = [*_ORDERS[self.schedule](stage, stages, microbatches)]
+        return with_late_weights(instructions) if self._postpones(stages) else instructions
 
     def in_flight(self, stage: int, stages: int, microbatches: int) -> int:
-        """How many microbatches a stage keeps activations of at most."""
+        """Return the most microbatches whose activations a stage keeps at once."""
         postpones = postpones_weights(self.schedule)
         more = self._postpones(stages) and (not postpones or stage == 0)
         return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * AHEAD + more)
 
     def _postpones(self, stages: int) -> bool:
-        """Whether weight gradients come late. With one stage they do not, as nobody waits for anything."""
+        """Whether weight gradients come late. With one stage they do not, because no other stage waits."""
         return self.late_weights and stages > 1
 
 
 def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
-    """A cell's part in an evaluation of so many batches: of a state that it has just come to, before the step."""
+    """Return a cell's part of an evaluation of `batches` batches, which runs before the step, on the state just
+    reached.
+    """
     d, pipelines = cell.pipeline, layout.pipelines
     return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]
 
@@ -243,20 +244,20 @@ def portion_program(
 ) -> list[Computed]:
     """Return what one of the workers that share a cell runs of its microbatches.
 
-    left: the first microbatch that is left to run. again: microbatches before it that are run for what the stages
-    beside need of them, though their gradients are summed. The order is that of all from the first of these on, so that
-    the stages cannot wait for each other.
+    left: the first microbatch left to run. again: earlier microbatches that are repeated for the neighbouring stages,
+    though their gradients are already summed. The order is the whole cell's from the first of these on, so the stages
+    cannot wait for each other.
     """
     whole = order.taken_over().program(stage, stages, range(min((left, *again)), portion[1]))
     return [i for i in whole if i.microbatch >= left or (i.microbatch in again and not isinstance(i, BackwardWeight))]
 
 
 def reduction(last: Instruction, buckets: int) -> list[Instruction]:
-    """The instructions after a step's forwards and backwards, of which `last` is the last: gradients are summed over
-    the pipelines.
+    """Return the instructions that sum gradients over the pipelines, after a step's forwards and backwards.
 
-    A bucket of layers is sent as soon as it is final: a last whole backward runs bucket by bucket, and while one is
-    computed the one before is on its way, and the one before that is summed.
+    A bucket of layers is sent as soon as it is final: a last whole backward runs bucket by bucket, and while one bucket
+    is computed the previous one is sent, and the one before that is summed. last: the last forward or backward
+    instruction.
     """
     rest = [BackwardRest(last.microbatch)] if type(last) is Backward else []
     steps: list[Instruction] = [ScatterGradients(0)]
@@ -274,9 +275,8 @@ def program(
     portions: Sequence[Range] = (),
     buckets: int = 1,
 ) -> list[Instruction]:
-    """The whole step of a cell, without an evaluation before it. portions: if others share its microbatches.
-
-    buckets: of the stage's gradients.
+    """Return the whole step of a cell, without an evaluation before it. portions: of the workers that share its
+    microbatches, if any. buckets: of the stage's gradients.
     """
     steps: list[Instruction] = [AddPartialSums(tuple(portions))]
     if not portions:

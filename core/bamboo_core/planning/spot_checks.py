@@ -1,7 +1,5 @@
-"""Which microbatch of which stage is computed again, when, and by whom: a pure function of step, plan and layout.
-
-See docs/design/determinism.md. The steps are no multiples of anything, so that what happens in every tenth call is met,
-too.
+"""Spot checks: which microbatch of which stage is recomputed, when, and by which worker. Pure. See
+docs/design/determinism.md. The steps have no common divisor, so a fault of every tenth call is found, too.
 """
 
 from collections.abc import Collection
@@ -10,25 +8,25 @@ from typing import Final
 
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 
-EARLY: Final = (5, 11, 19, 29, 37)  # so many steps are committed when every stage is checked
-INTERVALS: Final = (17, 31, 61, 127, 251)  # steps between two checks of a stage, later
-MICROBATCHES: Final = 240  # of a pipeline, at least, for each that is computed again
+EARLY: Final = (5, 11, 19, 29, 37)  # the numbers of committed steps at which every stage is checked
+INTERVALS: Final = (17, 31, 61, 127, 251)  # steps between two later checks of a stage
+MICROBATCHES: Final = 240  # run by a pipeline, at least, for each recomputed one
 
 
 @dataclass(frozen=True, slots=True)
 class SpotSchedule:
     """The steps in which stages are checked."""
 
-    early: Collection[int] = EARLY  # steps in which every stage is checked, before each is at its interval
+    early: Collection[int] = EARLY  # steps in which every stage is checked, before the intervals apply
 
     def interval(self, layout: Layout) -> int:
-        """Steps within which each stage is checked once: the fewer microbatches a step has, the more."""
+        """Return the steps within which each stage is checked once: more if a step has few microbatches."""
         fewest = min(map(len, layout.split))
         return next((steps for steps in INTERVALS if steps * fewest >= MICROBATCHES), INTERVALS[-1])
 
     def checks(self, cell: Cell, stages: int, layout: Layout, step: int) -> bool:
-        """Is a microbatch of that cell computed again in that step? Of a stage's pipelines it is another one each time,
-        and the stages are not checked in the same step.
+        """Whether the step recomputes a microbatch of the cell. A stage's pipelines take turns, and different stages
+        are checked in different steps.
         """
         if cell.pipeline != (step + cell.stage) % layout.pipelines:
             return False
@@ -39,8 +37,8 @@ class SpotSchedule:
 
 
 def checker(plan: Plan, cell: Cell) -> WorkerId:
-    """Who computes it again: another worker that has the stage's state, and at best runs nothing; the next one is the
-    shadow. Without one it is the owner.
+    """Return the worker that recomputes: another one with the stage's state, preferably idle, the shadow first; else
+    the owner.
     """
     owner, pipelines = plan.at(cell).owner, len(plan.pipelines)
     same = [Cell((cell.pipeline + d) % pipelines, cell.stage) for d in range(pipelines)]

@@ -1,8 +1,7 @@
-"""The way from the plan in force to the next one: takeover, drain, re-protection, healing, and the return to the
-target.
+"""Transitions: the next plan after the one in force, for takeover, drain, re-protection, healing and return to target.
 
-Level-triggered: every function looks only at what is, and proposes at most one next plan. Ownership moves only to a
-worker that already holds an in-sync replica of the stage, so that any proposal can be obeyed in the middle of a step.
+Level-triggered: every function looks only at the current state and proposes at most one next plan. Ownership moves only
+to a worker that already holds an in-sync replica of the stage, so any proposal can be obeyed in the middle of a step.
 """
 
 from collections import Counter
@@ -17,12 +16,12 @@ from bamboo_core.planning.heirs import heirs_of, lost_runs, siblings
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import Cells, is_settled, kept_by, share_out
 
-LEAST_SECONDS: Final = 1.0  # of a step that have to be left for a move within it
+LEAST_SECONDS: Final = 1.0  # that must be left of a step for a move within it
 
 
 @dataclass(frozen=True, slots=True)
 class StageLost:
-    """What was lost if no worker holds these cells' state any more."""
+    """The cells whose state no worker holds any more."""
 
     cells: tuple[Cell, ...]
 
@@ -57,8 +56,11 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
 
 
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
-    """In-sync replicas: staying ones first, then those that are not where somebody has been lost, then spare workers,
-    of any pipeline. Else owners of the same stage in other pipelines, or who has it, in the same order of places.
+    """Return the workers that may take over a cell, best first.
+
+    First in-sync replicas of any pipeline's cell of the stage: staying before leaving, then on nodes without losses,
+    then idle ones. Then the stage's owners in other pipelines and workers that report its state, on nodes without
+    losses first.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
@@ -71,7 +73,7 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
 
 
 def improve(view: PlanningView) -> Plan | None:
-    """One step towards the target: replicas where they are missing, owners where they belong, nothing superfluous."""
+    """Return the next plan towards the target: add missing replicas, move owners home, drop superfluous replicas."""
     plan, lacks = view.plan, _lacks(view)
     cells = {c: plan.at(c) for c in plan.cells()} if lacks.replicas or not lacks.is_settled else {}
     if lacks.replicas:
@@ -90,21 +92,21 @@ def improve(view: PlanningView) -> Plan | None:
 
 @dataclass(frozen=True, slots=True)
 class _Lacks:
-    """What a plan lacks of who should hold its cells, each by cell: replicas; another owner; other replicas, or in
-    another order, of cells whose owner stays.
+    """The differences between the plan's holders and the desired ones, by cell. replicas: missing ones. owners: other
+    owners. order: all replicas of cells whose owner stays, if they differ.
     """
 
     replicas: Mapping[Cell, tuple[WorkerId, ...]]
     owners: Mapping[Cell, WorkerId]
     order: Mapping[Cell, tuple[WorkerId, ...]]
-    is_settled: bool  # as far as portions go
+    is_settled: bool  # no portions have to end
 
 
 def _lacks(view: PlanningView) -> _Lacks:
-    found = view.remembered.get("lacks")
-    if not isinstance(found, _Lacks):
-        found = view.remembered["lacks"] = _found_lacking(view)
-    return found
+    lacks = view.remembered.get("lacks")
+    if not isinstance(lacks, _Lacks):
+        lacks = view.remembered["lacks"] = _found_lacking(view)
+    return lacks
 
 
 def _found_lacking(view: PlanningView) -> _Lacks:
@@ -114,20 +116,19 @@ def _found_lacking(view: PlanningView) -> _Lacks:
     order: dict[Cell, tuple[WorkerId, ...]] = {}
     for cell in plan.cells():
         owner, *others = wanted = target[cell]
-        there = plan.at(cell)
-        if missing := tuple(w for w in wanted if w != there.owner and w not in there.replicas):
+        current = plan.at(cell)
+        if missing := tuple(w for w in wanted if w != current.owner and w not in current.replicas):
             replicas[cell] = missing
-        if owner != there.owner:
+        if owner != current.owner:
             owners[cell] = owner
-        elif tuple(others) != there.replicas:
+        elif tuple(others) != current.replicas:
             order[cell] = tuple(others)
     return _Lacks(replicas, owners, order, view.settles or is_settled(plan))
 
 
 def drain(view: PlanningView) -> Plan | None:
-    """A leaving worker hands its cells to in-sync replicas at the next step boundary, or now if it cannot wait.
-
-    If there is time, it waits for a spare worker to be filled, so that nobody has to run two stages.
+    """Move a leaving worker's cells to in-sync replicas at the next step boundary, or now if the worker cannot wait. If
+    there is time, wait for a spare worker to be filled, so that no worker has to run two stages.
     """
     if not view.leaving:
         return None
@@ -148,8 +149,8 @@ def drain(view: PlanningView) -> Plan | None:
 
 
 def _pays_now(view: PlanningView, moves: Mapping[Cell, WorkerId]) -> bool:
-    """Is it worth to move these cells within the step? They belong to workers that run others as well, enough of the
-    step is left, and their new owners go on behind what the old ones have finished.
+    """Whether to move these cells within the step instead of at its end. True if their owners also run other cells,
+    enough of the step is left, and the new owners can go on where the old ones stopped.
     """
     plan = view.plan
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
@@ -174,7 +175,7 @@ def _move(view: PlanningView, moves: Mapping[Cell, WorkerId], boundary: bool = T
 
 
 def switch_mode(view: PlanningView) -> Plan | None:
-    """The plan in another redundancy mode, if one was asked for; it begins with the next step."""
+    """Return the plan in the requested redundancy mode, from the next step on; None if it is in force."""
     mode = view.redundancy.mode
     if view.plan.mode is mode:
         return None
@@ -184,7 +185,7 @@ def switch_mode(view: PlanningView) -> Plan | None:
 
 
 def _trim(view: PlanningView, lacks: _Lacks) -> Plan | None:
-    """Drop replicas that are not wanted, once those that are wanted are in sync, and put the right shadow first."""
+    """Drop unwanted replicas once the wanted ones are in sync, and put the right shadow first."""
     ripe = {cell: kept for cell, kept in lacks.order.items() if all((cell, w) in view.synced for w in kept)}
     if not ripe:
         return None
@@ -203,9 +204,8 @@ def next_plan(
     boundary: bool = False,
     layouts: tuple[Layout, ...] | None = None,
 ) -> Plan:
-    """The plan in force with other assignments (and layouts), one epoch later.
-
-    Who runs several pipelines of one stage shares them with the others' workers.
+    """Return the next epoch's plan: the one in force with other assignments (and layouts). Workers that own several
+    pipelines' cells of one stage share them with the stage's other owners.
     """
     plan = view.plan
     known = layouts or plan.layouts

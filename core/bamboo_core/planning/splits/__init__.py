@@ -1,1 +1,1 @@
-"""Layers split over stages: evenly or not, and anew. Pure."""
+"""How layers are split over stages: evenly, by speed, or anew in a re-split. Pure."""

@@ -1,8 +1,8 @@
-"""Workers with several devices: each stage is run in as many parts, one on each device. Pure.
+"""Workers with several devices: each stage is run in several parts, one on each device. Pure.
 
 The coordinator plans for workers: a stage of its plan is what one worker runs. A worker expands each plan that it gets:
-every stage becomes as many device stages as a worker has devices, with the same holders, so that the engine has a
-pipeline of device stages, of which this worker owns several. See docs/design/devices.md.
+every stage becomes one device stage for each device, with the same holders. So the engine has a pipeline of device
+stages, several of which this worker owns. See docs/design/devices.md.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,53 +17,53 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def device_layers(spec: JobSpec, stages: Ranges, costs: Sequence[float] | None) -> Ranges:
-    """The layers of each device stage, in order: so that the costliest one of each stage costs least.
+    """Return the layers of each device stage, in order, minimising the costliest one of each stage.
 
-    Empty if workers have one device. costs: of each layer; None if they are not known. Raises ValueError if a stage has
-    fewer layers than a worker has devices.
+    Empty if workers have one device. costs: of each layer; None if unknown. Raises ValueError if a stage has fewer
+    layers than a worker has devices.
     """
     devices, layers = spec.worker.devices, stages[-1][1]
     if devices == 1:
         return ()
     known = costs if costs is not None and len(costs) == layers else (1.0,) * layers
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for first, end in stages:
-        found += ((first + a, first + b) for a, b in split_layers(known[first:end], devices))
-    return tuple(found)
+        ranges += ((first + a, first + b) for a, b in split_layers(known[first:end], devices))
+    return tuple(ranges)
 
 
 def devices_of(plan: Plan) -> int:
-    """How many each worker has."""
+    """Return the number of devices of each worker."""
     return len(plan.device_layers) // len(plan.stages) if plan.device_layers else 1
 
 
 def stage_of(part: int, devices: int) -> int:
-    """The stage that a device stage is a part of."""
+    """Return the stage that contains a device stage."""
     return part // devices
 
 
 def device_of(part: int, devices: int) -> int:
-    """The number of the device that runs a device stage, among its worker's."""
+    """Return the index of the device that runs a device stage, among its worker's."""
     return part % devices
 
 
 def parts_of(stage: int, devices: int) -> range:
-    """The device stages of a stage, in the order of the devices."""
+    """Return the device stages of a stage, in the order of the devices."""
     return range(stage * devices, (stage + 1) * devices)
 
 
 def cell_of(part: Cell, devices: int) -> Cell:
-    """The cell that a cell of a device stage is a part of."""
+    """Return the cell that contains a device stage's cell."""
     return Cell(part.pipeline, stage_of(part.stage, devices))
 
 
 def cell_parts(cell: Cell, devices: int) -> list[Cell]:
-    """The cells of its device stages, in the order of the devices."""
+    """Return the cells of the cell's device stages, in the order of the devices."""
     return [Cell(cell.pipeline, part) for part in parts_of(cell.stage, devices)]
 
 
 def expanded(plan: Plan) -> Plan:
-    """The plan with a stage for each device; it is the same one if workers have one device."""
+    """Return the plan with a stage for each device; the same plan if workers have one device."""
     if not plan.device_layers:
         return plan
     devices = range(devices_of(plan))
@@ -72,7 +72,7 @@ def expanded(plan: Plan) -> Plan:
 
 
 def folded(plan: Plan, devices: int) -> Plan:
-    """The plan that is expanded to this one. devices: of each worker."""
+    """Return the plan that `expanded` turns into this one. devices: of each worker."""
     if devices == 1:
         return plan
     rows = tuple(row[::devices] for row in plan.pipelines)
@@ -81,7 +81,7 @@ def folded(plan: Plan, devices: int) -> Plan:
 
 
 def device_roles(roles: Roles, number: int, devices: int) -> Roles:
-    """What the device of that number holds of what its worker does, in stages of devices."""
+    """Return what one device holds of its worker's roles, in device stages. number: the device's index."""
 
     def parts(stages: Iterable[int]) -> tuple[int, ...]:
         return tuple(parts_of(stage, devices)[number] for stage in stages)

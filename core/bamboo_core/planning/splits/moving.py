@@ -1,7 +1,7 @@
-"""What moves when the layers are split anew: who gets which place, and what is copied to newcomers before. Pure.
+"""Moving layers in a re-split: which worker gets which place, and what newcomers are sent in advance. Pure.
 
-Everybody else waits while layers move, and most of all for the worker that lacks most. So places go to workers that
-have most of what these need, and workers that run nothing get copies of stages beforehand, while training goes on.
+All workers wait while layers move, above all for the worker that lacks most. So places go to workers that have most of
+the layers they need, and idle workers get copies of stages in advance, while training goes on.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
@@ -14,17 +14,17 @@ from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, WorkerId
 from bamboo_core.planning.ring import share_nodes
 
 Held = Mapping[WorkerId, Set[int]]  # the layers that each worker has
-MOSTLY: Final = 0.5  # of a stage, that a worker must need so that it gets a copy of the whole stage beforehand
+MOSTLY: Final = 0.5  # the part of a stage that a worker must need to get a copy of the whole stage in advance
 
 
 def needed(plan: Plan, worker: WorkerId) -> frozenset[int]:
-    """The layers of all that a worker runs or keeps a replica of."""
+    """Return the layers of all stages that a worker runs or keeps a replica of."""
     cells = (*plan.owned_by(worker), *plan.replicated_by(worker))
     return frozenset(layer for cell in cells for layer in range(*plan.stages[cell.stage]))
 
 
 def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, float]:
-    """The bytes that each worker with a part needs and does not have. sizes: bytes of each layer's state."""
+    """Return the bytes that each worker with a part needs and does not have. sizes: bytes of each layer's state."""
     return {
         worker: sum(sizes[layer] for layer in needed(plan, worker) - held.get(worker, frozenset()))
         for worker in sorted(plan.holders())
@@ -32,11 +32,11 @@ def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, fl
 
 
 def placed(plan: Plan, peers: Sequence[Peer], held: Held, sizes: Sequence[float]) -> Plan:
-    """The plan with workers in other places, so that who lacks most lacks as little as possible, or the same plan.
+    """Return the plan with workers swapped so that the worker that lacks most lacks least; the same plan if no swap
+    helps.
 
-    peers: who may have a place. Places stay in their zones, and on their nodes if workers share these, so neighbours
-    are where the plan wants them. The pairs of worker and place that save most come first; what comes of that is taken
-    if it is better.
+    Greedy: pairs of worker and place that save most come first. Places stay in their zones, and on their nodes if
+    workers share nodes, so neighbours stay apart as planned. peers: the workers that may have a place.
     """
     known, shared = {peer.worker: peer for peer in peers}, share_nodes(peers)
     owners = list(dict.fromkeys(plan.at(cell).owner for cell in plan.cells()))
@@ -59,10 +59,8 @@ def _burden(bytes_lacking: Collection[float]) -> tuple[float, float]:
 def _matched(
     plan: Plan, seats: Sequence[WorkerId], workers: Sequence[WorkerId], held: Held, sizes: Sequence[float]
 ) -> dict[WorkerId, WorkerId]:
-    """The worker that gets each seat, which is called by who has it in the plan; the pair with the most bytes already
-    there comes first.
-
-    Places that need the same and workers that have the same are looked at once.
+    """Assign workers to seats, the pair that already holds the most bytes first. A seat is named by its worker in the
+    plan. Seats with equal needs, and workers with equal layers, are compared once.
     """
     wanting: dict[frozenset[int], list[WorkerId]] = {}
     having: dict[frozenset[int], list[WorkerId]] = {}
@@ -71,15 +69,15 @@ def _matched(
     for worker in workers:
         having.setdefault(frozenset(held.get(worker, ())), []).append(worker)
     pairs = [(sum(sizes[i] for i in need & has), need, has) for need in wanting for has in having]
-    found: dict[WorkerId, WorkerId] = {}
+    seated: dict[WorkerId, WorkerId] = {}
     for _, need, has in sorted(pairs, key=lambda pair: -pair[0]):
         while wanting[need] and having[has]:
-            found[wanting[need].pop(0)] = having[has].pop(0)
-    return found
+            seated[wanting[need].pop(0)] = having[has].pop(0)
+    return seated
 
 
 def renamed(plan: Plan, names: Mapping[WorkerId, WorkerId]) -> Plan:
-    """The plan with other workers in the places of these; who would keep a replica of its own cell keeps none."""
+    """Return the plan with workers replaced by name; a worker that would replicate its own cell does not."""
 
     def held(cell: Assignment) -> Assignment:
         owner = names[cell.owner]
@@ -96,18 +94,18 @@ def filled_before(
     sizes: Sequence[float],
     has_room: Callable[[WorkerId, tuple[int, ...]], bool],
 ) -> dict[Cell, tuple[WorkerId, ...]]:
-    """The workers that become replicas of cells of the plan before the job goes on with the other one, by cell.
+    """Return the idle workers that become replicas of the plan's cells before the job goes on with `onward`, by cell.
 
-    spare: those that run nothing now. Each gets the stages whose layers it will mostly need, or the one of which it
-    needs most, as far as it has room for their states beside what it keeps anyway. Pipelines take turns, so that no
-    owner fills all of them.
+    spare: workers that run nothing now. Each gets the stages whose layers it will mostly need, or the one it needs most
+    of, as far as it has room for them in addition to what it keeps. Pipelines take turns, so no owner fills all of
+    them.
     """
-    found: dict[Cell, tuple[WorkerId, ...]] = {}
+    replicas: dict[Cell, tuple[WorkerId, ...]] = {}
     for number, worker in enumerate(w for w in spare if w in onward.holders()):
         for stage in _worth_having(plan, needed(onward, worker), sizes, partial(has_room, worker)):
             cell = Cell(number % plan.target.pipelines, stage)
-            found[cell] = (*found.get(cell, ()), worker)
-    return found
+            replicas[cell] = (*replicas.get(cell, ()), worker)
+    return replicas
 
 
 def _worth_having(

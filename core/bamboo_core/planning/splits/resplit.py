@@ -1,8 +1,7 @@
-"""The way to another number of stages: the layers split anew over the workers that are there, and the plan that begins
-with that.
+"""Re-split: the plan that divides the layers anew over the live workers, for any number of stages.
 
-A re-split ends the states of all stages at one step (a cut) and begins others, from the layers that the workers hold
-in memory; so any grid can follow any other, and nothing is repeated.
+A re-split ends the states of all stages at one step (a cut) and begins others from the layers that the workers hold in
+memory; so any grid can follow any other, and nothing is repeated.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
@@ -21,12 +20,12 @@ from bamboo_core.planning.splits.uneven_split import MOST_WEIGHED_LAYERS, Ranges
 from bamboo_core.text import count
 
 Sources = tuple[tuple[WorkerId, ...], ...]
-MOST_SOURCES = 4  # of a layer, that a plan names
+MOST_SOURCES = 4  # that a plan names for a layer
 NOTHING_HELD: Final[Held] = MappingProxyType({})
 
 
 class Grid(NamedTuple):
-    """What a job runs: pipelines of stages, by a schedule."""
+    """What a job runs: pipelines of stages, and the schedule."""
 
     stages: int
     pipelines: int
@@ -50,20 +49,20 @@ class Beginning(NamedTuple):
 
     state: CheckpointId
     sources: Sources
-    moved: bool = True  # it is one that workers hold, not a checkpoint of the store
-    # the layers of each, if that was decided with the cut; it holds as long as everybody keeps its place
+    moved: bool = True  # the workers hold it; else it is a checkpoint of the store
+    # the layers of each stage, if decided with the cut; valid as long as every worker keeps its place
     stages: Ranges | None = None
-    held: Held = NOTHING_HELD  # all that workers have of it, of which sources names a part
-    sizes: Sequence[float] = ()  # bytes of each layer. By these few bytes move; of a checkpoint nobody may have any
+    held: Held = NOTHING_HELD  # all layers that workers have of it; `sources` names a part
+    sizes: Sequence[float] = ()  # bytes of each layer, to move few bytes; empty for a checkpoint of the store
 
 
 def holders_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources:
-    """Who of the live workers holds each layer."""
+    """Return the live workers that hold each layer, at most MOST_SOURCES."""
     return tuple(tuple(w for w in live if layer in held.get(w, ()))[:MOST_SOURCES] for layer in range(layers))
 
 
 def sources_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources | None:
-    """Who of the live workers holds each layer; None if nobody holds one of them."""
+    """Return the live workers that hold each layer; None if a layer has no holder."""
     sources = holders_of(held, layers, live)
     return sources if all(sources) else None
 
@@ -79,10 +78,10 @@ def resplit_plan(
     may_be: Callable[[Ranges], bool] = lambda split: True,
     instead: Ranges | None = None,
 ) -> Plan:
-    """The plan that goes on from a state with that grid; fewer staying workers than it takes run several stages each.
+    """Return the plan that continues from a state with that grid; too few staying workers run several stages each.
 
-    If the grid stays, everybody runs the stage that it ran. plan: the one in force. live: all who may be asked for
-    layers. may_be: is there the memory for that split? Else it is `instead`.
+    If the grid stays, every worker keeps its stage. plan: the one in force. live: workers that may be asked for layers.
+    may_be: whether memory suffices for a split; else `instead` is used.
     """
     ranges = layer_ranges(work.costs, spec.topology, grid.stages, spec.worker.devices)
     if instead is not None and not may_be(ranges):
@@ -106,7 +105,7 @@ def resplit_plan(
     if keeps_its_seats(plan, {peer.worker for peer in staying}, {peer.worker for peer in live}, grid):
         begun, stages = msgspec.structs.replace(begun, pipelines=plan.pipelines), beginning.stages
     step, moved = beginning.state.step, beginning.moved
-    told = f"the layers are split anew after step {step}" if moved else f"going back again to the state of step {step}"
+    note = f"the layers are split anew after step {step}" if moved else f"going back again to the state of step {step}"
     stages = stages or balanced(begun, spec, work)
     if instead is not None and not may_be(stages):
         stages = instead
@@ -118,14 +117,13 @@ def resplit_plan(
         sources=beginning.sources,
         workers=tuple(live),
         reason="Resplitting" if moved else "RollingBack",
-        message=f"{told}, for {grid.told}",
+        message=f"{note}, for {grid.told}",
     )
 
 
 def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
-    """The layers of each stage, given who runs it: so that the longest stage of all pipelines is as short as may be.
-
-    As the plan has them if the manifest says which they are, or if nobody's speed is known.
+    """Return the layers of each stage that minimise the longest stage over all pipelines, given the workers' speeds.
+    Returns the plan's own if the manifest sets the split, or if no worker's speed is known.
     """
     if spec.topology.split is not None or not work.slowness or len(work.costs) > MOST_WEIGHED_LAYERS:
         return plan.stages
@@ -139,25 +137,21 @@ def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
 
 
 def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[WorkerId], grid: Grid) -> bool:
-    """Is it the same grid, with a worker for each cell, all of whom stay?"""
+    """Whether the grid stays the same, with one worker for each cell, all of whom stay."""
     owners = [plan.at(cell).owner for cell in plan.cells()]
-    there = set(owners) <= set(staying) and plan.holders() <= set(live)
-    return there and grid == grid_of(plan) and len(plan.layouts) == 1 and len(set(owners)) == len(owners)
+    all_stay = set(owners) <= set(staying) and plan.holders() <= set(live)
+    return all_stay and grid == grid_of(plan) and len(plan.layouts) == 1 and len(set(owners)) == len(owners)
 
 
 def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
-    """The seats of `cells` cells, each by a name of its own: the workers, or, if there are fewer than cells, slots of
-    them, neighbours together.
-    """
+    """Return the worker of each of `cells` seats, by a unique name; with fewer workers neighbouring seats share one."""
     if len(peers) >= cells:
         return {peer.worker: peer for peer in peers}
     return {f"seat {i}": peers[i * len(peers) // cells] for i in range(cells)}
 
 
 def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
-    """The workers in an order in which few layers have to move: those that run stages first, in the order of their
-    stages.
-    """
+    """Sort the workers so that few layers move: workers that run stages first, in the order of the stages."""
     place: dict[WorkerId, Cell] = {}
     for cell in plan.cells():
         place.setdefault(plan.at(cell).owner, cell)
@@ -166,30 +160,29 @@ def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
 
 
 def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
-    """The workers for that many cells: those that own one of them in its place, where they have its layers, and others
-    in the gaps.
+    """Order the workers for that many cells: owners at their own cell, where they have its layers, others in the
+    gaps.
     """
     order = {cell: i for i, cell in enumerate(plan.cells()[:cells])}
-    found: dict[int, Peer] = {}
+    seats: dict[int, Peer] = {}
     for peer in peers:
         place = next((order[cell] for cell in plan.owned_by(peer.worker) if cell in order), None)
         if place is not None:
-            found[place] = peer
-    others = [peer for peer in peers if peer not in found.values()]
-    seated = [found.get(i) or (others.pop(0) if others else None) for i in range(cells)]
+            seats[place] = peer
+    others = [peer for peer in peers if peer not in seats.values()]
+    seated = [seats.get(i) or (others.pop(0) if others else None) for i in range(cells)]
     return [*(peer for peer in seated if peer), *others]
 
 
 def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
-    """Return the plan when all have begun with the layers that they need, and copies for others are not needed.
-
-    stopped: seconds for which no step could begin, if that is known.
+    """Return the plan once every worker has the layers that it needs, without sources. stopped: seconds during which no
+    step could begin; None if unknown.
     """
-    told = f"the job runs {grid_of(plan).told}"
+    message = f"the job runs {grid_of(plan).told}"
     if not plan.moved:
         here, layers = sum(1 for holders in plan.sources if holders), len(plan.sources)
-        told += f" with the checkpoint of step {plan.first_step}: {here} of {count(layers, 'layer')} from memory"
-    told += "" if stopped is None else f", after {stopped:.2f} s in which layers moved"
+        message += f" with the checkpoint of step {plan.first_step}: {here} of {count(layers, 'layer')} from memory"
+    message += "" if stopped is None else f", after {stopped:.2f} s in which layers moved"
     return _changed(
         plan,
         epoch=plan.epoch + 1,
@@ -197,7 +190,7 @@ def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
         workers=tuple(live),
         boundary=False,
         reason="Resplit" if plan.moved else "RolledBack",
-        message=told,
+        message=message,
     )
 
 

@@ -1,10 +1,10 @@
-"""What workers and layers take, told apart: who is slow, and which layers are more work than others. Pure.
+"""Speeds: which workers are slow, separated from which layers are much work. Pure.
 
 The model: a worker takes (its slowness) x (the seconds of its layers) for a microbatch. Two workers that ran the same
-layers differ by their slowness, whatever the layers are. One worker that ran different layers tells what these differ
-by. So each measurement ties a worker to some layers, and those who are tied to each other, if only through others, are
-comparable. In logarithms that is a sum, and least squares give both: in pipelines side by side each one's slowness, and
-in a ring, in which each worker times the next one's layers, too, the slowness of all.
+layers differ by their slowness, whatever the layers are. One worker that ran different layers shows by how much these
+differ. So each measurement ties a worker to some layers, and workers that are tied to each other, even through others,
+are comparable. In logarithms that is a sum, and least squares give both: for parallel pipelines each one's slowness,
+and for a ring, in which each worker also times the next one's layers, the slowness of all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from bamboo_core.planning.plan import WorkerId
 
 Layers = tuple[int, int]  # a half-open range
 
-_MOST_ROUNDS: Final = 500  # of the conjugate gradients; they end by themselves long before
+_MOST_ROUNDS: Final = 500  # of conjugate gradients; they converge long before
 _PRECISION: Final = 1e-12
 
 
@@ -31,40 +31,37 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkEstimate:
-    """What layers and workers take."""
+    """The cost of layers and the slowness of workers."""
 
     costs: tuple[float, ...]  # of each layer, counted or in seconds
     slowness: Mapping[WorkerId, float] = field(default_factory=dict)  # of workers; 1 if unknown
-    reading: tuple[float, float] = (0.0, 0.0)  # what the first stage and the last one take on top, for their data
+    reading: tuple[float, float] = (0.0, 0.0)  # the extra time of the first and the last stage, for their data
 
     def fixed(self, stages: int) -> list[float]:
-        """What does not depend on its layers, of each stage."""
+        """Return the time of each stage that does not depend on its layers."""
         first, last = self.reading
         return [first * (s == 0) + last * (s == stages - 1) for s in range(stages)]
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """How slow workers are beside others that do the same."""
+    """How slow workers are, compared with others that do the same."""
 
-    # of each worker; the median of those who are comparable is 1, the faster one's if there are two, since what goes
-    # wrong makes workers slower
+    # of each worker; the median of comparable workers is 1, of two the faster one, since faults make workers slower
     slowness: Mapping[WorkerId, float]
-    seconds: Mapping[Layers, float]  # of layers, for such a worker
-    # by worker, those whom it can be compared with; empty if there is nobody
+    seconds: Mapping[Layers, float]  # of layers, for a worker of slowness 1
+    # the workers that each worker can be compared with; may be empty
     others: Mapping[WorkerId, tuple[WorkerId, ...]]
 
     def excess(self, worker: WorkerId) -> float | None:
-        """The factor by which a worker is slower than the median of the others; None if there is nobody to compare it
-        with.
-        """
+        """Return how many times slower a worker is than the median of the others; None if it cannot be compared."""
         others = [self.slowness[other] for other in self.others.get(worker, ())]
         return self.slowness[worker] / median(others) if others else None
 
 
 def speeds(measured: Sequence[Measurement]) -> Speeds:
-    """How slow workers are, by what was measured. A worker that nobody can be compared with has slowness 1: all that it
-    takes is put down to its layers.
+    """Estimate the slowness of workers from measurements. A worker that cannot be compared has slowness 1: all its time
+    is attributed to its layers.
     """
     workers = list(dict.fromkeys(m.worker for m in measured))
     layers = list(dict.fromkeys(m.layers for m in measured))
@@ -72,22 +69,22 @@ def speeds(measured: Sequence[Measurement]) -> Speeds:
     behind = {one: len(workers) + i for i, one in enumerate(layers)}
     ties = [(number[m.worker], behind[m.layers], log(m.seconds)) for m in measured]
     unknowns = len(workers) + len(layers)
-    found = _potentials(unknowns, ties)
+    potentials = _potentials(unknowns, ties)
     slowness, seconds, others = {}, {}, {}
     for group in _connected(unknowns, ties):
         mine = [workers[i] for i in group if i < len(workers)]
-        middle = median_low(found[number[w]] for w in mine)
-        slowness.update({w: exp(found[number[w]] - middle) for w in mine})
-        seconds.update({layers[i - len(workers)]: exp(middle - found[i]) for i in group if i >= len(workers)})
+        middle = median_low(potentials[number[w]] for w in mine)
+        slowness.update({w: exp(potentials[number[w]] - middle) for w in mine})
+        seconds.update({layers[i - len(workers)]: exp(middle - potentials[i]) for i in group if i >= len(workers)})
         others.update({w: tuple(o for o in mine if o != w) for w in mine})
     return Speeds(slowness, seconds, others)
 
 
-Tie = tuple[int, int, float]  # two unknowns, and by how much the first one's potential is above the second one's
+Tie = tuple[int, int, float]  # two unknowns, and the first one's potential minus the second one's
 
 
 def _connected(unknowns: int, ties: Sequence[Tie]) -> Iterator[list[int]]:
-    """The unknowns in groups that are tied to each other, in order."""
+    """Yield the unknowns in groups that are tied to each other, in order."""
     near: list[list[int]] = [[] for _ in range(unknowns)]
     for a, b, _ in ties:
         near[a].append(b)
@@ -106,10 +103,10 @@ def _connected(unknowns: int, ties: Sequence[Tie]) -> Iterator[list[int]]:
 
 
 def _potentials(unknowns: int, ties: Sequence[Tie]) -> list[float]:
-    """The unknowns by least squares, with conjugate gradients: exact after as many rounds as there are
-    unknowns, but for rounding.
+    """Solve for the unknowns by least squares, with conjugate gradients: exact after one round per unknown, but for
+    rounding.
     """
-    found, residue = [0.0] * unknowns, _divergence(unknowns, ties)
+    potentials, residue = [0.0] * unknowns, _divergence(unknowns, ties)
     direction, size = list(residue), sum(r * r for r in residue)
     enough = _PRECISION**2 * max(size, 1.0)
     for _ in range(min(_MOST_ROUNDS, 4 * unknowns)):
@@ -117,11 +114,11 @@ def _potentials(unknowns: int, ties: Sequence[Tie]) -> list[float]:
             break
         pull = _divergence(unknowns, [(a, b, direction[a] - direction[b]) for a, b, _ in ties])
         length = size / sum(d * p for d, p in zip(direction, pull, strict=True))
-        found = [f + length * d for f, d in zip(found, direction, strict=True)]
+        potentials = [f + length * d for f, d in zip(potentials, direction, strict=True)]
         residue = [r - length * p for r, p in zip(residue, pull, strict=True)]
         before, size = size, sum(r * r for r in residue)
         direction = [r + size / before * d for r, d in zip(residue, direction, strict=True)]
-    return found
+    return potentials
 
 
 def _divergence(unknowns: int, flows: Sequence[Tie]) -> list[float]:

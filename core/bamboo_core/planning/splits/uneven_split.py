@@ -1,4 +1,4 @@
-"""Layers split over stages whose workers differ in speed, and what a step takes with a split. Pure."""
+"""Layers split over stages whose workers differ in speed, and the time of a step with a split. Pure."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -7,17 +7,16 @@ from typing import Final
 
 Ranges = tuple[tuple[int, int], ...]
 
-MOST_WEIGHED_LAYERS: Final = 500  # a model with more keeps the split that its counted costs give
+MOST_WEIGHED_LAYERS: Final = 500  # a larger model keeps the split of its counted costs
 
 
 def uneven_split(costs: Sequence[float], slowness: Sequence[float], fixed: Sequence[float] = ()) -> Ranges:
-    """Contiguous layer ranges, one for each stage and none empty, that minimise the longest stage's time.
+    """Return contiguous, non-empty layer ranges, one for each stage, that minimise the longest stage's time.
 
-    costs: of each layer, finite and not negative. slowness: of each stage's worker, above 0: a stage takes the sum of
-    its layers' costs, times that. fixed: what comes on top of that sum for each stage, whatever its layers are. Of the
-    splits that do so it is one whose stages differ least (least sum of squares). Exact. A stage that is twice as slow
-    cannot just be filled last: whether it can hold the layer at its place matters.
-    Raises ValueError if there are fewer layers than stages.
+    costs: of each layer, finite and not negative. slowness: of each stage's worker, above 0; a stage takes the sum of
+    its layers' costs times that. fixed: added to that sum for each stage. Among these splits it returns one whose
+    stages differ least (least sum of squares). Exact: filling a slow stage last would not do, since it matters whether
+    it can hold the layer at its place. Raises ValueError if there are fewer layers than stages.
     """
     if len(costs) < len(slowness):
         raise ValueError(f"expected at least {len(slowness)} layers, got {len(costs)}")
@@ -26,13 +25,13 @@ def uneven_split(costs: Sequence[float], slowness: Sequence[float], fixed: Seque
     return _most_even(total, stages, _shortest(total, stages))
 
 
-Stages = Sequence[tuple[float, float]]  # slowness, and what is fixed
+Stages = Sequence[tuple[float, float]]  # slowness and fixed cost
 
 
 def _shortest(total: Sequence[float], workers: Stages) -> float:
-    """What the longest stage takes at least. total: of the layers before each one."""
+    """Return the least possible time of the longest stage. total: the cost of the layers before each one."""
     layers, stages = len(total) - 1, len(workers)
-    best = [0.0] + [inf] * layers  # of the stages so far, for the layers before that one
+    best = [0.0] + [inf] * layers  # the longest of the stages so far, by the number of layers they hold
     for stage, (factor, fixed) in enumerate(workers):
         longest = [inf] * (layers + 1)
         for end in range(stage + 1, layers - (stages - stage - 1) + 1):
@@ -46,9 +45,9 @@ def _shortest(total: Sequence[float], workers: Stages) -> float:
 
 
 def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
-    """The split with the least sum of squares, of those in which no stage takes longer than the limit."""
+    """Return the split with the least sum of squares among those whose stages all stay within the limit."""
     layers, stages = len(total) - 1, len(workers)
-    unit = limit or 1.0  # squares of large numbers would be infinite
+    unit = limit or 1.0  # avoids infinite squares of large numbers
     best = [0.0] + [inf] * layers
     starts: list[list[int]] = []
     for stage, (factor, fixed) in enumerate(workers):
@@ -70,11 +69,11 @@ def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
 
 
 def step_seconds(seconds: Sequence[Sequence[float]], microbatches: Sequence[int], devices: int = 1) -> float:
-    """What the computing of a step takes, as the schedule has it: the first microbatch goes through all stages, and
-    each further one waits for the longest of them. Transfers count nothing.
+    """Return the computing time of a step: the first microbatch passes all stages, each further one waits for the
+    longest.
 
-    seconds: of a microbatch's forward and backward, [pipeline][stage]. microbatches: of each pipeline. devices: among
-    which a stage's layers are divided, about evenly.
+    Transfers count nothing. seconds: of a microbatch's forward and backward, [pipeline][stage]. microbatches: of each
+    pipeline. devices: the number that a stage's layers are divided among, about evenly.
     """
     rows = zip(seconds, microbatches, strict=True)
     return max(sum(row) + (count - 1) * max(row) / devices for row, count in rows)
