@@ -1,1 +1,1 @@
-"""The checkpoints of a job: their form, the store that holds them, and what is decided about them."""
+"""A job's checkpoints: their format, the store that holds them, and the decisions about them."""

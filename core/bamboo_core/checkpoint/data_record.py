@@ -1,8 +1,8 @@
-"""What of a job's data decides its bits, as far as it is cheap to read: what a checkpoint says of the data that it was
-trained with, and a worker of those that it has.
+"""Data records: the properties of a job's data that decide its bits, as far as they are cheap to read.
 
-The seed and the sizes of batches are in the digest of the job's numbers (`edits.numbers_digest`), and so is the task's
-config, but not what is in the files that it names.
+A checkpoint records the data it was trained with, and a worker compares its own. The seed and the batch sizes are in
+the digest of the job's numbers (`edits.numbers_digest`), as is the task's config, but not the content of files that it
+names.
 """
 
 from typing import Annotated, Final
@@ -18,31 +18,31 @@ _Form = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class LookedAt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sample."""
+    """A sample of the dataset."""
 
     sample: _Number
     form: _Form  # the types and shapes of its parts
-    # of its bits; empty if it is another one each time that it is read
+    # of its bits; empty if each reading gives other bits
     digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")] = ""
 
 
 class DataRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint knows of the dataset that it was trained on."""
+    """A checkpoint's record of the dataset that it was trained on."""
 
     samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]  # how many there are
-    order: _Digest  # a digest of the first ones that are trained on
-    looked_at: Annotated[tuple[LookedAt, ...], msgspec.Meta(max_length=MOST_LOOKED_AT)] = ()  # some of them
+    order: _Digest  # a digest of the first samples in training order
+    looked_at: Annotated[tuple[LookedAt, ...], msgspec.Meta(max_length=MOST_LOOKED_AT)] = ()  # some samples
 
 
 def difference(before: DataRecord, now: DataRecord) -> tuple[str, str] | None:
-    """The first one that matters, as what the one has and what the other; None if these may be the same data."""
+    """Return the first difference that matters, as each side's value; None if both may be the same data."""
     if before.samples != now.samples:
         return count(before.samples, "sample"), count(now.samples, "sample")
     if before.order != now.order:
         return f"an order of samples of digest {before.order}", f"one of digest {now.order}"
-    there = {one.sample: one for one in now.looked_at}
+    current = {one.sample: one for one in now.looked_at}
     for one in before.looked_at:
-        other = there.get(one.sample)
+        other = current.get(one.sample)
         if other is None:
             continue
         if one.form != other.form:

@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints. Each text is one sentence for a person, and holds no credential."""
+"""Errors of checkpoints. Each text is one sentence for a person, without credentials."""
 
 from bamboo_core.storage.errors import StorageError
 
@@ -8,8 +8,8 @@ class CheckpointError(StorageError):
 
 
 class CheckpointDamaged(CheckpointError):
-    """A file of a checkpoint is missing, or is not what was written."""
+    """A file of a checkpoint is missing or has other content than was written."""
 
 
 class CheckpointExists(CheckpointError):
-    """An attempt of this id has been committed before, with another manifest."""
+    """An attempt with this id has already been committed with another manifest."""

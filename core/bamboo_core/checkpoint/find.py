@@ -1,4 +1,4 @@
-"""Which checkpoint a person means who names a store, and perhaps a step. Pure."""
+"""Choosing a checkpoint by store and optionally step, as a person names it. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,9 +11,8 @@ MOST_NAMED: Final = 5
 
 
 def find(found: Sequence[Found], shown: str, step: int | None = None) -> tuple[CheckpointManifest, tuple[str, ...]]:
-    """The newest complete one, or that of the step; and a sentence for each newer one that is damaged.
-
-    found: newest first. Raises CheckpointError with a sentence if there is none.
+    """Return the newest complete checkpoint, or that of the step, and a sentence for each newer damaged one. found:
+    newest first. Raises CheckpointError with a sentence if there is none.
     """
     passed: list[str] = []
     for one in found:
@@ -26,7 +25,7 @@ def find(found: Sequence[Found], shown: str, step: int | None = None) -> tuple[C
     problem = f"; {passed[0]}" if passed else ""
     if step is None:
         raise CheckpointError(f"{shown} has no complete checkpoint{problem}")
-    there = list(dict.fromkeys(str(one.attempt.step) for one in found if one.state is FoundState.COMPLETE))
-    more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-    steps = f"steps {', '.join(there[:MOST_NAMED])}{more}" if there else "none"
+    complete = list(dict.fromkeys(str(one.attempt.step) for one in found if one.state is FoundState.COMPLETE))
+    more = f" and {len(complete) - MOST_NAMED} more" if len(complete) > MOST_NAMED else ""
+    steps = f"steps {', '.join(complete[:MOST_NAMED])}{more}" if complete else "none"
     raise CheckpointError(f"{shown} has no complete checkpoint of step {step}{problem}; complete: {steps}")

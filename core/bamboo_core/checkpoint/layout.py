@@ -1,4 +1,4 @@
-"""Names below a store's URL: a folder for each attempt to write a checkpoint, and in it a file for each layer.
+"""Paths below a store's URL: a folder for each attempt to write a checkpoint, and in it a file for each layer.
 
 step-000000200-5f0c2a9b71d4/layer-00000.safetensors
 step-000000200-5f0c2a9b71d4/layer-00001.safetensors
@@ -19,12 +19,12 @@ _FOLDER: Final = re.compile(r"step-([0-9]{9,13})-([a-z0-9]{1,32})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Attempt:
-    """One attempt to write the state of one step. Its files are in a folder of its own, so that an interrupted
-    attempt and its repetition never touch the same file.
+    """One attempt to write the state of one step. It has a folder of its own, so an interrupted attempt and its
+    repetition never touch the same file.
     """
 
     step: int
-    id: str  # lower-case letters and digits, never used twice for a step
+    id: str  # lower-case letters and digits, unique for the step
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= LARGEST_STEP or not re.fullmatch(ID_PATTERN, self.id):
@@ -45,7 +45,7 @@ class Attempt:
 
 
 def new_attempt(step: int) -> Attempt:
-    """An attempt at that step whose id nobody else has."""
+    """Return an attempt at that step with a random id."""
     return Attempt(step, secrets.token_hex(6))
 
 
@@ -55,9 +55,9 @@ def part_name(layer: int) -> str:
 
 
 def attempt_of(folder: str) -> Attempt | None:
-    """The attempt that a folder is of; None for a folder that is not one of ours."""
-    found = _FOLDER.fullmatch(folder)
-    if not found or int(found[1]) > LARGEST_STEP:
+    """Return the attempt of a folder; None if the name is not an attempt's."""
+    match = _FOLDER.fullmatch(folder)
+    if not match or int(match[1]) > LARGEST_STEP:
         return None
-    attempt = Attempt(int(found[1]), found[2])
+    attempt = Attempt(int(match[1]), match[2])
     return attempt if attempt.folder == folder else None

@@ -1,7 +1,7 @@
-"""A checkpoint's manifest: what belongs to it, and what it is a state of. It is written last, and makes the checkpoint.
+"""A checkpoint's manifest: its files, and the state that they hold. Written last, it completes the checkpoint.
 
-The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {...}}, so that a torn or changed one is
-found. No byte of it is trusted.
+The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {...}}, so torn or changed files are
+detected. No byte of it is trusted.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class DataPosition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far the training had come: optimizer steps that were applied, and samples they consumed."""
+    """The position in the data: optimizer steps applied, and samples that these consumed."""
 
     step: _Step
     samples: Annotated[int, msgspec.Meta(ge=0)]
@@ -51,22 +51,22 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """The manifest of a checkpoint, which makes it complete."""
 
     job: _Text
-    step: _Step  # optimizer steps that the state has seen
+    step: _Step  # optimizer steps of the state
     attempt: Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
     layers: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
     data: DataPosition
     seed: int
-    # of all that the numbers depend on, whatever the grid
+    # of everything that the numbers depend on, apart from the grid
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
     versions: Versions
     created: Annotated[datetime, msgspec.Meta(tz=True)]
-    of_data: DataRecord  # what it was trained with
-    # that of the state, as evaluated; the one with the largest is the best. None: it is not to be compared
+    of_data: DataRecord  # the training data
+    # the state's evaluation; the checkpoint with the largest is the best. None: not comparable
     score: float | None = None
 
     @property
     def place(self) -> Attempt:
-        """The attempt that the manifest describes, which names its folder."""
+        """The attempt of the checkpoint, which names its folder."""
         return Attempt(self.step, self.attempt)
 
     @property
@@ -81,7 +81,7 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _Format(msgspec.Struct, frozen=True):
-    """All that is known of a file of any format."""
+    """The part of a file that every format has."""
 
     format: int
 
@@ -92,7 +92,7 @@ _DECODER: Final = msgspec.json.Decoder(CheckpointManifest)
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
-    """The file's bytes. ValueError if they could not be read back, such as for a layer that is missing."""
+    """Return the file's bytes. Raises ValueError if they could not be read back, for example if a layer is missing."""
     inner = msgspec.json.encode(manifest)
     digest = hashlib.sha256(inner).hexdigest()
     data = msgspec.json.encode(_Envelope(format=FORMAT, sha256=digest, manifest=msgspec.Raw(inner)))
@@ -104,7 +104,7 @@ def encode(manifest: CheckpointManifest) -> bytes:
 
 
 def decode(data: bytes) -> CheckpointManifest:
-    """Raises CheckpointDamaged; the text says what is wrong, without the file's name."""
+    """Parse the file's bytes. Raises CheckpointDamaged with the problem, without the file's name."""
     if len(data) > MOST_BYTES:
         raise CheckpointDamaged(f"the manifest has more than {MOST_BYTES >> 20} MiB")
     try:

@@ -1,4 +1,4 @@
-"""The choice of the checkpoint from which a job goes on. Pure."""
+"""Choosing the checkpoint that a job resumes from. Pure."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from bamboo_core.checkpoint.manifest import CheckpointManifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The checkpoint from which a job goes on."""
+    """The checkpoint that a job resumes from."""
 
-    manifest: CheckpointManifest | None  # None if there is none to go on from
-    passed: tuple[tuple[Attempt, str], ...] = ()  # newer ones that were not taken, and why, newest first
+    manifest: CheckpointManifest | None  # None if there is none
+    passed: tuple[tuple[Attempt, str], ...] = ()  # newer ones that were rejected, and why, newest first
 
 
 def choose(
@@ -24,11 +24,11 @@ def choose(
     steps: int | None = None,
     bad: Collection[Attempt] = (),
 ) -> Choice:
-    """The newest one of this job that is complete.
+    """Return the newest complete checkpoint of this job.
 
-    digest: of what the job's numbers depend on. layers: of the job's model, if it is known. steps: the most that it may
-    have seen. bad: those that turned out to be damaged when they were read. An unfinished one newer
-    than the choice is passed over without a word: nobody was ever told that it exists.
+    digest: of what the job's numbers depend on. layers: of the job's model; None if unknown. steps: the most that the
+    checkpoint may have. bad: checkpoints that proved damaged when read. Newer unfinished ones are skipped silently,
+    since their existence was never reported.
     """
     passed: list[tuple[Attempt, str]] = []
     for one in sorted(found, key=newest_first):
@@ -44,7 +44,7 @@ def choose(
 
 
 def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[Attempt]) -> str:
-    """Why it cannot be used, or nothing."""
+    """Return why it cannot be used; "" if it can."""
     if one.manifest is None or one.state is not FoundState.COMPLETE:
         return one.reason
     if one.attempt in bad:

@@ -1,4 +1,4 @@
-"""Which checkpoints and which remains of interrupted writes are removed. Pure."""
+"""Choosing the checkpoints and the remains of interrupted writes to remove. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -7,7 +7,7 @@ from bamboo_core.checkpoint.found import Found, FoundState, newest_first
 from bamboo_core.checkpoint.layout import Attempt
 
 DEAD_AFTER_SECONDS: Final = 24 * 3600.0
-GIVEN_UP_SECONDS: Final = 3600.0  # twice as long as a checkpoint may take: who wrote nothing since then has given it up
+GIVEN_UP_SECONDS: Final = 3600.0  # twice the limit for writing a checkpoint: a writer silent for longer has given up
 
 
 def removable(
@@ -18,12 +18,12 @@ def removable(
     digest: str | None = None,
     dead_after: float = DEAD_AFTER_SECONDS,
 ) -> tuple[Attempt, ...]:
-    """Return what is to be removed, the oldest first.
+    """Return the attempts to remove, oldest first.
 
-    keep: so many complete ones stay, and at least the newest one, the one that was written last, and the one with the
-    best score. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds since
-    1970. dead_after: seconds after its last write from which an unfinished one counts as dead; it does so earlier if a
-    checkpoint of its step or a later one was written since.
+    keep: the number of complete ones that stay, at least the newest one, the one written last and the one with the best
+    score. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds since 1970.
+    dead_after: seconds after its last write when an unfinished one counts as dead; it does so earlier if a checkpoint
+    of its step or a later one was written since.
     """
     everything = sorted(found, key=newest_first)
     complete = [one for one in everything if one.state is FoundState.COMPLETE and _ours(one, digest)]
@@ -42,7 +42,7 @@ def removable(
 
 
 def _is_over(one: Found, complete: list[Found], dead: float, *, ours: bool) -> bool:
-    """Return whether nobody needs it: there are newer ones, it is damaged, or its write was interrupted."""
+    """Whether it can go: there are newer ones, it is damaged, or its write was interrupted."""
     match one.state:
         case FoundState.COMPLETE:
             return ours
@@ -54,14 +54,16 @@ def _is_over(one: Found, complete: list[Found], dead: float, *, ours: bool) -> b
 
 
 def _overtook(complete: Found, unfinished: Found) -> bool:
-    """Whoever was at a step has given up what it wrote if the step was written again, or a later one."""
+    """Whether a later checkpoint shows that the unfinished attempt was abandoned: its step or a later one was written
+    since.
+    """
     assert unfinished.modified is not None
     written = complete.written
     return complete.attempt.step >= unfinished.attempt.step and written is not None and written > unfinished.modified
 
 
 def _ours(one: Found, digest: str | None) -> bool:
-    """A damaged manifest does not say whose it is; in a store of one's own it is one's own."""
+    """Whether it belongs to this training. A damaged manifest does not say; it is assumed to."""
     if one.manifest is None:
         return True
     return digest in (None, one.manifest.digest)

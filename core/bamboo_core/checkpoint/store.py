@@ -1,7 +1,5 @@
-"""A folder of checkpoints, at a path or a URL: written, committed, listed, read and removed.
-
-What raises StorageError says in one sentence which file it is about and why. Nothing here decides: see `resume` and
-`retention`.
+"""A store of checkpoints at a path or URL: write, commit, list, read and remove. A StorageError names the file and the
+reason in one sentence. Decisions are in `resume` and `retention`.
 """
 
 import contextlib
@@ -21,16 +19,16 @@ from bamboo_core.storage.files import Buffer, FileEntry, Files, total
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_core.storage.url import parse_url
 
-COMMITS: Final = 3  # times that a manifest is written that the store does not keep
-_HASHED: Final = 8 << 20  # bytes; between two pieces an interrupt is seen
+COMMITS: Final = 3  # attempts to write a manifest that the store does not keep
+_HASHED: Final = 8 << 20  # bytes; interrupts are handled between two pieces
 _PROBE: Final = b"probe"
 
 
 class CheckpointStore:
-    """May be used by several threads at once; made after a fork, not before it, as its client has a thread of its own.
+    """A folder of checkpoints. Thread-safe; create it after a fork, because its client has a thread of its own.
 
-    url: a path, or a URL of `url.PROTOCOLS`; StorageError if it cannot be one, or a package for it is missing.
-    Nothing is asked of the store yet. files: where they are, instead of there.
+    url: a path, or a URL of `url.PROTOCOLS`. Raises StorageError if it is invalid or a package is missing. Does not
+    access the store. files: used instead of the URL's.
     """
 
     def __init__(self, url: str, limits: StoreLimits | None = None, files: Files | None = None) -> None:
@@ -45,13 +43,13 @@ class CheckpointStore:
         elif parsed.protocol == "file":
             self._files = LocalFiles(parsed.path)
         else:
-            from bamboo_core.storage.object_store import open_store  # clients of object stores take time to import
+            from bamboo_core.storage.object_store import open_store  # clients of object stores import slowly
 
             open_it = partial(open_store, parsed)
             self._files = self._calls.call(f"cannot open {self.shown}", open_it)
 
     def probe(self) -> None:
-        """May this process write, read and remove files here? StorageError if not, rather than hours later."""
+        """Check that this process may write, read and remove files. Raises StorageError now rather than hours later."""
         attempt = new_attempt(0)
         path = f"{attempt.folder}/{_PROBE.decode()}"
         self._write(f"cannot write to {self.shown}", lambda: self._files.write(path, [_PROBE]))
@@ -62,9 +60,8 @@ class CheckpointStore:
             self._delete(attempt.folder)
 
     def write_part(self, attempt: Attempt, layer: int, chunks: Sequence[Buffer]) -> CheckpointPart:
-        """Durable when it returns. chunks: the file's bytes, one after the other; they must not change meanwhile.
-
-        Returns what the manifest has to say of it. Raises StoreUnavailable.
+        """Write a layer's file durably; return its entry for the manifest. Raises StoreUnavailable. chunks: the file's
+        bytes, in order; they must not change meanwhile.
         """
         path, size = attempt.part(layer), total(chunks)
         digest = hashlib.sha256()
@@ -76,24 +73,25 @@ class CheckpointStore:
         return CheckpointPart(layer=layer, file=part_name(layer), bytes=size, sha256=digest.hexdigest())
 
     def commit(self, manifest: CheckpointManifest) -> None:
-        """Makes it a checkpoint. Raises CheckpointDamaged, with nothing committed, if a file of it is not there as it
-        was written; CheckpointExists if the attempt was committed with another manifest; StoreUnavailable.
+        """Complete the checkpoint by writing its manifest. Idempotent.
 
-        After StoreUnavailable it may be committed or not: `list` tells. Doing it twice is the same as once.
+        Raises CheckpointDamaged, with nothing committed, if a file is missing or has another size; CheckpointExists if
+        the attempt was committed with another manifest; StoreUnavailable, after which `list` shows whether it was
+        committed.
         """
         attempt, data = manifest.place, manifests.encode(manifest)
         if problem := _missing_part(manifest, self._entries(attempt.folder)):
             raise CheckpointDamaged(f"{self._shown(attempt.folder)} cannot be committed: {problem}")
         for _ in range(COMMITS):
-            with contextlib.suppress(FileExistsError):  # by an earlier try whose answer was lost, or by somebody else
+            with contextlib.suppress(FileExistsError):  # by an earlier try whose answer was lost, or by another process
                 what = f"cannot write {self._shown(attempt.manifest)}"
                 self._write(what, lambda: self._files.create(attempt.manifest, data), len(data))
-            there = self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1)
-            if there == data:
+            stored = self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1)
+            if stored == data:
                 return
-            if _is_sound(there):
+            if _is_sound(stored):
                 raise CheckpointExists(f"{self._shown(attempt.manifest)} is there, with other contents")
-            self._delete(attempt.manifest)  # it is torn, and a checkpoint for nobody
+            self._delete(attempt.manifest)  # it is torn, so no reader accepts it
         raise StoreUnavailable(f"{self._shown(attempt.manifest)} does not stay as it is written")
 
     def list(self) -> tuple[Found, ...]:
@@ -108,23 +106,23 @@ class CheckpointStore:
         return tuple(sorted((one for one in found if one is not None), key=newest_first))
 
     def read_part(self, manifest: CheckpointManifest, layer: int) -> bytes:
-        """The file of a layer. CheckpointDamaged if it is missing or not what was written; StoreUnavailable."""
+        """Return a layer's file. Raises CheckpointDamaged if it is missing or changed; StoreUnavailable."""
         part = manifest.layers[layer]
         path = manifest.place.part(layer)
         data = self._read(path, 0, part.bytes + 1)
         if len(data) != part.bytes:
-            there = f"more than {part.bytes}" if len(data) > part.bytes else f"{len(data)}"
-            raise CheckpointDamaged(f"{self._shown(path)} has {there} bytes, expected {part.bytes}")
+            actual = f"more than {part.bytes}" if len(data) > part.bytes else f"{len(data)}"
+            raise CheckpointDamaged(f"{self._shown(path)} has {actual} bytes, expected {part.bytes}")
         if hashlib.sha256(data).hexdigest() != part.sha256:
             raise CheckpointDamaged(f"{self._shown(path)} has other contents than were written (its sha256 differs)")
         return data
 
     def read_start(self, manifest: CheckpointManifest, layer: int, size: int) -> bytes:
-        """The first bytes of a layer's file, which are not checked: nothing may depend on them alone."""
+        """Return the first bytes of a layer's file, unchecked: do not depend on them alone."""
         return self._read(manifest.place.part(layer), 0, min(size, manifest.layers[layer].bytes))
 
     def verify(self, manifest: CheckpointManifest) -> Iterator[tuple[CheckpointPart, str]]:
-        """Reads each file; the problem with it, or nothing. Raises StoreUnavailable."""
+        """Read each file; yield it with its problem, or "". Raises StoreUnavailable."""
         for part in manifest.layers:
             try:
                 self.read_part(manifest, part.layer)
@@ -134,17 +132,17 @@ class CheckpointStore:
                 yield part, ""
 
     def delete(self, attempt: Attempt) -> None:
-        """First its manifest, so that it is no checkpoint any more whatever happens then. Raises StoreUnavailable."""
+        """Remove a checkpoint, its manifest first, so that an interruption leaves none. Raises StoreUnavailable."""
         self._delete(attempt.manifest)
         self._delete(attempt.folder)
 
     def delete_unfinished(self, attempt: Attempt) -> None:
-        """What was written of an attempt that is given up; if it is complete it stays. Raises StoreUnavailable."""
+        """Remove the files of an abandoned attempt, unless it is complete. Raises StoreUnavailable."""
         if not any(entry.name == MANIFEST for entry in self._entries(attempt.folder)):
             self._delete(attempt.folder)
 
     def _look(self, folder: FileEntry) -> Found | None:
-        """What is in an attempt's folder; None if it has just gone."""
+        """Inspect an attempt's folder; None if it has just been removed."""
         attempt = attempt_of(folder.name)
         assert attempt is not None
         try:
@@ -152,28 +150,28 @@ class CheckpointStore:
         except StoreUnavailable as error:
             return Found(attempt=attempt, state=FoundState.UNREADABLE, reason=str(error))
         files = [entry for entry in entries if entry.size is not None]
-        found = partial(
+        result = partial(
             Found,
             attempt=attempt,
             bytes=sum(entry.size or 0 for entry in files),
             modified=max((entry.modified for entry in files if entry.modified is not None), default=folder.modified),
         )
         if not files and folder.modified is None:
-            return None  # a folder of an object store is only what is in it
+            return None  # an object store's folder exists only through its files
         if not any(entry.name == MANIFEST for entry in files):
-            return found(state=FoundState.UNFINISHED, reason="it was never committed")
+            return result(state=FoundState.UNFINISHED, reason="it was never committed")
         try:
             manifest = self._manifest(attempt)
         except CheckpointDamaged as error:
-            return found(state=FoundState.DAMAGED, reason=str(error))
+            return result(state=FoundState.DAMAGED, reason=str(error))
         except StoreUnavailable as error:
-            return found(state=FoundState.UNREADABLE, reason=str(error))
+            return result(state=FoundState.UNREADABLE, reason=str(error))
         if problem := _missing_part(manifest, files):
-            return found(state=FoundState.DAMAGED, manifest=manifest, reason=problem)
-        return found(state=FoundState.COMPLETE, manifest=manifest)
+            return result(state=FoundState.DAMAGED, manifest=manifest, reason=problem)
+        return result(state=FoundState.COMPLETE, manifest=manifest)
 
     def manifest(self, attempt: Attempt) -> CheckpointManifest:
-        """A checkpoint's. CheckpointDamaged if it is none, or not any more; StoreUnavailable."""
+        """Return a checkpoint's manifest. Raises CheckpointDamaged if it is missing or damaged; StoreUnavailable."""
         return self._manifest(attempt)
 
     def _manifest(self, attempt: Attempt) -> CheckpointManifest:
@@ -202,7 +200,7 @@ class CheckpointStore:
             raise StoreUnavailable(f"{what}: {error}") from None
 
     def _delete(self, path: str) -> None:
-        with contextlib.suppress(MissingFile):  # somebody else was faster
+        with contextlib.suppress(MissingFile):  # another process removed it first
             self._calls.call(f"cannot remove {self._shown(path)}", lambda: self._files.delete(path))
 
     def _shown(self, path: str) -> str:
@@ -210,13 +208,13 @@ class CheckpointStore:
 
 
 def _missing_part(manifest: CheckpointManifest, entries: Sequence[FileEntry]) -> str:
-    """Which file is not there in its length, or nothing."""
+    """Return the problem of a file that is missing or has another size; "" if there is none."""
     sizes = {entry.name: entry.size for entry in entries}
     for part in manifest.layers:
-        if (there := sizes.get(part.file)) is None:
+        if (actual := sizes.get(part.file)) is None:
             return f"{part.file} is missing"
-        if there != part.bytes:
-            return f"{part.file} has {there} bytes, expected {part.bytes}"
+        if actual != part.bytes:
+            return f"{part.file} has {actual} bytes, expected {part.bytes}"
     return ""
 
 

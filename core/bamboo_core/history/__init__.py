@@ -1,1 +1,1 @@
-"""What a job has done, step by step and event by event, in files that survive whoever writes them."""
+"""A job's history, by step and event, in files that survive their writers."""

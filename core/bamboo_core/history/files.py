@@ -1,7 +1,7 @@
-"""The files of a history, in a folder or an object store: one for each who has written, and a new one when it is full.
+"""The files of a history, in a folder or an object store: one for each writer, and a new one when it is full.
 
-000002-0000000017-000000.jsonl: attempt 2, by the root of the plan of epoch 17. Nobody writes to another one's file, so
-a root that was only thought to be lost spoils nothing.
+000002-0000000017-000000.jsonl: attempt 2, by the root of the plan of epoch 17. Each file has one writer, so a root that
+was wrongly declared lost damages nothing.
 """
 
 import re
@@ -20,8 +20,8 @@ from bamboo_core.storage.local_files import LocalFiles
 from bamboo_core.storage.url import parse_url
 
 FOLDER: Final = "history"
-LARGEST: Final = 64 << 20  # bytes of a file
-LAST_EPOCH: Final = 10**10 - 1  # of what is written after all workers have gone
+LARGEST: Final = 64 << 20  # bytes per file
+LAST_EPOCH: Final = 10**10 - 1  # for records written after all workers have gone
 LIMITS: Final = StoreLimits(seconds=20.0, tries=3, pause=0.5)
 _PARTIAL: Final = re.compile(r"\.[0-9-]+\.jsonl\.[0-9a-f]+\.partial")
 _NAME: Final = re.compile(r"([0-9]{6})-([0-9]{10})-([0-9]{6})\.jsonl")
@@ -29,12 +29,12 @@ _NAME: Final = re.compile(r"([0-9]{6})-([0-9]{10})-([0-9]{6})\.jsonl")
 
 @dataclass(frozen=True, slots=True, order=True)
 class HistoryFile:
-    """A file of a job's history, as its name says it."""
+    """A file of a job's history, parsed from its name."""
 
     # attempt, epoch: see the module
     attempt: int
     epoch: int
-    number: int  # of the writer's files
+    number: int  # counted by the writer
 
     @property
     def name(self) -> str:
@@ -42,30 +42,30 @@ class HistoryFile:
 
 
 def file_of(name: str) -> HistoryFile | None:
-    """The file that a name means; None if it is not one of ours."""
-    found = _NAME.fullmatch(name)
-    return HistoryFile(*map(int, found.groups())) if found else None
+    """Return the file of a name; None if it is not a history file."""
+    match = _NAME.fullmatch(name)
+    return HistoryFile(*map(int, match.groups())) if match else None
 
 
 class HistoryFiles:
-    """The files of a history below one URL. Calls end in finite time; they raise StorageError, and HistoryError for
-    what cannot be read.
+    """The files of a history below one URL. Calls end in finite time. They raise StorageError, and HistoryError for
+    unreadable files.
     """
 
     def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
-        """Raises ValueError if there is no such kind of URL."""
+        """Raises ValueError for an unknown kind of URL."""
         self._url, self.url = parse_url(url, "the URL of a history"), url
         self.shown = self._url.shown
         self._calls = BoundedCalls(limits)
         self._files: Files | None = None
 
     def all(self) -> list[HistoryFile]:
-        """The files in the order in which they were begun."""
+        """Return the files in the order in which they were begun."""
         found = (file_of(name) for name in self.names())
         return sorted(file for file in found if file is not None)
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """The names of all files and folders in a folder; none if the folder is missing."""
+        """Return the names of all files and folders in a folder; none if the folder is missing."""
         files = self._open()
         try:
             entries = self._calls.call(f"cannot list {self._shown(folder)}", lambda: files.list(folder))
@@ -77,11 +77,11 @@ class HistoryFiles:
         return from_lines(self._read(file.name), f"{self.shown}/{file.name}")
 
     def read_all(self) -> list[Record]:
-        """The records of all files, in the files' order."""
+        """Return the records of all files, in the files' order."""
         return [record for records in at_once(self.read, self.all()) for record in records]
 
     def write(self, file: HistoryFile, records: Sequence[Record]) -> None:
-        """Writes all records that the file is to have; until this returns, what it had before is there."""
+        """Write all records of the file; until this returns, the previous content stays."""
         self.write_bytes(file.name, to_lines(records))
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -92,9 +92,7 @@ class HistoryFiles:
             raise StoreUnavailable(f"cannot write {self._shown(name)}: {error}") from None
 
     def remove_partial(self, *, older: float) -> None:
-        """Removes files that were never complete, as whoever wrote them was killed. older: seconds for which nobody has
-        written to such a file; an object store has none.
-        """
+        """Remove incomplete files of killed writers. older: seconds since the last write. An object store has none."""
         files = self._open()
         try:
             entries = self._calls.call(f"cannot list {self._shown('')}", lambda: files.list(""))
@@ -103,11 +101,11 @@ class HistoryFiles:
         now = time.time()
         for entry in entries:
             if _PARTIAL.fullmatch(entry.name) and entry.modified is not None and now - entry.modified >= older:
-                with suppress(MissingFile):  # somebody else was faster
+                with suppress(MissingFile):  # another process removed it first
                     self._calls.call(f"cannot remove {self._shown(entry.name)}", partial(files.delete, entry.name))
 
     def read_bytes(self, name: str) -> bytes:
-        """The bytes of a file; none if there is no such file."""
+        """Return the bytes of a file; none if there is no such file."""
         try:
             return self._read(name)
         except HistoryError:
@@ -125,7 +123,7 @@ class HistoryFiles:
             if self._url.protocol == "file":
                 self._files = LocalFiles(self._url.path)
             else:
-                from bamboo_core.storage.object_store import open_store  # clients of object stores take time to import
+                from bamboo_core.storage.object_store import open_store  # clients of object stores import slowly
 
                 self._files = self._calls.call(f"cannot open {self.shown}", partial(open_store, self._url))
         return self._files
@@ -135,10 +133,7 @@ class HistoryFiles:
 
 
 def find(url: str) -> HistoryFiles:
-    """The history at that URL: there itself, or of the one job whose checkpoints, or whose output, are there.
-
-    Raises HistoryError, StorageError, ValueError.
-    """
+    """Find the history at a URL: there itself, or of the one job whose checkpoints or output are there."""
     for place in (url, f"{url.rstrip('/')}/{FOLDER}"):
         files = HistoryFiles(place)
         names = files.names()

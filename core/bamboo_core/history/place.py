@@ -1,4 +1,4 @@
-"""The place where a job's history is kept."""
+"""The URL of a job's history."""
 
 from pathlib import Path
 
@@ -7,7 +7,9 @@ from bamboo_core.job.spec import JobSpec
 
 
 def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = True) -> str:
-    """Beside the job's checkpoints, or else in that folder; "" for nowhere. stored: checkpoints can be written."""
+    """Return the URL beside the job's checkpoints, else in the output folder; "" for neither. stored: checkpoints can
+    be written.
+    """
     if spec.checkpoint is not None and (stored or output is None):
         place = spec.checkpoint.place(spec.name)
     elif output is not None:

@@ -1,6 +1,5 @@
-"""The lines of a history: steps, evaluations, events, and what is missing. Anything may be added to them later.
-
-The first line of a file names the version of the others.
+"""The records of a history file, one JSON line each: steps, evaluations, events and gaps. Fields may be added later.
+The first line of a file names the version.
 """
 
 from collections.abc import Iterable
@@ -20,28 +19,27 @@ class HistoryError(ValueError):
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
     """A committed step."""
 
-    attempt: int  # 1 for the job's first beginning, more each time it has begun anew from a checkpoint
-    # so many are committed with this one, so the first one is step 1, and what a checkpoint of that step has is the
-    # state after it
+    attempt: int  # 1 for the job's first start; one more for each restart from a checkpoint
+    # counts from 1; the checkpoint of a step holds the state after it
     step: int
-    time: float  # when it was committed, seconds since 1970
-    # loss, gradient_norm: None if they are not finite
+    time: float  # of the commit, seconds since 1970
+    # None if not finite
     loss: float | None
     gradient_norm: float | None  # before clipping
     learning_rate: float | None = None
-    seconds: float | None = None  # since the step before; None if that is not known
+    seconds: float | None = None  # since the step before; None if unknown
     # samples, tokens: of all steps up to this one
     samples: int | None = None
     samples_per_second: float | None = None
-    tokens: int | None = None  # None if the data set does not say how many a sample has
+    tokens: int | None = None  # None if the dataset does not give a sample's tokens
     tokens_per_second: float | None = None
-    skipped: bool = False  # the model was left as it was
-    checkpoint: bool = False  # a checkpoint was begun of the state after it
-    metrics: Metrics = msgspec.field(default_factory=dict)  # further numbers, by name; None if not finite
+    skipped: bool = False  # the model was left unchanged
+    checkpoint: bool = False  # a checkpoint of the state after the step was begun
+    metrics: Metrics = msgspec.field(default_factory=dict)  # further metrics, by name; None: not finite
 
 
 class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):
-    """What an evaluation of the state after that step came to; 0: of the state that the job began with."""
+    """The result of an evaluation of the state after a step; step 0: of the initial state."""
 
     attempt: int
     step: int
@@ -50,20 +48,20 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, tag="evaluatio
 
 
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True, tag="event", tag_field="kind"):
-    """Something that happened to the job."""
+    """An event of the job."""
 
     attempt: int
     time: float
     reason: str
     message: str
     warning: bool = False
-    # source, number: name it; whoever tells of events counts its own
+    # source, number: identify the event; each source counts its own
     source: str = ""
     number: int = 0
 
 
 class GapRecord(msgspec.Struct, frozen=True, kw_only=True, tag="gap", tag_field="kind"):
-    """Steps `first` to `last` are not recorded, for that reason."""
+    """Steps `first` to `last` are not recorded; `message` says why."""
 
     attempt: int
     time: float
@@ -85,7 +83,7 @@ BEGINNING: Final = _encoder.encode(_Beginning(VERSION)) + b"\n"
 
 
 def to_lines(records: Iterable[Record]) -> bytes:
-    """A whole file: JSON, one record a line."""
+    """Return a whole file's bytes: JSON, one record per line."""
     return BEGINNING + b"".join(to_line(record) for record in records)
 
 
@@ -94,21 +92,19 @@ def to_line(record: Record) -> bytes:
 
 
 def from_lines(data: bytes, name: str) -> list[Record]:
-    """Return the records of a file, or of several that were joined. Raises HistoryError naming the line. name: of the
-    file.
-    """
+    """Parse the records of a file, or of joined files. Raises HistoryError with the line. name: the file's."""
     records: list[Record] = []
     version = None
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            found = _decoder.decode(line)
+            record = _decoder.decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
             raise HistoryError(f"{name} line {number} is no record of a history: {error}") from None
-        if isinstance(found, _Beginning):
-            version = found.version
+        if isinstance(record, _Beginning):
+            version = record.version
         else:
-            records.append(found)
+            records.append(record)
         if version != VERSION:
-            told = "does not begin with its version" if version is None else f"is of version {version}"
-            raise HistoryError(f"{name} {told}; this version of Bamboo reads {VERSION}")
+            problem = "does not begin with its version" if version is None else f"is of version {version}"
+            raise HistoryError(f"{name} {problem}; this version of Bamboo reads {VERSION}")
     return records

@@ -1,13 +1,11 @@
-"""Pod templates laid over each other: a user's over what the operator renders.
-
-Maps are merged key by key, and null takes a key away. Lists whose items have a key are merged by it: containers
-into each other, everything else by putting the upper item in place. Any other list is replaced.
+"""Merging pod templates: a user's over the operator's. Maps are merged key by key, and null removes a key. Lists whose
+items have a key are merged by it: containers are merged, other items replaced. Any other list is replaced.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# By the list's name: the key of its items. Of the first ones the items themselves are merged.
+# The key of a list's items, by the list's name. Items of the first two are merged.
 _DEEP = {"containers": "name", "initContainers": "name"}
 KEYED = {
     **_DEEP,

@@ -1,1 +1,1 @@
-"""What the command line needs of a cluster's API: kubeconfig, credentials, and a client."""
+"""The command line's access to a cluster's API: kubeconfig, credentials and a client."""

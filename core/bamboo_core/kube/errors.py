@@ -1,16 +1,16 @@
-"""What is wrong on the way to the cluster, or there: each as one sentence for the user of the command line."""
+"""Errors of access to a cluster, each as one sentence for the user of the command line."""
 
 from bamboo_core.names import EXIT_FAILED, EXIT_USAGE
 
 
 class RemoteError(Exception):
-    """Its text is one sentence for the user; code: the command's exit code."""
+    """An error whose text is one sentence for the user. code: the command's exit code."""
 
     code = EXIT_FAILED
 
 
 class ConfigError(RemoteError):
-    """The kubeconfig, or a flag that chooses from it, is wrong."""
+    """The kubeconfig, or a flag that selects from it, is wrong."""
 
     code = EXIT_USAGE
 
@@ -26,9 +26,8 @@ class ClusterUnreachable(RemoteError):
 
 
 class ApiError(RemoteError):
-    """The API server refused. status: the HTTP code; reason: Kubernetes' word for it, such as NotFound.
-
-    message: Kubernetes' sentence; may be "", and then the text is one of ours.
+    """The API server refused. status: the HTTP code; reason: Kubernetes' word for it, such as NotFound. message:
+    Kubernetes' message; if "", the text is one of ours.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -41,4 +40,4 @@ class ApiError(RemoteError):
 
 
 class JobGone(Exception):
-    """The BambooJob is deleted, or another one has its name."""
+    """The BambooJob was deleted, or another one has its name."""

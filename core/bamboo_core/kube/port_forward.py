@@ -1,6 +1,5 @@
-"""A pod's port on this machine: what `kubectl port-forward` does, over WebSockets through the API server.
-
-The official client's asyncio side gives the WebSocket, and leaves its channels to its callers.
+"""Port forwarding to a pod, like `kubectl port-forward`, over WebSockets through the API server. The official client's
+asyncio side provides the WebSocket, and leaves its channels to the caller.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ CHUNK = 64 << 10
 
 
 class PortForward:
-    """A port of this machine, loopback only, that leads to a pod's. One WebSocket for each connection."""
+    """A loopback port of this machine that leads to a pod's port. One WebSocket for each connection."""
 
     def __init__(self, api: KubeApi, namespace: str, pod: str, port: int) -> None:
         self._api, self._pod, self._port = api, (namespace, pod), port
@@ -27,7 +26,7 @@ class PortForward:
         self._broken = asyncio.Event()
 
     async def open(self, port: int = 0) -> int:
-        """Listens; returns the port. Tries the way once, so that what is wrong with it is said at once."""
+        """Listen; return the port. Connects to the pod once first, so that errors show at once."""
         async with self._api.port(*self._pod, self._port):
             pass
         try:
@@ -38,7 +37,7 @@ class PortForward:
         return bound
 
     async def broken(self) -> None:
-        """Until the pod cannot be reached any more."""
+        """Wait until the pod cannot be reached any more."""
         await self._broken.wait()
 
     async def close(self) -> None:
@@ -59,9 +58,9 @@ class PortForward:
             if error.status == 404:
                 self._broken.set()
         except (RemoteError, ConnectionError, aiohttp.ClientError):
-            pass  # this connection only: the browser tries again by itself
+            pass  # only this connection fails: the browser retries
         except asyncio.CancelledError:
-            pass  # it ends here in any case, and asyncio would print a traceback for a handler that was cancelled
+            pass  # asyncio would print a traceback for a cancelled handler
         finally:
             self._connections.discard(task)
             writer.close()
@@ -70,7 +69,7 @@ class PortForward:
 async def _join(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: aiohttp.ClientWebSocketResponse, port: int
 ) -> None:
-    """Until either side ends."""
+    """Copy data both ways until either side ends."""
 
     async def up() -> None:
         while data := await reader.read(CHUNK):
@@ -95,7 +94,7 @@ async def _join(
     try:
         done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in done:
-            way.result()  # raises what ended it
+            way.result()  # raises its error
     finally:
         for way in ways:
             way.cancel()

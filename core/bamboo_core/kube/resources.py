@@ -1,4 +1,4 @@
-"""What the command line reads of pods and events."""
+"""The fields of pods and events that the command line reads."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ class EventSeries(ApiPart, frozen=True):
 
 
 class Event(ApiPart, frozen=True):
-    """Three generations of the API keep the time in different fields."""
+    """An event. Three generations of the API keep the time in different fields."""
 
     metadata: Metadata = Metadata()
     involved_object: ObjectReference = ObjectReference()

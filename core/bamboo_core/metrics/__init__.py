@@ -1,1 +1,1 @@
-"""Every metric that Bamboo exports, and what a job's metrics are made from."""
+"""The metrics that Bamboo exports, and how a job's are computed."""

@@ -1,4 +1,4 @@
-"""Every metric that any part of Bamboo exports: the one table. docs/metrics.md is written from it."""
+"""The table of all exported metrics, from which docs/metrics.md is generated."""
 
 from bamboo_core.metrics import job_catalog, operator_catalog, worker_catalog
 from bamboo_core.metrics.exposition import Metric

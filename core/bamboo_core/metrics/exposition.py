@@ -1,7 +1,7 @@
-"""How metrics are declared and exported: what is in none of the catalogs (all: `every_metric`) is on no page.
+"""Declaration and export of metrics. Only metrics of a catalog (all: `every_metric`) can be exported.
 
-Nothing is counted with prometheus-client's own counters. Whoever exports keeps plain numbers, and a page is filled from
-them when it is asked for: nothing is counted twice, and what is gone has no series any more.
+Exporters keep plain numbers instead of prometheus-client's counters, and fill a page from them at each scrape: nothing
+is counted twice, and what is gone has no series any more.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,9 +31,9 @@ Buckets = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric as it is declared: what is not declared cannot be exported."""
+    """The declaration of a metric. Undeclared ones cannot be exported."""
 
-    name: str  # as it is queried, a histogram's without _bucket
+    name: str  # as queried; a histogram's without _bucket
     kind: MetricKind
     help: str
     by: Exporter
@@ -42,7 +42,7 @@ class Metric:
     buckets: Buckets = ()  # upper bounds
 
     def histogram(self, values: Iterable[float] = ()) -> Histogram:
-        """An empty one, or one of those values, with this metric's buckets."""
+        """Return a histogram of these values with this metric's buckets."""
         assert self.kind is MetricKind.HISTOGRAM, self.name
         return Histogram(self.buckets, values)
 
@@ -56,20 +56,20 @@ _MAKERS = {
 
 
 class MetricsPage:
-    """What one exporter tells at one moment."""
+    """All values of one exporter at one moment."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
         self._families: dict[str, Families] = {}
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """Adds a value to the page. labels: values in the order of the metric's labels."""
+        """Add a value to the page. labels: values in the order of the metric's labels."""
         family = self._family(metric, labels)
         assert not isinstance(family, HistogramMetricFamily), metric.name
         family.add_metric(labels, value)
 
     def add_known(self, metric: Metric, value: float | None, *labels: str) -> None:
-        """Adds a value, or nothing at all if there is none."""
+        """Add a value unless it is None."""
         if value is not None:
             self.add(metric, value, *labels)
 
@@ -91,7 +91,7 @@ class MetricsPage:
 
 
 class MetricsPageCollector(Collector):
-    """A collector for a registry: every scrape gets a page that is filled anew. fill: may be called in any thread."""
+    """A registry's collector that fills a new page for every scrape. fill: may be called in any thread."""
 
     def __init__(self, exporter: Exporter, fill: Callable[[MetricsPage], None]) -> None:
         self._exporter, self._fill = exporter, fill
@@ -102,5 +102,5 @@ class MetricsPageCollector(Collector):
         return page.families()
 
     def describe(self) -> Iterable[Family]:
-        """No families. Without this method the registry would collect when the collector is registered."""
+        """Return no families. Without this method the registry would collect when the collector is registered."""
         return ()

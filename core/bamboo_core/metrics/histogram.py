@@ -7,12 +7,12 @@ STEP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50
 
 
 class Histogram:
-    """One thread observes; any thread may read, and is behind by one observation at most."""
+    """A histogram. One thread observes; any thread may read, and misses at most the newest observation."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float], values: Iterable[float] = ()) -> None:
-        """bounds: upper ones, rising; above the last there is one more bucket."""
+        """bounds: upper ones, rising; one more bucket takes larger values."""
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
@@ -21,20 +21,20 @@ class Histogram:
 
     @classmethod
     def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> "Histogram":
-        """One that was counted elsewhere. counts: one more than bounds."""
-        found = cls(bounds)
-        assert len(counts) == len(found.counts)
-        found.counts, found.total = list(counts), total
-        return found
+        """Return a histogram that was counted elsewhere. counts: one more than bounds."""
+        histogram = cls(bounds)
+        assert len(counts) == len(histogram.counts)
+        histogram.counts, histogram.total = list(counts), total
+        return histogram
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """Each bucket's bound and how many values are not above it, as Prometheus writes them."""
-        found, sum_so_far = [], 0
+        """Return each bucket's bound and the number of values up to it, as Prometheus writes them."""
+        buckets, sum_so_far = [], 0
         for bound, count in zip([*map(str, self.bounds), "+Inf"], list(self.counts), strict=True):
             sum_so_far += count
-            found.append((bound, sum_so_far))
-        return found
+            buckets.append((bound, sum_so_far))
+        return buckets

@@ -1,4 +1,4 @@
-"""What is exported of a job: every metric, with its help text and labels."""
+"""The metrics of a job, with help texts and labels."""
 
 from bamboo_core.coordinator.checkpoint_counts import DURATIONS, STALLS
 from bamboo_core.metrics.exposition import Buckets, Exporter, Metric, MetricKind
@@ -20,7 +20,7 @@ PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 def _job(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
-    """A job's metric, which the operator exports."""
+    """Return the declaration of a job's metric, which the operator exports."""
     names, full = ("namespace", "job", *labels), f"bamboo_job_{name}"
     return Metric(name=full, kind=kind, help=help, labels=names, unit=unit, by=Exporter.OPERATOR, buckets=buckets)
 
@@ -145,7 +145,7 @@ JOB_DESIRED_PIPELINES = _job(
     "desired_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested."
 )
 
-# What a job went through
+# A job's disturbances
 
 JOB_PREEMPTIONS = _job(
     "preemptions_total",
@@ -249,7 +249,7 @@ JOB_REPEATED_SECONDS = _job(
     "repeated_seconds_total", MetricKind.COUNTER, "The usual duration of those steps.", unit="seconds"
 )
 
-# What a job costs
+# A job's costs
 
 JOB_USEFUL = _job(
     "useful_worker_seconds_total",
@@ -282,7 +282,7 @@ JOB_COST_PER_SAMPLES = _job(
     "cost_per_million_samples", MetricKind.GAUGE, "Cost so far over samples so far, times a million."
 )
 
-# How its workers fare
+# Its workers' speed, memory and traffic
 
 JOB_STRAGGLERS = _job(
     "stragglers", MetricKind.GAUGE, "Workers that are slower than others with the same work, and hold the job up so."

@@ -1,4 +1,4 @@
-"""A job's metrics, from what its coordinator says of it."""
+"""A job's metrics, computed from its coordinator's status."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ JobKey = tuple[str, str]  # namespace and name
 
 
 def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
-    """How far it is. Nothing while a restarted coordinator does not know it."""
+    """Add the progress. Nothing while a restarted coordinator does not know it."""
     if status.phase == "Recovering":
         return
     page.add(table.JOB_STEP, status.step, *job)
@@ -37,7 +37,7 @@ def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
 
 
 def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -> None:
-    """Who takes part now; None: nobody."""
+    """Add the workers and the grid. status: None without workers."""
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
         page.add(table.JOB_WORKERS, counts[state], *job, state.value)
@@ -49,22 +49,22 @@ def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -
 
 
 def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
-    """Which workers are stragglers now, with their figures."""
-    found = status.slow if status else ()
-    page.add(table.JOB_STRAGGLERS, len(found), *job)
-    for one in found:
+    """Add the current stragglers with their figures."""
+    stragglers = status.slow if status else ()
+    page.add(table.JOB_STRAGGLERS, len(stragglers), *job)
+    for one in stragglers:
         page.add(table.JOB_STRAGGLER_SECONDS, one.seconds, *job, one.worker, "own")
         page.add(table.JOB_STRAGGLER_SECONDS, one.usual, *job, one.worker, "usual")
 
 
 def protected(page: MetricsPage, job: JobKey, *, holds: bool, reason: str) -> None:
-    """Is it, and why: as its condition Protected says."""
+    """Add whether the job is protected, and why, from its condition Protected."""
     page.add(table.JOB_PROTECTED, holds, *job, reason)
 
 
 def history(page: MetricsPage, job: JobKey, status: Status) -> None:
-    """What it went through since the coordinator was made: counters begin with it, so that what they say of a time
-    is right also if a coordinator before it had counted on (see `Meter` of the operator).
+    """Add the counters since the coordinator was created. They begin with it, so their increase is right even if an
+    earlier coordinator had counted on (see the operator's `Meter`).
     """
     page.add(table.JOB_LOST_SAMPLES, status.trained_without, *job)
     page.add(table.JOB_SKIPPED_STEPS, status.skipped_steps, *job)
@@ -88,7 +88,7 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
 
 
 def checkpoint(page: MetricsPage, job: JobKey, *, step: int, every_steps: int, age: float | None) -> None:
-    """The newest one of a job that keeps checkpoints. age: in seconds, None if it has none."""
+    """Add the newest checkpoint of a job that keeps checkpoints. age: in seconds, None if it has none."""
     page.add(table.JOB_CHECKPOINT_STEP, step, *job)
     page.add(table.JOB_CHECKPOINT_EVERY, every_steps, *job)
     page.add_known(table.JOB_CHECKPOINT_AGE, age, *job)
@@ -117,16 +117,15 @@ def _milliseconds(takeover: Takeover, phase: str) -> float:
 
 
 def samples(before: CoordinatorState, after: CoordinatorState) -> int:
-    """Samples that went into the model in the steps committed between these two states of one coordinator."""
+    """Return the samples trained by the steps committed between these two states of one coordinator."""
     return trained_samples(after) - trained_samples(before)
 
 
 def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
-    """Worker-seconds that the steps were worth which were committed between these two states of one coordinator.
+    """Return the useful worker-seconds of the steps committed between these two states of one coordinator.
 
-    A step is worth its duration, but no more than the usual one before it, for each worker that owns a stage. So a
-    takeover's pause is worth nothing, nor is a worker on standby, nor what was repeated, in a step or after going back
-    to a checkpoint.
+    A step counts its duration, at most the usual one before it, for each worker that owns a stage. So takeover pauses,
+    workers on standby and repetitions, in a step or after a return to a checkpoint, do not count.
     """
     steps = after.progress.trained - before.progress.trained
     if (

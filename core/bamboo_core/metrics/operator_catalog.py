@@ -1,4 +1,4 @@
-"""What the operator exports of itself: every metric, with its help text and labels."""
+"""The operator's own metrics, with help texts and labels."""
 
 from bamboo_core.metrics.exposition import Buckets, Exporter, Metric, MetricKind
 

@@ -1,10 +1,10 @@
-"""What a worker's time goes to: the kinds that traces, metrics and summaries tell apart. Standard library only."""
+"""The kinds of a worker's time in traces, metrics and summaries. Standard library only."""
 
 from enum import StrEnum
 
 
 class TimeUse(StrEnum):
-    """IDLE: it waited. Whatever is none of these is `other`."""
+    """A kind of a worker's time. IDLE: waiting. Time of no kind is `other`."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -37,4 +37,4 @@ TIME_USE_OF_SPAN = {
     "OptimizerStep": TimeUse.OPTIMIZER,
     "ReplicaUpdate": TimeUse.REPLICA_UPDATE,
     "Wait": TimeUse.IDLE,
-}  # by what the engine calls it
+}  # by the engine's name of the span

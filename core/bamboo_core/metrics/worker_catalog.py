@@ -1,12 +1,12 @@
-"""What each worker exports of itself: every metric, with its help text and labels."""
+"""The metrics that each worker exports, with help texts and labels."""
 
 from bamboo_core.metrics.exposition import Buckets, Exporter, Metric, MetricKind
 from bamboo_core.metrics.histogram import STEP_SECONDS
 
 
 def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
-    """A metric of workers. Whose it is (namespace, job, pod) is for the scraper to say: a worker runs its
-    user's code.
+    """Return the declaration of a worker's metric. The scraper adds namespace, job and pod: a worker runs its user's
+    code and could claim others.
     """
     full = f"bamboo_worker_{name}"
     return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=Exporter.WORKER, buckets=buckets)

@@ -1,1 +1,1 @@
-"""A job's page: the document that it is drawn from, and the server of page and document."""
+"""A job's page: its document, and the server of both."""

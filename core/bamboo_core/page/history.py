@@ -1,7 +1,5 @@
-"""What a shell keeps of a job's past for its page: bounded curves of its steps, what happened, what was said.
-
-It is fed by the shell after every event, which costs a comparison unless something is new; the coordinator knows
-nothing of it.
+"""A job's past for its page, kept by its shell: bounded curves of steps, marks and events. The shell feeds it after
+every event, which costs a comparison unless something is new; the coordinator does not know it.
 """
 
 import time
@@ -21,34 +19,33 @@ Clock = Callable[[], float]
 
 
 def steady_clock() -> Clock:
-    """Seconds since 1970 that never jump: the difference of two readings is the time that passed."""
+    """Return a clock in seconds since 1970 that never jumps: differences of readings are the time passed."""
     offset = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset
 
 
 class StepFigures(NamedTuple):
-    """What is measured of a step. None: not known."""
+    """Measured figures of a step. None: unknown."""
 
     loss: float | None
-    gradient_norm: float | None = None  # the global one, before clipping
+    gradient_norm: float | None = None  # global, before clipping
     learning_rate: float | None = None
 
 
 class Point(NamedTuple):
     """A point of the job's curves."""
 
-    step: int  # so many were committed at that time
+    step: int  # the number of committed steps
     at: float
-    # of the steps since the point before. Loss and gradient norm are their means; the learning rate is that of the last
-    # one
+    # of the steps since the point before: the means of loss and gradient norm; the last step's learning rate
     figures: StepFigures
 
 
 class Curves:
-    """The figures of a job's steps over time in at most `most` points (an even number).
+    """The figures of a job's steps over time, in at most `most` points (an even number).
 
-    When it is full, every two neighbours become one, and from then on a point stands for twice as many steps: however
-    long the job runs, all of it is there, and memory is bounded.
+    When it is full, neighbouring points are merged in pairs, and from then on a point stands for twice as many steps:
+    the whole job stays visible in bounded memory.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -67,7 +64,7 @@ class Curves:
             self._every *= 2
 
     def points(self) -> tuple[Point, ...]:
-        """Oldest first; the last one is always the newest step."""
+        """Return the points, oldest first; the last one is always the newest step."""
         return (*self._points, *([_joined(self._open)] if self._open else []))
 
 
@@ -86,7 +83,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 class TimelineKind(StrEnum):
-    """What the timeline tells of."""
+    """The kinds of marks on the timeline."""
 
     NOTICE = "notice"
     LOSS = "loss"
@@ -94,7 +91,7 @@ class TimelineKind(StrEnum):
     RESTORE = "restore"
 
 
-# By an Emit's reason.
+# By the Emit's reason.
 MARKED = {
     "NoticeReceived": TimelineKind.NOTICE,
     "WorkerLost": TimelineKind.LOSS,
@@ -104,12 +101,12 @@ MARKED = {
 
 @dataclass(frozen=True, slots=True)
 class TimelineMark:
-    """Something that happened to the job."""
+    """An event of the job on its timeline."""
 
     at: float
     kind: TimelineKind
     message: str
-    takeover: Takeover | None = None  # of a mark of that kind
+    takeover: Takeover | None = None  # if its kind is TAKEOVER
 
 
 class JobHistory:
@@ -125,10 +122,8 @@ class JobHistory:
         self._takeovers = 0
 
     def follow(self, step: int, figures: StepFigures, takeovers: Sequence[Takeover]) -> None:
-        """Takes in how far the job is. step: committed so far; fewer than before if the job has gone back to a
-        checkpoint. figures: of the last one.
-
-        takeovers: all so far, in order.
+        """Record the progress. step: committed steps; fewer than before after a return to a checkpoint. figures: the
+        last step's. takeovers: all so far, in order.
         """
         if step != self._step:
             if self._step is not None and step > self._step:
@@ -139,7 +134,7 @@ class JobHistory:
         self._takeovers = len(takeovers)
 
     def add_event(self, emit: Emit) -> None:
-        """Everything that the user is told."""
+        """Record a message to the user."""
         at = self.now()
         self.events.append((at, emit))
         if (kind := MARKED.get(emit.reason)) is not None:

@@ -1,7 +1,7 @@
-"""A job's page over HTTP: static files for everybody, and the document for who may see it. Read-only.
+"""A job's page over HTTP: static files for everybody, the document for authorized callers. Read-only.
 
-A token comes in the URL's fragment, which browsers do not send; the page sends it with each request for the document.
-So another site can neither read the document nor have the browser ask for it.
+The token comes in the URL's fragment, which browsers do not send; the page sends it with each request for the document.
+So another site can neither read the document nor have the browser request it.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from aiohttp.typedefs import Handler
 
 from bamboo_core.page.document import Document, encode
 
-MOST_TOKEN = 8000  # characters, of the 8,190 that a header may have; a ServiceAccount's has some 1,200
-# What is served under which name, beside the document.
+MOST_TOKEN = 8000  # characters, of a header's 8,190; a ServiceAccount's token has about 1,200
+# The static files by URL, beside the document.
 FILES = {
     "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
@@ -46,8 +46,8 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Server": "bamboo",
 }
-LINGER_SECONDS = 1.5  # that a page which is being looked at may still learn how the job ended
-WATCHED_SECONDS = 2.5  # a page that asked so recently is being looked at
+LINGER_SECONDS = 1.5  # lets an open page learn how the job ended
+WATCHED_SECONDS = 2.5  # a page that asked this recently is open
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -83,20 +83,20 @@ def answer(document: Document) -> web.Response:
 
 
 def refusal(status: int, sentence: str, **headers: str) -> web.Response:
-    """A reason for the user; Retry_After stands for Retry-After."""
+    """Return a refusal with a sentence for the user. Headers have underscores: Retry_After."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     body = msgspec.json.encode({"error": sentence})
     return web.Response(status=status, body=body, content_type="application/json", headers={**HEADERS, **named})
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """The token that a request with these headers brings, if there is one of a sensible length."""
+    """Return the request's bearer token; None without one of acceptable length."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     return token if scheme == "Bearer" and 0 < len(token) <= MOST_TOKEN and token.isascii() else None
 
 
 class LocalPage:
-    """The page of a run on this machine, at a port of 127.0.0.1. document: asked whenever a browser does."""
+    """The page of a run on this machine, on a port of 127.0.0.1. document: called at each request."""
 
     def __init__(self, document: Callable[[], Document], *, port: int = 0) -> None:
         self._document, self._port = document, port
@@ -106,7 +106,7 @@ class LocalPage:
         self._end_told = asyncio.Event()
 
     async def start(self) -> str:
-        """Listens; returns the page's URL with the token. Raises PageError if the port cannot be had."""
+        """Listen; return the page's URL with the token. Raises PageError if the port is not available."""
         try:
             sock = socket.create_server(("127.0.0.1", self._port))
         except OSError as error:
@@ -119,7 +119,7 @@ class LocalPage:
         return f"http://127.0.0.1:{sock.getsockname()[1]}/#token={self._token}"
 
     async def stop(self) -> None:
-        """Waits a moment for a page that is being looked at, if the document says that the job is over."""
+        """Stop. If the job is over, first let an open page fetch the final document."""
         if self._watched() and self._document().state.over:
             try:
                 async with asyncio.timeout(LINGER_SECONDS):
@@ -146,7 +146,7 @@ class LocalPage:
 
 @web.middleware
 async def _only_this_machine(request: web.Request, handler: Handler) -> Any:
-    """Refuses a request to another site's name that leads here, so that its pages are not of our origin."""
+    """Refuse requests to another host name that leads here, so that no other site's pages share our origin."""
     name = request.host.lower()
     name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
     if name not in HOSTS:

@@ -1,4 +1,4 @@
-"""The page as one file that needs no server: its scripts, style and the job's document are in it."""
+"""The page as one file without a server: scripts, style and the job's document are inside."""
 
 import base64
 import hashlib
@@ -7,8 +7,8 @@ from importlib.resources import files
 
 from bamboo_core.page.document import Document, encode
 
-NAME = "page.html"  # in the folder of a run's output
-MODULES = ("dom", "charts", "parts", "curves", "asking", "page")  # each imports only those before it
+NAME = "page.html"  # in a run's output folder
+MODULES = ("dom", "charts", "parts", "curves", "asking", "page")  # each imports only earlier ones
 IMPORT = re.compile(r'^import \{ ([^}]*) \} from "\./(\w+)\.js";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let) (\w+))", re.MULTILINE)
 POLICY = (
@@ -18,11 +18,11 @@ POLICY = (
 
 
 def standalone_page(document: Document) -> str:
-    """The page that shows this document, for a file."""
+    """Return the page that shows this document, as one file."""
     script, style = bundle(), _file("page.css")
     icon = "data:image/svg+xml;base64," + base64.b64encode(_file("icon.svg").encode()).decode()
     policy = POLICY.format(script=_digest(script), style=_digest(style))
-    data = encode(document).decode().replace("<", "\\u003c")  # nothing in it can end the element
+    data = encode(document).decode().replace("<", "\\u003c")  # it cannot close the script element
     replacements = {
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n  {policy}',
         '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
@@ -39,7 +39,7 @@ def standalone_page(document: Document) -> str:
 
 
 def bundle() -> str:
-    """The page's modules as one script: browsers load no modules from a file's neighbours."""
+    """Return the page's modules as one script, because browsers load no modules from neighbouring files."""
     return "\n".join(["'use strict';", *(_module(name) for name in MODULES)])
 
 

@@ -1,1 +1,1 @@
-"""A port that callers cannot fill up: its listener, its limits, and the file descriptors of this process."""
+"""Ports that callers cannot exhaust: listener, limits, and this process's file descriptors."""

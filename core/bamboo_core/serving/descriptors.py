@@ -1,18 +1,16 @@
-"""File descriptors: as many as this process may have, and who gets how many of them.
-
-Every connection takes one. A process that has none left can neither be reached nor reach the API server, so what
-unknown callers may take is a share, and never the rest.
+"""File descriptors: the process's limit, and the shares of its callers. Every connection takes one. A process without
+free ones can neither be reached nor reach the API server, so unknown callers get only a share.
 """
 
 import resource
 from dataclasses import dataclass
 
-MOST = 1 << 20  # some systems allow 2**30, and tables of that size
+MOST = 1 << 20  # some systems allow 2**30, and allocate tables of that size
 LEAST_SHARE = 16
 
 
 def raise_limit() -> int:
-    """Raises the soft limit to the hard one. Returns what holds from now on."""
+    """Raise the soft limit to the hard one. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -23,8 +21,8 @@ def raise_limit() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescriptorShares:
-    """The descriptors that callers may use: at the workers' port those who have not proved who they are
-    (`unauthenticated`), and workers; at the web port `visitors`.
+    """The descriptors for callers: unauthenticated ones and workers at the workers' port, `visitors` at the web
+    port.
     """
 
     unauthenticated: int
@@ -33,9 +31,7 @@ class DescriptorShares:
 
     @classmethod
     def of(cls, limit: int, reserved: int) -> "DescriptorShares":
-        """The shares of so many descriptors. reserved: what the process itself needs, for the API server, its files,
-        and what it logs.
-        """
+        """Return the shares of `limit` descriptors. reserved: for the process itself: API server, files and logs."""
         free = max(0, limit - reserved)
         unauthenticated, visitors = max(LEAST_SHARE, min(2048, free // 4)), max(LEAST_SHARE, min(512, free // 8))
         return cls(

@@ -1,8 +1,8 @@
-"""A port for an aiohttp application, which callers cannot fill up.
+"""A port for an aiohttp application that callers cannot exhaust.
 
-aiohttp's own sites accept whoever comes, wait a minute for a TLS handshake, and longer for a request. Here both have to
-be there within a few seconds, an idle connection is closed, and those who have not proved who they are have a share of
-the connections (`bamboo_core.serving.unauthenticated`) that leaves the rest to those who have.
+aiohttp's own sites accept every connection, wait a minute for a TLS handshake, and longer for a request. Here both have
+to arrive within seconds, idle connections are closed, and unauthenticated callers get only a share of the connections
+(`bamboo_core.serving.unauthenticated`).
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from bamboo_core.serving.unauthenticated import UnauthenticatedConnections
 logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 10.0  # for the TLS handshake and a request's headers, together
-IDLE_SECONDS = 75.0  # for an answer to be read, and until the next request
+IDLE_SECONDS = 75.0  # for reading a response, and until the next request
 SHUTDOWN_SECONDS = 2.0  # of TLS
-REQUESTS_END_SECONDS = 1.0  # for requests that are being answered when the listener stops
+REQUESTS_END_SECONDS = 1.0  # for requests in progress when the listener stops
 BACKLOG = 1024
 PAUSE_SECONDS = 0.1  # after the system refused a connection
 QUIET_SECONDS = 60.0  # between two warnings of the same kind
@@ -34,7 +34,7 @@ QUIET_SECONDS = 60.0  # between two warnings of the same kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionBounds:
-    """unauthenticated: connections of callers who have not proved who they are; known: of those who have. Seconds."""
+    """Limits: the connections of unauthenticated and of known callers; request, idle: seconds."""
 
     unauthenticated: int
     known: int = 1 << 20
@@ -43,9 +43,8 @@ class ConnectionBounds:
 
 
 class BoundedListener:
-    """Runs app, to which a middleware is added, from start() to stop(). bounds: may be set anew until start().
-
-    turned_away: called with TooSlow or TooManyCallers for each connection that is closed for it.
+    """Serves app, with an added middleware, from start() to stop(). bounds: may be replaced until start(). turned_away:
+    called with TooSlow or TooManyCallers for each connection closed for that reason.
     """
 
     def __init__(
@@ -67,15 +66,15 @@ class BoundedListener:
         app.middlewares.append(self._serve)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listens; returns the port. Raises OSError, and then wants to be stopped all the same."""
+        """Listen; return the port. Raises OSError; stop() must be called even then."""
         loop = asyncio.get_running_loop()
         self._runner = runner = web.AppRunner(
             self._app, access_log=None, logger=_RequestLog(self.warn), shutdown_timeout=REQUESTS_END_SECONDS
         )
         await runner.setup()
         self._unauthenticated.room = self.bounds.unauthenticated
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in dict.fromkeys(found):
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(addresses):
             self._sockets.append(_listening(family, address))
         assert runner.server is not None
         for listening in self._sockets:
@@ -84,7 +83,7 @@ class BoundedListener:
         return bound
 
     async def stop(self) -> None:
-        """Accepts no connection any more, and closes those that stand. May be called again, or without a start."""
+        """Stop accepting connections and close all. May be called again, or without a start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -101,13 +100,11 @@ class BoundedListener:
 
     @property
     def full(self) -> bool:
-        """Are there as many known callers as there may be?"""
+        """Whether the limit of known callers is reached."""
         return len(self._known) >= self.bounds.known
 
     def mark_authenticated(self, request: web.Request) -> None:
-        """Notes that a caller has proved who it is: its connection lasts as long as it likes, and is nobody's
-        to take.
-        """
+        """Mark the caller as authenticated: its connection has no time limit and is not closed for others."""
         if connection := self._by_handler.get(request.protocol):
             self._unauthenticated.remove(connection)
             self._known.add(connection)
@@ -118,7 +115,7 @@ class BoundedListener:
     async def _accept(self, listening: socket.socket, server: web.Server, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(0)  # accepting does not wait while callers are queued, and others have a turn, too
+            await asyncio.sleep(0)  # accept without waiting between queued callers, but let other tasks run
             try:
                 accepted, address = await loop.sock_accept(listening)
             except ConnectionError:  # the caller has gone already
@@ -138,11 +135,11 @@ class BoundedListener:
             self._by_handler[connection.handler] = connection
             connection.rest(self._late(connection, self.bounds.request))
             connection.task = task = self._begin(self._welcome(connection, tls))
-            # A task that is cancelled before its first turn does nothing at all
+            # A task that is cancelled before its first turn runs none of its code
             task.add_done_callback(partial(self._welcomed, connection))
 
     async def _welcome(self, connection: "_Connection", tls: ssl.SSLContext | None) -> None:
-        """Hands the connection to its protocol, and waits until its handshake is done. Raises OSError."""
+        """Hand the connection to its protocol, and wait until its handshake is done. Raises OSError."""
         limits = {"ssl_handshake_timeout": self.bounds.request, "ssl_shutdown_timeout": SHUTDOWN_SECONDS} if tls else {}
         connect = asyncio.get_running_loop().connect_accepted_socket
         await connect(lambda: connection, connection.socket, ssl=tls, **limits)
@@ -201,7 +198,7 @@ class BoundedListener:
         return task
 
     def warn(self, message: str) -> None:
-        """Logs a warning, the same one only once in a while: what callers cause must not fill the log."""
+        """Log a warning, the same one at most every QUIET_SECONDS, because callers must not fill the log."""
         now = asyncio.get_running_loop().time()
         if now - self._warned.get(message, -QUIET_SECONDS) >= QUIET_SECONDS:
             self._warned[message] = now
@@ -212,8 +209,8 @@ LISTENER: web.AppKey[BoundedListener] = web.AppKey("listener", BoundedListener)
 
 
 class _RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp logs. A request that is no HTTP or has too large a header is the caller's mistake, which is
-    answered with 400: no traceback, and a line once in a while.
+    """aiohttp's log. A request that is not HTTP or has too large a header is the caller's error, answered with 400. It
+    is logged as a line once in a while, without a traceback.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -228,15 +225,15 @@ class _RequestLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _Connection(asyncio.Protocol):
-    """Passes on to aiohttp's handler what the transport tells, and notices the end. gone: told of it."""
+    """Forwards the transport's events to aiohttp's handler, and calls `gone` at the end of the connection."""
 
     def __init__(self, accepted: socket.socket, server: web.Server, gone: Callable[["_Connection"], None]) -> None:
         self.socket, self.handler, self._gone = accepted, server(), gone
-        self.task: asyncio.Task[None] | None = None  # while its handshake is not done
+        self.task: asyncio.Task[None] | None = None  # None once its handshake is done
         self.asked = False
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # Called for each piece of data
+        # Assigned directly, as they are called for each piece of data
         self.data_received = self.handler.data_received  # type: ignore[method-assign]
         self.pause_writing = self.handler.pause_writing  # type: ignore[method-assign]
         self.resume_writing = self.handler.resume_writing  # type: ignore[method-assign]
@@ -252,13 +249,13 @@ class _Connection(asyncio.Protocol):
         self._gone(self)
 
     def rest(self, timer: asyncio.TimerHandle | None) -> None:
-        """Sets the timer that will close the connection unless something happens before; None: none will."""
+        """Set the timer that closes an inactive connection; None: no timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = timer
 
     def close(self) -> None:
-        """Closes the connection at once, whatever has not been sent."""
+        """Close the connection at once, even with unsent data."""
         if self._transport is not None:
             self._transport.abort()
         elif self.task is not None:

@@ -1,14 +1,14 @@
-"""How fast somebody may go."""
+"""Rate limits."""
 
 
 class TokenBucket:
-    """`rate` a second on average, `burst` at once. Times are seconds of any clock that does not go back."""
+    """Allows `rate` per second on average and bursts of `burst`. Times are seconds of any monotonic clock."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate, self._burst, self._left, self._at = rate, burst, burst, now
 
     def take(self, now: float) -> bool:
-        """One, if it is allowed now; one that is not does not count."""
+        """Take a token if one is left; return whether it was."""
         self._refill(now)
         if self._left < 1:
             return False
@@ -16,7 +16,7 @@ class TokenBucket:
         return True
 
     def wait(self, now: float) -> float:
-        """Counts one in any case; seconds to wait before the next one."""
+        """Take a token in any case; return the seconds to wait before the next one."""
         self._refill(now)
         self._left -= 1
         return max(0.0, -self._left / self._rate)

@@ -1,8 +1,8 @@
-"""Connections of callers who have not proved who they are: how many there may be, and who has to go for another.
+"""Unauthenticated connections: their limit, and which one to close for another.
 
-No I/O: who is to be closed is returned. A caller that hangs on to a connection, half open or idle, must not keep others
-out, and one with many connections must not push out those of others: when there is no room, the address with most idle
-connections loses the oldest of them.
+No I/O: the connection to close is returned. A caller that holds half-open or idle connections must not keep others out,
+and one with many connections must not displace others': if there is no room, the address with the most idle connections
+loses its oldest.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ K = TypeVar("K")
 
 
 def network_of(host: str) -> str:
-    """An address, as far as it tells callers apart: one host has all addresses of an IPv6 network of 64 bits."""
+    """Return the network that identifies a caller: an IPv6 host may use all addresses of a 64-bit network."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -33,7 +33,7 @@ class _Caller:
 
 
 class UnauthenticatedConnections(Generic[K]):
-    """The connections of callers who have not proved who they are. room: for how many. Oldest first."""
+    """The connections of unauthenticated callers, oldest first. room: the most there may be."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -47,7 +47,7 @@ class UnauthenticatedConnections(Generic[K]):
         return key in self._unauthenticated
 
     def admit(self, key: K, host: str) -> K | None:
-        """Takes in that caller. Returns whose connection is to be closed for it, which may be its own."""
+        """Add a caller. Return the connection to close for it, which may be its own."""
         leaving = self.evict() if len(self._unauthenticated) >= self.room else None
         if len(self._unauthenticated) >= self.room:
             return key  # all others are being served
@@ -56,24 +56,24 @@ class UnauthenticatedConnections(Generic[K]):
         return leaving
 
     def evict(self) -> K | None:
-        """One that is not being served is forgotten and returned; None if there is none."""
+        """Remove and return a connection that is not being served; None if there is none."""
         if not self._idle:
             return None
         crowded = max(self._idle, key=self._idle.__getitem__)
         most = self._idle[crowded]
-        found = next(k for k, g in self._unauthenticated.items() if not g.busy and self._idle[g.network] == most)
-        self.remove(found)
-        return found
+        oldest = next(k for k, g in self._unauthenticated.items() if not g.busy and self._idle[g.network] == most)
+        self.remove(oldest)
+        return oldest
 
     def mark(self, key: K, *, busy: bool) -> None:
-        """Notes whether the caller's request is worked on now (`busy`), or has been answered."""
+        """Record whether the caller's request is in progress (`busy`) or answered."""
         caller = self._unauthenticated.get(key)
         if caller is not None and caller.busy != busy:
             caller.busy = busy
             self._count(caller.network, -1 if busy else 1)
 
     def remove(self, key: K) -> None:
-        """Forgets a caller that has gone, or is known now."""
+        """Remove a caller that has gone or is authenticated."""
         caller = self._unauthenticated.pop(key, None)
         if caller is not None and not caller.busy:
             self._count(caller.network, -1)

@@ -1,1 +1,1 @@
-"""Files at a path or a URL, in calls that always return and say in one sentence what went wrong."""
+"""File access at a path or URL: calls that always return, with errors as one sentence."""

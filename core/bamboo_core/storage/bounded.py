@@ -1,6 +1,5 @@
-"""Calls to a store that always return: each has a time limit from outside, and is tried again a few times at most.
-
-A client's own timeouts do not suffice: a network file system that hangs answers no read, write or open at all.
+"""Bounded calls to a store: each has an external time limit and is retried a few times. A client's own timeouts do not
+suffice: a hanging network file system answers no read, write or open.
 """
 
 import threading
@@ -14,35 +13,34 @@ from bamboo_core.storage.failures import Failure, explain
 
 S = TypeVar("S")
 T = TypeVar("T")
-AT_ONCE: Final = 8  # calls of `at_once`
+AT_ONCE: Final = 8  # concurrent calls of `at_once`
 MOST_HANGING: Final = 8
-END_SECONDS: Final = 5.0  # for a thread that has its result, and nothing to do but to end
+END_SECONDS: Final = 5.0  # for a thread that has its result to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """How long a call may take, and how often it is tried."""
+    """The time limit of a call, and its number of tries."""
 
-    seconds: float = 60.0  # of a call that moves next to nothing
-    slowest: float = float(2 << 20)  # bytes a second; what a call moves gives it more time
+    seconds: float = 60.0  # for a call that moves almost no data
+    slowest: float = float(2 << 20)  # bytes per second; extends the limit by the data moved
     tries: int = 4
-    pause: float = 0.5  # seconds before the second try, twice as long before each further one
+    pause: float = 0.5  # seconds before the second try, doubled before each further one
 
     def of(self, moved: int) -> float:
-        """Seconds for a call that moves so many bytes."""
+        """Return the seconds for a call that moves that many bytes."""
         return self.seconds + moved / self.slowest
 
 
 class MissingFile(Exception):
-    """What was to be read is not in the store."""
+    """The file to read is not in the store."""
 
 
 class BoundedCalls:
-    """May be used by several threads at once. `call` runs the function in a thread of its own, which has ended when the
-    call returns.
+    """Runs calls in threads of their own with a time limit. Thread-safe.
 
-    One that does not return in time is left to itself: it ends when the store answers, or with the process. With
-    MOST_HANGING of them, calls fail at once.
+    A call's thread has ended when `call` returns, unless it hung: then it ends when the store answers, or with the
+    process. With MOST_HANGING such threads, calls fail at once.
     """
 
     def __init__(self, limits: StoreLimits, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -51,11 +49,10 @@ class BoundedCalls:
         self._hanging = 0
 
     def call(self, what: str, function: Callable[[], T], moved: int = 0) -> T:
-        """The result of a call, tried again as long as it may help. what: "cannot read s3://...", the beginning of the
-        sentence if it fails.
+        """Run a function and return its result, with retries while these may help.
 
-        moved: bytes, for the time limit. Raises StoreUnavailable, MissingFile; FileExistsError and StorageError of
-        the function as they are.
+        what: "cannot read s3://...", the start of the error's sentence. moved: bytes, for the time limit. Raises
+        StoreUnavailable, MissingFile; FileExistsError and StorageError of the function pass unchanged.
         """
         pause = self._limits.pause
         for number in range(1, self._limits.tries + 1):
@@ -102,7 +99,7 @@ class BoundedCalls:
 
 
 def at_once(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """The function of each, several at the same time. An interrupt of the caller does not wait for them."""
+    """Apply a function to each item, several at a time. An interrupt of the caller does not wait for them."""
     waiting = list(enumerate(items))
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -136,12 +133,12 @@ class _Hangs(Exception):
 class _Outcome:
     value: Any = None
     error: BaseException | None = None
-    done: bool = False  # or abandoned, whichever comes first
+    done: bool = False  # the result is in, or the call was abandoned, whichever is first
     abandoned: bool = False
 
 
 def _explained(error: BaseException) -> Failure:
-    """What is no failure of a store, such as an interrupt, goes on its way."""
+    """Return the failure. Raises errors that are no failures of a store, such as an interrupt."""
     if not isinstance(error, Exception):
         raise error
     if isinstance(error, _Hangs):

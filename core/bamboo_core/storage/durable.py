@@ -1,4 +1,4 @@
-"""What it takes for a file on this machine to be there after a loss of power, too."""
+"""Durable file writes on this machine, which survive a loss of power."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that is at that path, durably, when the block ends without an error; until then there is nothing, or
-    what was there. What is no regular file, such as a pipe, is written in place. Raises OSError.
+    """Open a file that appears at that path, durably, when the block ends without an error. Until then the path keeps
+    its previous content, if any. A path that is no regular file, such as a pipe, is written in place. Raises OSError.
     """
-    target = path.resolve()  # of a symbolic link
+    target = path.resolve()  # resolves a symbolic link
     if target.exists() and not target.is_file():
         with target.open("wb") as file:
             yield file
@@ -34,7 +34,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync(path: Path) -> None:
-    """Makes a file's content, or the names in a folder, durable on the disk. Raises OSError."""
+    """Make a file's content, or the names in a folder, durable on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -43,11 +43,11 @@ def sync(path: Path) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Makes the names in a folder durable on the disk. Some file systems cannot do it, and keep names in other ways."""
+    """Make the names in a folder durable on disk. File systems that cannot do this keep names in other ways."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
-        return  # a folder that may only be passed through, above the store's own
+        return  # a folder above the store's own that this process may not read
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""What can go wrong with a store. Each text is one sentence for a person, and holds no credential."""
+"""Errors of stores. Each text is one sentence for a person, without credentials."""
 
 
 class StorageError(Exception):
-    """What was asked of a store cannot be done, or what is in it cannot be used."""
+    """A store cannot do what was asked, or its content is unusable."""
 
 
 class StoreUnavailable(StorageError):
-    """The store does not do what it is asked: unreachable, too slow, full, or it denies permission."""
+    """The store is unreachable, too slow, full, or denies permission."""

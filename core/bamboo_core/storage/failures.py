@@ -1,4 +1,4 @@
-"""What an exception of a store means, in a few words, and whether trying again may help."""
+"""Explains a store's exceptions in a few words, and whether a retry may help."""
 
 import errno
 from dataclasses import dataclass
@@ -46,21 +46,19 @@ _LONGEST: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a call of a store failed."""
+    """The cause of a store's failed call."""
 
     reason: str
-    transient: bool = False  # it may be gone at the next try
-    missing: bool = False  # what was asked for is not there
+    transient: bool = False  # a retry may succeed
+    missing: bool = False  # the file does not exist
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure that an exception means, by its type, its number of the system, or the status of the answer, in this
-    order.
-    """
+    """Explain an exception by its type, its errno or the response's status, in this order."""
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status == 404:
-        said = f" ({_said(error)})" if error.args and "bucket" in str(error).lower() else ""
-        return Failure(reason=f"it is not there{said}", missing=True)
+        detail = f" ({_said(error)})" if error.args and "bucket" in str(error).lower() else ""
+        return Failure(reason=f"it is not there{detail}", missing=True)
     if isinstance(error, PermissionError) or status in (401, 403):
         return Failure(reason=f"permission denied ({_said(error)})")
     if names := {kind.__name__ for kind in type(error).__mro__}:
@@ -90,7 +88,7 @@ def _of_system(error: OSError) -> Failure:
 
 
 def _status(error: BaseException) -> int | None:
-    """The status of an HTTP answer, if the exception is about one."""
+    """Return the HTTP status of the exception's response; None if it has none."""
     for name in ("status_code", "status", "code"):
         value = getattr(error, name, None)
         if isinstance(value, int) and 100 <= value < 600:
@@ -99,13 +97,13 @@ def _status(error: BaseException) -> int | None:
 
 
 def _said(error: BaseException) -> str:
-    """What the exception says, in a line."""
+    """Return the exception's text in one line."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    said = without_secrets(text)[:_LONGEST].strip().rstrip(".")
+    message = without_secrets(text)[:_LONGEST].strip().rstrip(".")
     return (
-        said
-        if isinstance(error, OSError) and said
-        else f"{type(error).__name__}: {said}"
-        if said
+        message
+        if isinstance(error, OSError) and message
+        else f"{type(error).__name__}: {message}"
+        if message
         else type(error).__name__
     )

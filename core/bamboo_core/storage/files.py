@@ -1,4 +1,4 @@
-"""What a checkpoint store needs of the place where its files are. Paths are relative to the store's URL."""
+"""The interface of file storage that a checkpoint store needs. Paths are relative to the store's URL."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ class FileEntry:
 
 
 class Files(Protocol):
-    """Failures are whatever exceptions the place has: `bounded` explains them. Each method may be called by several
-    threads, and again after it has failed.
+    """File storage. Thread-safe, and calls may be repeated after a failure. Exceptions are the backend's; `bounded`
+    explains them.
     """
 
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
-        """Durable when it returns; until then nothing or the file before is at that path, never a part."""
+        """Write durably; until this returns, the path has nothing or the previous file, never a part."""
 
     def create(self, path: str, data: bytes) -> None:
-        """Writes a file as `write` does; raises FileExistsError if there is such a file."""
+        """Write a new file as `write` does. Raises FileExistsError if it exists."""
 
     def read(self, path: str, start: int, end: int) -> bytes:
-        """Bytes from start to end (exclusive), or to the file's end. FileNotFoundError."""
+        """Return the bytes from start to end (exclusive) or to the file's end. Raises FileNotFoundError."""
 
     def list(self, folder: str) -> Sequence[FileEntry]:
-        """What is in a folder, "" for the topmost; nothing if there is no such folder."""
+        """Return a folder's entries, "" for the topmost folder; empty if there is no such folder."""
 
     def delete(self, path: str) -> None:
-        """A file, or a folder with all that is in it. Without an error if there is none."""
+        """Delete a file, or a folder with its content. No error if there is none."""
 
 
 def total(chunks: Sequence[Buffer]) -> int:
-    """The bytes of all chunks."""
+    """Return the bytes of all chunks."""
     return sum(memoryview(chunk).nbytes for chunk in chunks)

@@ -1,4 +1,4 @@
-"""Files on this machine or on a mounted volume. A file is there in whole, also after a power failure, or not at all."""
+"""Files on this machine or a mounted volume: complete, even after a power failure, or absent."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, 
 
 
 class LocalFiles:
-    """The files below one folder, which is made with the first file."""
+    """The files below one folder, which is created with the first file."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -35,7 +35,7 @@ class LocalFiles:
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                if target.exists():  # a file system without hard links, where two at once cannot be told apart
+                if target.exists():  # a file system without hard links cannot tell concurrent writers apart
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
                 os.replace(partial, target)
 
@@ -63,7 +63,7 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def _written(self, target: Path, chunks: Sequence[Buffer]) -> Iterator[Path]:
-        """The bytes in a file beside the target, on disk; what the caller makes of it is made durable."""
+        """Write the bytes to a synced file beside the target; afterwards make the caller's rename or link durable."""
         self._make(target.parent)
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
         try:
@@ -77,7 +77,7 @@ class LocalFiles:
         sync_names(target.parent)
 
     def _make(self, folder: Path) -> None:
-        """Makes a folder, and the folders above it; each is made durable in the one that holds it."""
+        """Create a folder and its parents, each durably."""
         missing = []
         while not folder.is_dir():
             missing.append(folder)
@@ -93,19 +93,17 @@ class LocalFiles:
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
-    """A write moves 2 GiB at most, and less on a disk that is full."""
+    """Write all data: one write moves at most 2 GiB, and less on a full disk."""
     while data.nbytes:
         data = data[os.write(descriptor, data) :]
 
 
 def _entry(found: "os.DirEntry[str]") -> FileEntry | None:
-    """The entry of a file or folder; None for what is neither, or has just gone."""
+    """Return the entry of a file or folder; None for other kinds, or if it has just been removed."""
     try:
-        known = found.stat(follow_symlinks=False)
+        info = found.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
-    if stat.S_ISDIR(known.st_mode):
-        return FileEntry(name=found.name, size=None, modified=known.st_mtime)
-    return (
-        FileEntry(name=found.name, size=known.st_size, modified=known.st_mtime) if stat.S_ISREG(known.st_mode) else None
-    )
+    if stat.S_ISDIR(info.st_mode):
+        return FileEntry(name=found.name, size=None, modified=info.st_mtime)
+    return FileEntry(name=found.name, size=info.st_size, modified=info.st_mtime) if stat.S_ISREG(info.st_mode) else None

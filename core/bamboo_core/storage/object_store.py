@@ -1,4 +1,4 @@
-"""Files in an object store, by fsspec. An object appears as a whole with its last byte, or not at all."""
+"""Files in an object store, by fsspec. An object appears complete, with its last byte, or not at all."""
 
 import contextlib
 import importlib
@@ -13,9 +13,9 @@ from bamboo_core.storage.url import StoreUrl
 
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 60
-CHUNK: Final = 64 << 20  # bytes that are read at a time; several are under way at once
-_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # by their extra
-# A private client, which remembers no listing, and the timeouts that it knows itself.
+CHUNK: Final = 64 << 20  # bytes read at a time; several reads run at once
+_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # by extra
+# A private client without cached listings, with its own timeouts.
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "s3": {
         "config_kwargs": {
@@ -27,7 +27,7 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gs": {"requests_timeout": READ_SECONDS},
     "az": {"connection_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS},
 }
-_VERSIONS: Final = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # before when it was modified
+_VERSIONS: Final = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # preferred to the time of modification
 _MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
@@ -35,14 +35,14 @@ _MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "create
 class RemoteEntry:
     """A file below a root."""
 
-    name: str  # its path from there; of a root that is a file itself, the file's name
-    path: str  # to read it by, "" for the root itself
+    name: str  # its path from the root; the file's name if the root is a file
+    path: str  # the path to read it by; "" for the root itself
     size: int
-    version: str  # differs if the file was written anew; "" if the store does not say
+    version: str  # changes when the file is rewritten; "" if unknown
 
 
 def open_store(url: StoreUrl) -> "ObjectFiles":
-    """Raises StorageError if a package is missing, or the client cannot be made."""
+    """Open an object store. Raises StorageError if a package is missing or the client cannot be created."""
     package = _PACKAGES.get(url.extra)
     try:
         if package is not None:
@@ -56,14 +56,14 @@ def open_store(url: StoreUrl) -> "ObjectFiles":
         ) from None
     options = dict(_OPTIONS.get(url.extra, {}))
     options |= {"skip_instance_cache": True, "use_listings_cache": False}
-    if url.extra == "gs":  # the class that fsspec takes asks for the kind of each bucket, with a right of its own
+    if url.extra == "gs":  # fsspec's default class asks for each bucket's kind, which needs a permission of its own
         plain = importlib.import_module("gcsfs.core").GCSFileSystem
         return ObjectFiles(plain(**options), plain._strip_protocol(url.path))
     return ObjectFiles(*fsspec.core.url_to_fs(url.path, **options))
 
 
 class ObjectFiles:
-    """The files of an object store. filesystem: of fsspec. root: a path of it."""
+    """The files of an object store. filesystem: of fsspec. root: a path in it."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs, self._root = filesystem, root.rstrip("/")
@@ -75,7 +75,7 @@ class ObjectFiles:
         self._check(path, size)
 
     def create(self, path: str, data: bytes) -> None:
-        """The request is conditional; a store that knows no such requests has at least been asked before."""
+        """Create with a conditional request; for stores without these, check for the file first."""
         where = self._path(path)
         if self._exists(path):
             raise FileExistsError(where)
@@ -90,8 +90,8 @@ class ObjectFiles:
         self._check(path, len(data))
 
     def read(self, path: str, start: int, end: int) -> bytes:
-        """The bytes from `start` to `end`, fetched in pieces if they are many: a store serves one request slower than a
-        client can read.
+        """Read the bytes from `start` to `end`, large ranges in pieces, because one request is slower than a client can
+        read.
         """
         where = self._path(path)
         size = self._size(path)
@@ -105,12 +105,12 @@ class ObjectFiles:
         return b"".join(self._fs.cat_ranges([where] * len(starts), starts, ends, max_gap=None, on_error="raise"))
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """These bytes in one request, of a file that is known to have them."""
+        """Read bytes that the file is known to have, in one request."""
         return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
 
     def walk(self) -> Sequence[RemoteEntry]:
-        """The files in all folders, by name; the one file if the root is one. Raises FileNotFoundError if there is
-        nothing.
+        """Return the files in all folders, by name; the one file if the root is one. Raises FileNotFoundError if
+        none.
         """
         self._fs.invalidate_cache()
         try:
@@ -154,16 +154,16 @@ class ObjectFiles:
         return True
 
     def _check(self, path: str, size: int) -> None:
-        """Has what was written arrived?"""
+        """Check that the written file has arrived. Raises ConnectionError if not."""
         try:
-            there = self._size(path)
+            actual = self._size(path)
         except FileNotFoundError:
             raise ConnectionError("the store has forgotten a file that was written") from None
-        if there != size:
-            raise ConnectionError(f"the store has {there} bytes of a file of {size} bytes")
+        if actual != size:
+            raise ConnectionError(f"the store has {actual} bytes of a file of {size} bytes")
 
     def _check_bucket(self) -> None:
-        """An empty folder is not there; a bucket has to be. FileNotFoundError."""
+        """Raise FileNotFoundError if the bucket is missing. An empty folder need not exist."""
         bucket = self._root.lstrip("/").partition("/")[0]
         if bucket and self._fs.protocol not in ("memory", ("memory",)) and not self._fs.exists(bucket):
             raise FileNotFoundError(f"there is no bucket {bucket}")

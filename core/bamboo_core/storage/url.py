@@ -1,4 +1,4 @@
-"""URLs of stores: which ones there are, and how they are shown. What is shown never holds a credential."""
+"""URLs of stores: the supported kinds, and their form for display, which never holds a credential."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 from bamboo_core.text import one_line
 
-# Protocol of a URL: that of fsspec, and the extra that brings its package.
+# URL protocol: fsspec's protocol, and the extra that installs its package.
 PROTOCOLS: Final = {
     "s3": ("s3", "s3"),
     "s3a": ("s3", "s3"),
@@ -42,26 +42,24 @@ _SHORTEST_SECRET: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUrl:
-    """The URL of a store, taken apart."""
+    """The parsed URL of a store."""
 
     protocol: str  # "file" or one of fsspec's
-    path: str  # an absolute path of this machine, or the whole URL for fsspec
+    path: str  # an absolute local path, or the whole URL for fsspec
     shown: str
     extra: str = ""
 
 
 def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
-    """The parts of a URL of a store. what: it is, for messages. Raises ValueError with a sentence, which holds no
-    credential either.
-    """
+    """Parse a store's URL. what: its kind, for messages. Raises ValueError with a sentence without credentials."""
     with contextlib.suppress(UnicodeError):
-        url = os.fsencode(url).decode()  # an argument whose letters the locale does not know
+        url = os.fsencode(url).decode()  # an argument with characters that the locale lacks
     if not url or not url.isprintable():
         raise ValueError(f"{what} {one_line(url, 100)!r}: expected {EXPECTED}")
-    found = _SCHEME.fullmatch(url)
-    if not found:
+    match = _SCHEME.fullmatch(url)
+    if not match:
         return _file(os.fsdecode(url.encode()))
-    protocol, rest = found[1].lower(), found[2]
+    protocol, rest = match[1].lower(), match[2]
     shown = shown_url(url)
     if protocol == "file":
         place, _, path = rest.partition("/")
@@ -84,7 +82,7 @@ def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
 
 
 def file_path(url: str) -> str:
-    """The path on this machine of a URL file:///...; it has the same bytes in every locale."""
+    """Return the local path of a URL file:///..., with the same bytes in every locale."""
     return os.fsdecode(unquote_to_bytes("/" + url.partition("://")[2].partition("/")[2]))
 
 
@@ -94,11 +92,11 @@ def _file(path: str) -> StoreUrl:
 
 
 def shown_url(url: str) -> str:
-    """Return the URL as it was given, with "..." for user, password and parameters, for messages and logs."""
-    found = _SCHEME.fullmatch(url)
-    if not found:
+    """Return the URL for messages and logs, with "..." for user, password and parameters."""
+    match = _SCHEME.fullmatch(url)
+    if not match:
         return one_line(url)
-    scheme, rest = found.groups()
+    scheme, rest = match.groups()
     place, slash, path = re.split(r"(?<=[?#])", rest, maxsplit=1)[0].partition("/")
     user, at, host = place.rpartition("@")
     shown = user if scheme.lower() in ("abfs", "abfss") and ":" not in user else "..."
@@ -107,7 +105,7 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text without anything that is, or looks like, a credential. environment: whose secrets must not be shown."""
+    """Remove everything from the text that is, or looks like, a credential. environment: whose secrets to remove."""
     environment = os.environ if environment is None else environment
     values = {
         value for name, value in environment.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET
