@@ -1,1 +1,1 @@
-"""Training in virtual time: what a job would do, take and cost under a trace of spot nodes."""
+"""Simulation of training in virtual time: what a job does, takes and costs under a trace of spot nodes."""

@@ -1,4 +1,4 @@
-"""Means of the figures of simulated runs, and why a run cannot be simulated. Pure."""
+"""Means of the figures of simulated runs, and the error of a run that cannot be simulated. Pure."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ class SimulationError(ValueError):
 
 
 class Countable(Protocol):
-    """Figures of a run: a dataclass of numbers."""
+    """The figures of a run: a dataclass of numbers."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -27,8 +27,8 @@ class Spread:
 
 
 def spread(runs: Sequence[Countable]) -> Spread:
-    """The mean and deviation of each figure, of at least one run. The deviation is that of the runs themselves, not an
-    estimate for more of them.
+    """Return the mean and deviation of each figure over at least one run. The deviation is that of these runs, not an
+    estimate for further ones.
     """
     names = [field.name for field in fields(runs[0])]
     columns = {name: [float(getattr(run, name)) for run in runs] for name in names}
@@ -40,5 +40,5 @@ def spread(runs: Sequence[Countable]) -> Spread:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The standard deviation; not a number, as the mean, if one of the values is not known."""
+    """Return the standard deviation; not a number, like the mean, if a value is unknown."""
     return math.nan if any(map(math.isnan, values)) else statistics.pstdev(values)

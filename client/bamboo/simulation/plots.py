@@ -1,4 +1,4 @@
-"""Simulated runs over time, in the job page's colours. Needs matplotlib (`pip install bamboo-spot[plots]`)."""
+"""Plots of simulated runs over time, in the job page's colours. Needs matplotlib (`pip install bamboo-spot[plots]`)."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -22,14 +22,13 @@ PANELS: Final = (
     ("restores", "restores so far"),
     ("pauses", "seconds of pauses so far"),
 )
-MOST_RUNS = 20  # of a case, that are drawn one by one behind their mean
+MOST_RUNS = 20  # single runs of a case drawn behind their mean
 COLUMNS = 3
 
 
 def draw(cases: Sequence[tuple[str, Sequence[JobResult]]], title: str, path: Path) -> None:
-    """A panel for each quantity, a colour for each case: single runs faint, their mean in full.
-
-    Raises SimulationError if matplotlib is missing or the file cannot be written.
+    """Draw a panel for each quantity and a colour for each case: single runs faint, their mean in full. Raises
+    SimulationError if matplotlib is missing or the file cannot be written.
     """
     rows = -(-len(PANELS) // COLUMNS)
     figure = new_figure("--plot", (4.6 * COLUMNS, 2.9 * rows), title)
@@ -45,7 +44,7 @@ def draw(cases: Sequence[tuple[str, Sequence[JobResult]]], title: str, path: Pat
 
 
 def new_figure(flag: str, size: tuple[float, float], title: str) -> Any:
-    """A figure with its title. flag: of the command line, for messages. Raises SimulationError if matplotlib is
+    """Create a figure with a title. flag: of the command line, for messages. Raises SimulationError if matplotlib is
     missing.
     """
     if find_spec("matplotlib") is None:
@@ -60,7 +59,7 @@ def new_figure(flag: str, size: tuple[float, float], title: str) -> Any:
 
 
 def save(figure: Any, flag: str, path: Path) -> None:
-    """Writes the figure to a PNG file. Raises SimulationError if the file cannot be written."""
+    """Write the figure to a PNG file. Raises SimulationError if the file cannot be written."""
     try:
         figure.savefig(path, format="png", dpi=110)
     except OSError as error:
@@ -68,7 +67,7 @@ def save(figure: Any, flag: str, path: Path) -> None:
 
 
 def style(axes: Any, said: str, across: str) -> None:
-    """Styles the axes of a picture. said: what is drawn; across: over what."""
+    """Style the axes. said: the quantity drawn; across: the x axis."""
     axes.set_facecolor("#ffffff")
     axes.set_title(said, color=SOFT, fontsize=9, loc="left")
     axes.tick_params(colors=SOFT, labelsize=8)

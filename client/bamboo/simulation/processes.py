@@ -1,4 +1,4 @@
-"""Work over processes that end with the one that started them, however that one ends."""
+"""Work in processes that end with the process that started them, however it ends."""
 
 import os
 import signal
@@ -19,15 +19,15 @@ R = TypeVar("R")
 
 
 def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[R]:
-    """The results in the order of the items. jobs: processes, at most one for each processor; 1 is this one.
+    """Yield the results in the order of the items. jobs: processes, at most one for each processor; 1 is this one.
 
-    Raises what the work raises, and SimulationError if a process is killed. The processes end with the iterator: if it
-    is left early, as by Ctrl-C, at once, in the middle of their work; and if this process is killed, too.
+    Raises the work's exceptions, and SimulationError if a process is killed. The processes end with the iterator: at
+    once, in the middle of their work, if it is abandoned, as by Ctrl-C, or if this process is killed.
     """
     if jobs == 1 or len(items) == 1:
         yield from map(work, items)
         return
-    # Nothing is ever sent: the other end is closed when this process closes it, or when it is gone.
+    # Nothing is sent: the other end is closed when this process closes it or ends.
     reader, writer = Pipe(duplex=False)
     count = min(jobs, os.cpu_count() or 1)
     executor = ProcessPoolExecutor(
@@ -43,14 +43,14 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
             "a process that simulated was killed, perhaps for want of memory; --jobs 1 needs the least"
         ) from None
     finally:
-        # No future is cancelled: the executor's thread cannot tell a cancelled one that its process is gone.
+        # Do not cancel futures: the executor's thread cannot tell a cancelled one that its process is gone.
         writer.close()
         executor.shutdown(wait=True)
         reader.close()
 
 
 def _begun(executor: ProcessPoolExecutor, items: Sequence[T]) -> deque[Future[R]]:
-    """The processes are forked here. A signal that comes before they have said what they do with it waits."""
+    """Fork the processes and submit the items. Signals are blocked until the processes have set their handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         return deque(executor.submit(_do, item) for item in items)
@@ -59,7 +59,7 @@ def _begun(executor: ProcessPoolExecutor, items: Sequence[T]) -> deque[Future[R]
 
 
 class _Process:
-    """What a process has from the one that forked it: not sent with every item, since it may hold a whole recording."""
+    """State inherited from the parent by fork instead of sent with each item, since it may hold a whole recording."""
 
     work: Callable[[Any], Any]
 
@@ -69,9 +69,7 @@ def _do(item: Any) -> Any:
 
 
 def _begin(reader: Connection, writer: Connection, work: Callable[[Any], Any]) -> None:
-    """Ctrl-C goes to all processes of the terminal, and SIGTERM may, as `timeout` sends it; the parent ends the
-    others.
-    """
+    """Start a process. It ignores Ctrl-C and SIGTERM, which may reach all processes; the parent ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

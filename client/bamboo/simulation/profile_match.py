@@ -1,4 +1,4 @@
-"""Is a profile one of the job's model? A profile of another one would give figures that mean nothing. Pure."""
+"""Checks that a profile is of the job's model. Another model's profile would give meaningless figures. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ModelProfile, ProfiledTask
 from bamboo_core.text import count
 
-FAR: Final = 2.0  # times as long, from which on a profile is no estimate of its device
+FAR: Final = 2.0  # ratio of times from which a profile is no estimate of its device
 SHOWN: Final = 200  # characters of a config in a sentence
 
 
 def task_of(spec: JobSpec) -> ProfiledTask:
-    """What a profile of this job says of it."""
+    """Return the task that a profile of this job records."""
     training = spec.training
     config: dict[str, Any] = json.loads(json.dumps(spec.task.config))
     return ProfiledTask(
@@ -26,29 +26,31 @@ def task_of(spec: JobSpec) -> ProfiledTask:
 
 
 def differences(profile: ModelProfile, spec: JobSpec) -> tuple[str, ...]:
-    """What the profile says otherwise than the job, field by field; all of it, if it says nothing of its task."""
+    """Return the profile's differences from the job, field by field, or that it does not name its task."""
     mine, its = task_of(spec), profile.task
     if its is None:
         return ("it does not say of which task it is (field task)",)
-    found = []
+    problems = []
     if its.entrypoint != mine.entrypoint:
-        found.append(f"it is of {its.entrypoint}, and the job's task.entrypoint is {mine.entrypoint}")
+        problems.append(f"it is of {its.entrypoint}, and the job's task.entrypoint is {mine.entrypoint}")
     if its.config != mine.config:
-        found.append(f"it is of the config {_shown(its.config)}, and the job's task.config is {_shown(mine.config)}")
+        problems.append(f"it is of the config {_shown(its.config)}, and the job's task.config is {_shown(mine.config)}")
     for field, name in _PRECISIONS.items():
         if getattr(its, field) != getattr(mine, field):
-            found.append(f"it was measured in {getattr(its, field)}, and training.{name} is {getattr(mine, field)}")
-    return tuple(found)
+            problems.append(f"it was measured in {getattr(its, field)}, and training.{name} is {getattr(mine, field)}")
+    return tuple(problems)
 
 
 def needs_layers(profile: ModelProfile, spec: JobSpec) -> bool:
-    """Has the task to be asked how many layers it has, since the profile is not known to be of it?"""
+    """Whether the task's number of layers has to be checked, because the profile is not known to be of it."""
     its = profile.task
     return its is None or (its.entrypoint, its.config) != (spec.task.entrypoint, task_of(spec).config)
 
 
 def mismatch(name: str, profile: ModelProfile, spec: JobSpec, layers: int) -> str:
-    """A sentence if the job's model has another number of layers than the profile; "" if not. name: of the profile."""
+    """Return a sentence if the job's model has another number of layers than the profile; "" if not. name: the
+    profile's.
+    """
     if layers == len(profile.layers):
         return ""
     of = f"; of {profile.task.entrypoint} with {_shown(profile.task.config)}" if profile.task else ""
@@ -60,24 +62,24 @@ def mismatch(name: str, profile: ModelProfile, spec: JobSpec, layers: int) -> st
 
 
 def doubt(name: str, profile: ModelProfile, spec: JobSpec, unknown: str = "") -> str:
-    """A sentence if the profile may be of another model; "" if it is the job's. unknown: why nobody knows how many
-    layers the job's model has, "" if it has as many.
+    """Return a sentence if the profile may be of another model; "" if it is the job's. unknown: why the number of the
+    model's layers is unknown; "" if it is known and equal.
     """
-    found = differences(profile, spec)
-    if not found:
+    problems = differences(profile, spec)
+    if not problems:
         return ""
     if profile.task is None and not unknown:
         return ""  # by hand, and it fits
     so = f"; how many layers the job's model has is not known here ({unknown})" if unknown else ""
     return (
-        f"the profile {name} may be of another model: {'; '.join(found)}{so}. All figures are those of its"
+        f"the profile {name} may be of another model: {'; '.join(problems)}{so}. All figures are those of its"
         f" {count(len(profile.layers), 'layer')}"
     )
 
 
 def slowness(name: str, profile: ModelProfile, computed: ModelProfile) -> str:
-    """A sentence if a profile's layers take far longer than the device by its figures; "" if not. computed: of the same
-    model and device, whose name is what the user may give instead.
+    """Return a sentence if a profile's layers take far longer than computed from the device's figures; "" if not.
+    computed: the profile of the same model and device by these figures, whose name the user may give instead.
     """
     times = _seconds_of_a_sample(profile) / _seconds_of_a_sample(computed)
     if times < FAR:

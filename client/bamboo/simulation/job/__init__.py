@@ -1,1 +1,1 @@
-"""A job in virtual time: the real coordinator, and workers that take the time that a profile says."""
+"""A job in virtual time: the real coordinator, and workers with a profile's times."""

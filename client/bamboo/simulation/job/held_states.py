@@ -1,4 +1,4 @@
-"""Which worker holds which state in a simulated job, and how long it takes to bring one somewhere. Pure."""
+"""The states that workers of a simulated job hold, and the time to copy or load them. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Set
@@ -20,18 +20,18 @@ class StateOnItsWay(NamedTuple):
 
 
 class HeldStates:
-    """Stages that workers hold at the newest version, states on their way, and layers of a checkpoint in memory."""
+    """The stages that workers hold at the newest version, states being copied, and a checkpoint's layers in memory."""
 
     def __init__(self, profile: ModelProfile) -> None:
         self._profile = profile
         self._held: dict[WorkerId, set[int]] = {}
-        self._coming: dict[tuple[WorkerId, int], float] = {}  # when the state is there
+        self._coming: dict[tuple[WorkerId, int], float] = {}  # when the copy is complete
 
     def _link(self, size: int) -> float:
         return self._profile.network.link(size)
 
     def begin(self, plan: Plan) -> None:
-        """Everybody has what the plan says."""
+        """Give every worker what the plan says."""
         self._coming.clear()
         self._held = {w: set() for w in plan.worker_ids()}
         for cell in plan.cells():
@@ -39,9 +39,8 @@ class HeldStates:
                 self._held[worker].add(cell.stage)
 
     def follow(self, plan: Plan, now: float) -> list[StateOnItsWay]:
-        """Forget what nobody is to hold any more; the states that begin to travel now.
-
-        An owner sends one state after the other.
+        """Forget states that workers no longer need; return the copies that begin now. An owner sends one state after
+        the other.
         """
         wanted: dict[WorkerId, set[int]] = {}
         busy: defaultdict[WorkerId, float] = defaultdict(float)
@@ -69,7 +68,7 @@ class HeldStates:
         return begun
 
     def arrived(self, worker: WorkerId, stage: int, at: float) -> bool:
-        """Is a state that was to be there at that time still wanted?"""
+        """Record that a copy due at that time is complete; return whether it is still wanted."""
         if self._coming.get((worker, stage)) != at:
             return False
         del self._coming[worker, stage]
@@ -87,7 +86,7 @@ class HeldStates:
         return self._held.get(worker, set())
 
     def state_bytes(self, layers: tuple[int, int]) -> int:
-        """The bytes of a range of layers, with what the optimizer remembers."""
+        """Return the bytes of a range of layers with the optimizer's state."""
         return self.bytes_of(range(*layers))
 
     def bytes_of(self, layers: Iterable[int]) -> int:
@@ -96,11 +95,10 @@ class HeldStates:
     def beginning(
         self, plan: Plan, copies: Mapping[WorkerId, Set[int]] | None = None
     ) -> tuple[dict[WorkerId, float], list[Transfer]]:
-        """Seconds until each worker has begun with the state that a plan of a new origin names; and what is sent.
+        """Return the seconds until each worker has begun with the state of a plan with a new origin, and the transfers.
 
-        copies: the layers that workers have of that state, which may be more than the plan says, as it names a few
-        sources only. What is in its memory costs nothing, what others have comes over the network, and the rest from
-        the store.
+        Layers in a worker's own memory cost nothing, other workers' come over the network, and the rest from the store.
+        copies: the layers of that state by worker; the plan names only some sources.
         """
         workers = sorted(plan.worker_ids())
         if plan.restore is None:

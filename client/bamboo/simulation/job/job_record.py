@@ -1,4 +1,4 @@
-"""What a simulated job came to: what is noted while it runs, its figures, and how they went over time. Pure."""
+"""The record of a simulated job's run, its figures, and their course over time. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from itertools import accumulate
 
 from bamboo.simulation.job.zone_traffic import GB, ZONE_TRAFFIC_PRICE, ZoneTraffic, traffic_usd
 
-BINS = 200  # of a series
+BINS = 200  # in a series
 HOUR = 3600.0
 
 
-Span = tuple[float, float, float]  # from, until, how much
+Span = tuple[float, float, float]  # from, until, amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,22 +20,21 @@ class JobFigures:
 
     preemptions: int  # workers that were taken away, with or without notice
     takeovers: int  # cells that moved in the middle of a step, or with notice
-    restores: int  # times that the job went back to a checkpoint
-    fatal: int  # times that a stage was lost with all its copies
-    repeated: int  # steps that it did again
-    pause: float  # seconds, the mean by which a step was longer in which an owner was lost
-    nodes: float  # that were paid for
-    throughput: float  # samples a second, each counted once
-    # usd_per_hour, usd: of nodes and traffic, nan if a price is not known
+    restores: int  # returns to a checkpoint
+    fatal: int  # losses of a stage with all its copies
+    repeated: int  # steps that were done again
+    pause: float  # seconds; the mean extension of a step in which an owner was lost
+    nodes: float  # the mean number of paid ones
+    throughput: float  # samples per second, each counted once
+    # usd_per_hour, usd: of nodes and traffic; nan if a price is unknown
     usd_per_hour: float
     usd: float
-    zone_gb_per_hour: float  # what crosses zones
-    zone_usd_per_hour: float  # of usd_per_hour, for what crosses zones
-    value: float  # samples a second for each USD an hour
-    # the time that the steps would have taken on the whole grid without any disturbance, over the time since training
-    # began
+    zone_gb_per_hour: float  # traffic between zones
+    zone_usd_per_hour: float  # the part of usd_per_hour for traffic between zones
+    value: float  # samples per second for each USD per hour
+    # the time of the steps on the whole grid without disturbances, over the time since training began
     goodput: float
-    # trained, redone: hours of steps that count, without such pauses, and of those that had been done before
+    # trained, redone: hours of steps that count, without such pauses, and hours of repeated steps
     trained: float
     redone: float
     waited: float  # hours without a grid
@@ -46,8 +45,8 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """The course of a run, in bins of equal length: each value is a mean over its bin; counts, and seconds of
-    pauses, are sums up to its end.
+    """The course of a run, in bins of equal length. Values are means over their bin; counts, and seconds of pauses, are
+    sums up to its end.
     """
 
     hours: tuple[float, ...]  # at the end of each bin
@@ -70,7 +69,7 @@ class JobResult:
     series: Series
     outcome: str  # how the job ended, or "cut": the time was up
     message: str
-    steps: tuple[Span, ...] = ()  # (from, until, how many new ones), in seconds since the job was submitted
+    steps: tuple[Span, ...] = ()  # (from, until, number of new ones), in seconds since the job was submitted
 
 
 SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
@@ -78,24 +77,24 @@ SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
 
 @dataclass(slots=True)
 class JobRecord:
-    """What happens in a run, in seconds since the job was submitted."""
+    """The events of a run, in seconds since the job was submitted."""
 
     samples: int
-    usual: float = 0.0  # seconds of an undisturbed one on the whole grid
+    usual: float = 0.0  # seconds of an undisturbed step on the whole grid
     paid_usd: float = 0.0  # for nodes, so far
     begun: float | None = None
-    steps: list[Span] = field(default_factory=list)  # (from, until, how many new ones)
-    # nodes, usd: spans of a number, and of USD an hour
+    steps: list[Span] = field(default_factory=list)  # (from, until, number of new ones)
+    # nodes, usd: spans with a number, and with USD per hour
     nodes: list[Span] = field(default_factory=list)
     usd: list[Span] = field(default_factory=list)
     priced: bool = True
-    zone_price: float = ZONE_TRAFFIC_PRICE  # USD for each GB of them and each way
-    crossed: list[Span] = field(default_factory=list)  # of bytes between zones
-    traffic: ZoneTraffic = field(default_factory=ZoneTraffic)  # all bytes by their kind
+    zone_price: float = ZONE_TRAFFIC_PRICE  # USD per GB and direction
+    crossed: list[Span] = field(default_factory=list)  # bytes between zones
+    traffic: ZoneTraffic = field(default_factory=ZoneTraffic)  # all bytes by kind
     moments: dict[str, list[float]] = field(default_factory=dict)
     pauses: list[tuple[float, float]] = field(default_factory=list)
     stopped: list[Span] = field(default_factory=list)
-    redone: float = 0.0  # seconds of steps that had been done before
+    redone: float = 0.0  # seconds of repeated steps
     repeated: int = 0
     fatal: int = 0
     _since: float = 0.0
@@ -104,8 +103,8 @@ class JobRecord:
         self.moments.setdefault(what, []).append(at)
 
     def paid(self, now: float, nodes: int, usd_per_hour: float | None) -> None:
-        """Records that so many nodes have been paid for since this was called last. usd_per_hour: of all of them; None
-        if a price is not known.
+        """Record the number of nodes paid for since the last call. usd_per_hour: of all of them; None if a price is
+        unknown.
         """
         if now > self._since:
             self.nodes.append((self._since, now, nodes * (now - self._since)))
@@ -117,7 +116,7 @@ class JobRecord:
             self._since = now
 
     def sent(self, since: float, until: float, traffic: ZoneTraffic) -> None:
-        """Records what was sent from one time to another, evenly."""
+        """Record traffic that is sent evenly between two times."""
         self.traffic += traffic
         if traffic.billed:
             self.crossed.append((since, until, traffic.billed))
@@ -161,7 +160,7 @@ class JobRecord:
         return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
 
     def stepped(self, since: float, until: float, steps: int, new: int) -> None:
-        """Records that so many steps were done in that time, of which the last `new` had not been done before."""
+        """Record `steps` steps in that time, the last `new` of which are not repetitions."""
         self.steps.append((since, until, max(0, new)))
         self.redone += (until - since) * (steps - max(0, new)) / steps
 
@@ -186,31 +185,30 @@ class JobRecord:
 
 
 def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """The hours and the means of a value over the runs that last that long, at the ends of the bins of the longest run.
-
-    What is counted up to a moment is over all runs: it stays what it was when a run ended.
+    """Return the hours and a value's means over the runs of at least that length, at the ends of the longest run's
+    bins. Cumulative values are averaged over all runs, with their final value after a run's end.
     """
     longest = max(runs, key=lambda series: series.hours[-1])
     values = []
     for hour in longest.hours:
-        there = [series for series in runs if name in SO_FAR or series.hours[-1] >= hour * (1 - 1e-9)]
-        found = [getattr(s, name)[min(len(s.hours) - 1, int(hour / s.hours[-1] * len(s.hours) - 1e-6))] for s in there]
-        values.append(sum(found) / len(found))
+        lasting = [series for series in runs if name in SO_FAR or series.hours[-1] >= hour * (1 - 1e-9)]
+        each = [getattr(s, name)[min(len(s.hours) - 1, int(hour / s.hours[-1] * len(s.hours) - 1e-6))] for s in lasting]
+        values.append(sum(each) / len(each))
     return list(longest.hours), values
 
 
 def _binned(spans: Sequence[Span], width: float) -> list[float]:
-    """What belongs to each bin, if it is spread evenly over its span."""
-    found = [0.0] * BINS
+    """Distribute spans evenly over bins of that width; return each bin's amount."""
+    bins = [0.0] * BINS
     for begin, end, amount in spans:
         first, last = min(int(begin / width), BINS - 1), min(int(end / width), BINS - 1)
         if first == last or end <= begin:
-            found[first] += amount
+            bins[first] += amount
             continue
         for i in range(first, last + 1):
             upto = end if i == last else (i + 1) * width
-            found[i] += amount * (upto - max(begin, i * width)) / (end - begin)
-    return found
+            bins[i] += amount * (upto - max(begin, i * width)) / (end - begin)
+    return bins
 
 
 def _counted(times: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""A job in virtual time: the real coordinator decides, and everything else takes the time that a profile says.
+"""A job in virtual time: the real coordinator decides, and everything else takes a profile's times.
 
-The shell of the coordinator beside the operator and the local runner: nodes come and go as a trace says, events go
-through `coordinator.step`, and commands are carried out by simulated workers.
+A shell of the coordinator, like the operator and the local runner: nodes come and go by a trace, events go through
+`coordinator.step`, and simulated workers carry out the commands.
 """
 
 from collections import defaultdict
@@ -52,8 +52,8 @@ from bamboo_core.planning.steps.grid_rates import GridRates
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_core.planning.steps.step_times import StepModel
 
-ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks are rarer the longer nothing happens
-GRACE_SECONDS: Final = 1.0  # in which a worker that was told to go has ended
+ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks become rarer the longer nothing happens
+GRACE_SECONDS: Final = 1.0  # after which a worker that was told to stop has ended
 MOST_EVENTS: Final = 50_000_000
 FOREVER: Final = 1e12
 CUT: Final = ("cut", "the time was up")
@@ -61,33 +61,33 @@ CUT: Final = ("cut", "the time was up")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
-    """What is simulated."""
+    """The input of a simulation."""
 
     spec: JobSpec
     manifest: dict[str, Any]
     profile: ModelProfile
     trace: Trace
-    seconds: float | None = None  # after which the run is cut; None: the trace's duration
-    price: float | None = None  # USD an hour of a spot node, instead of what trace, job and profile say
-    zone_price: float = ZONE_TRAFFIC_PRICE  # USD for each GB that crosses zones, and each way
-    heeds_money: bool = False  # it ends when its budget's money is spent on nodes
+    seconds: float | None = None  # when the run is cut; None: the trace's duration
+    price: float | None = None  # USD per hour of a spot node, instead of the trace's, job's and profile's
+    zone_price: float = ZONE_TRAFFIC_PRICE  # USD per GB that crosses zones, in each direction
+    heeds_money: bool = False  # the run ends when its budget's money is spent on nodes
 
 
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
-    """The result of a simulated run. say: gets a line for each thing that happens. model: of another run of this job on
-    this profile, with what it remembers. Raises SimulationError if the job cannot be simulated.
+    """Simulate a run and return its result. say: receives a line for each event. model: of another run of this job on
+    this profile, to reuse its results. Raises SimulationError if the job cannot be simulated.
     """
     return _Simulation(_simplified(run), model or model_of(run), say).run()
 
 
 def model_of(run: JobRun) -> StepModel:
-    """Raises SimulationError if the job cannot be simulated."""
+    """Return the step model of a run. Raises SimulationError if the job cannot be simulated."""
     simple = _simplified(run)
     return StepModel(simple.profile.figures, simple.spec)
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """The run without what takes no time in the model. Raises SimulationError."""
+    """Return the run without what takes no time in the model. Raises SimulationError."""
     training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None)
     if training.steps == UNKNOWN_STEPS:
         raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
@@ -117,21 +117,21 @@ class _Simulation:
         )
         self._workers: dict[WorkerId, _SimulatedWorker] = {}
         self._by_node: defaultdict[str, list[WorkerId]] = defaultdict(list)
-        self._waiting: list[float] = []  # since when workers are asked for
-        self._sent: tuple[Plan, float, list[WorkerId]] | None = None  # the newest plan, when it was sent, and to whom
-        self._prices: PricesTold | None = None  # as the coordinator knows them
+        self._waiting: list[float] = []  # when each missing worker was requested
+        self._sent: tuple[Plan, float, list[WorkerId]] | None = None  # the newest plan, when it was sent, to whom
+        self._prices: PricesTold | None = None  # as last sent to the coordinator
         self._ticking, self._tick_seconds = False, SHORTEST_TICK
         self._finish: Finish | None = None
         self._over = self._is_spent = False
-        self._spending = Timer(lambda: None)  # when the budget is spent
+        self._spending = Timer(lambda: None)  # fires when the budget is spent
         self._paid = (0, self._supply.usd_per_hour(0.0))
         self._state = coordinator.initial(
             run.spec, run.manifest, secret="simulation", save_path=None, now=0.0, heartbeat_timeout=FOREVER
         )
 
     def _usual_step(self) -> float:
-        """The seconds of a step on the whole grid that the job asks for, with nothing lost. Raises SimulationError if
-        there is no such grid.
+        """Return the seconds of an undisturbed step on the job's whole grid. Raises SimulationError if there is no such
+        grid.
         """
         spec, profile = self._spec, self._run.profile
         if spec.elastic:
@@ -212,7 +212,7 @@ class _Simulation:
         self._coordinate(Tick())
 
     def _most_steps(self) -> int:
-        """Steps until the coordinator has to hear of one, so that it can ask for a checkpoint in time."""
+        """Return the steps until the coordinator must see a commit to request a checkpoint in time."""
         at = next_one(self._state)
         return UNKNOWN_STEPS if at is None else max(1, at - AHEAD_STEPS - self._training.step)
 
@@ -241,7 +241,7 @@ class _Simulation:
                 self._finish = command
 
     def _send_plan(self, worker: WorkerId, plan: Plan) -> None:
-        """Sends a plan to a worker. All to whom it is sent at one moment hear it together, in one event."""
+        """Send a plan to a worker. All workers that get it at the same moment receive it in one event."""
         now = self._clock.now
         if self._sent is None or self._sent[0] is not plan or self._sent[1] != now:
             self._sent = plan, now, []
@@ -294,16 +294,14 @@ class _Simulation:
     # nodes and workers
 
     def _pay(self) -> None:
-        """What was used since the last change."""
+        """Record the cost since the last change."""
         self._record.paid(self._clock.now, *self._paid)
         self._paid = self._supply.used, self._supply.usd_per_hour(self._clock.now)
         self._clock.after(0.0, self._tell_prices)
         self._end_when_spent()
 
     def _end_when_spent(self) -> None:
-        """Sets the moment at which the budget is spent if nodes go on to cost as much as now, as an operator
-        does it.
-        """
+        """Schedule the moment when the budget is spent at the current cost, as an operator does."""
         budget, per_hour = self._spec.budget, self._paid[1]
         self._spending.cancel()
         if not self._run.heeds_money or budget is None or budget.money is None or not per_hour:
@@ -323,13 +321,13 @@ class _Simulation:
             return
         prices = self._supply.worker_prices(self._clock.now)
         there = {w: prices[r.node.name] for w, r in self._workers.items() if r.alive and r.node.name in prices}
-        told = PricesTold(there, self._supply.next_prices(self._clock.now))
-        if told != self._prices:
-            self._prices = told
-            self._coordinate(told)
+        prices_now = PricesTold(there, self._supply.next_prices(self._clock.now))
+        if prices_now != self._prices:
+            self._prices = prices_now
+            self._coordinate(prices_now)
 
     def _withdraw(self) -> None:
-        """Workers that nobody wants any more, and for which there was no node yet."""
+        """Withdraw requests for surplus workers that have no node yet."""
         if self._waiting and (surplus := min(len(self._waiting), surplus_requests(self._state))):
             del self._waiting[-surplus:]
             self._coordinate(RequestsWithdrawn(surplus))
@@ -337,7 +335,7 @@ class _Simulation:
     def _changed(self, change: NodeChange) -> None:
         if change.change is Change.ADD:
             self._supply.came(change.node, change.zone)
-            self._clock.after(0.0, self._staff)  # when all nodes are here that come at this moment
+            self._clock.after(0.0, self._staff)  # after all nodes of this moment have come
             return
         used = self._supply.went(change.node)
         self._pay()
@@ -360,7 +358,7 @@ class _Simulation:
                 self._coordinate(PreemptionNotice(worker, change.at - self._clock.now))
 
     def _staff(self) -> None:
-        """Workers that are asked for start as soon as there are nodes."""
+        """Start requested workers on available nodes."""
         while self._waiting and (node := self._node(self._clock.now - self._waiting[0])) is not None:
             self._waiting.pop(0)
             worker = worker_name(self._spec.name, len(self._workers))
@@ -382,7 +380,7 @@ class _Simulation:
             self._tell(worker, protocol.WorkerReady())
 
     def _leaves(self, worker: WorkerId) -> None:
-        """Frees the node of a worker that has been told to go."""
+        """Free the node of a worker that was told to stop."""
         record = self._workers.get(worker)
         if record is None or not record.alive:
             return

@@ -1,7 +1,7 @@
-"""The workers' part of a simulated job: steps, plans, states and checkpoints in virtual time.
+"""The workers of a simulated job: steps, plans, states and checkpoints in virtual time.
 
-It does what the engine does as far as that takes time: a plan takes effect at once or with a commit, a step in which an
-owner is lost is completed by its heirs, and a state is copied before somebody counts as its holder.
+Mirrors the engine where it takes time: a plan takes effect at once or with a commit, a step in which an owner is lost
+is completed by its heirs, and a worker holds a state only once it is copied.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,16 @@ from bamboo_core.planning.splits.moving import needed
 from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_core.planning.steps.step_times import StepModel
 
-LEARNING_STEPS: Final = 16  # on a new grid, of which the coordinator is told one by one, with what stages take
+LEARNING_STEPS: Final = 16  # on a new grid, which are reported to the coordinator one by one with the stages' times
 MEASURED_MICROBATCHES: Final = 64
-FIRST_TIMED: Final = 10  # microbatches of the first step on a grid, after which owners say what stages take
-COPY_RATE: Final = 5e9  # bytes a second from a device to pageable host memory, for the copies of a cut
+FIRST_TIMED: Final = 10  # microbatches of the first step on a grid after which owners report their stages' times
+COPY_RATE: Final = 5e9  # bytes per second from a device to pageable host memory, for the copies of a cut
 Tell = Callable[[WorkerId, protocol.Message], None]
 
 
 class SimulatedTraining:
-    """The training of a simulated job, step by step. tell: says something to the coordinator in a worker's name. most:
-    how many steps may be done before it wants to be told.
+    """The training of a simulated job, step by step. tell: sends a worker's message to the coordinator. most: the
+    number of steps that may be done before the next report.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class SimulatedTraining:
         self._tell, self._most = tell, most
         self._held = self._no_states()
         self.step, self._furthest = 0, 0
-        self.plan: Plan | None = None  # the newest that has arrived, unless it waits for its boundary
+        self.plan: Plan | None = None  # the newest that has arrived and does not wait for its boundary
         self._pending: Plan | None = None
-        self._begun: Plan | None = None  # with which the step in progress began; None: no step is in progress
+        self._begun: Plan | None = None  # the plan with which the current step began; None: no step is in progress
         self._since = 0.0  # when it began
-        self._seconds = 0.0  # that it takes undisturbed
-        self._changes: list[tuple[float, Plan]] = []  # the plans that came in it, and after how many seconds
+        self._seconds = 0.0  # its undisturbed duration
+        self._changes: list[tuple[float, Plan]] = []  # the plans that came during it, and after how many seconds
         self._timer: Timer | None = None
         self._generation = 0
-        self._gone: dict[WorkerId, float] = {}  # and when they were lost
-        self._left: dict[WorkerId, float] = {}  # lost in the step in progress, or moved away from
+        self._gone: dict[WorkerId, float] = {}  # lost workers, and when
+        self._left: dict[WorkerId, float] = {}  # workers lost in the current step, or whose cells moved
         self._idle_since: float | None = 0.0
         self._wish: protocol.TakeCheckpoint | None = None
         self._carried: tuple[int, CheckpointId] | None = None
@@ -68,8 +68,8 @@ class SimulatedTraining:
         self._cut_state: CheckpointId | None = None  # the newest cut, and the layers that workers have of it
         self._copies: dict[WorkerId, frozenset[int]] = {}
         self._checkpoints = self._backwards = 0
-        self._timed: tuple[object, int] = None, 0  # the grid whose steps are told one by one, since which step
-        self._counted = (-1, -1), ZoneTraffic()  # of the epoch and generation before it, a step's traffic
+        self._timed: tuple[object, int] = None, 0  # the grid whose steps are reported one by one, from which step on
+        self._counted = (-1, -1), ZoneTraffic()  # a step's traffic, for the epoch and generation before it
 
     def _no_states(self) -> HeldStates:
         return HeldStates(self._profile)
@@ -77,7 +77,7 @@ class SimulatedTraining:
     # plans
 
     def plan_arrived(self, plan: Plan) -> None:
-        """Takes in a plan that has arrived at all workers that it names; each plan counts once."""
+        """Take in a plan that has arrived at all workers that it names; each plan counts once."""
         newest = self._pending or self.plan
         if newest is not None and plan.epoch <= newest.epoch:
             return
@@ -89,7 +89,7 @@ class SimulatedTraining:
             self._switch(plan)
 
     def _begin_anew(self, plan: Plan) -> None:
-        """Everybody gets the state that the plan names; training goes on when all owners have it."""
+        """Load the plan's state into all workers; training goes on once all owners have it."""
         self._stop()
         self.plan, self._pending, self._carried, self._wish = plan, None, None, None
         if not plan.moved or self._cut_state != plan.restore:
@@ -103,7 +103,7 @@ class SimulatedTraining:
         self._clock.after(max(times[worker] for worker in owners), partial(self._started, plan))
 
     def _started(self, plan: Plan) -> None:
-        """Begins the plan's training: all owners have the state with which the plan begins."""
+        """Begin the plan's training: all owners have its initial state."""
         current = self.plan
         if current is None or current.origin != plan.origin:
             return
@@ -120,13 +120,13 @@ class SimulatedTraining:
         self._begin()
 
     def end(self) -> None:
-        """The run is over, in whatever state it is."""
+        """End the run in its current state."""
         if self._begun is not None and self._timer is None and self._idle_since is None:
-            self._idle_since = min([self._clock.now, *self._left.values()])  # nobody is left to tell those who wait
+            self._idle_since = min([self._clock.now, *self._left.values()])  # the remaining workers get no plan
         self._waited()
 
     def _waited(self) -> None:
-        """Records that no grid has stood until now, if none has."""
+        """Record the time without a running grid, if any, up to now."""
         if self._idle_since is not None:
             self._record.stopped.append((self._idle_since, self._clock.now, self._clock.now - self._idle_since))
             self._idle_since = None
@@ -144,7 +144,7 @@ class SimulatedTraining:
                     self._tell(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
 
     def _switch(self, plan: Plan) -> None:
-        """Follows a plan at once: whoever runs cells from now on repeats what was done of them in this step."""
+        """Follow a plan at once: the new runners of cells repeat what was done of them in this step."""
         before, now = self.plan, self._clock.now
         assert before is not None
         self._pending = None
@@ -176,7 +176,7 @@ class SimulatedTraining:
         self._watch()
 
     def _watch(self) -> None:
-        """Have somebody say that microbatches are finished, long before the progress deadline."""
+        """Report finished microbatches long before the progress deadline."""
         self._clock.after(self._spec.progress_deadline_seconds / 4, partial(self._say_working, self._since))
 
     def _say_working(self, since: float) -> None:
@@ -189,7 +189,7 @@ class SimulatedTraining:
         self._watch()
 
     def _follow(self, plan: Plan) -> None:
-        """Roles change; states travel to those who are to have them."""
+        """Change roles, and copy states to their new holders."""
         self.plan = plan
         moving = self._held.follow(plan, self._clock.now)
         self._send(plan, [state.transfer for state in moving])
@@ -230,12 +230,12 @@ class SimulatedTraining:
 
     @property
     def _current_plan(self) -> Plan:
-        """The plan in force; there is one whenever a step runs."""
+        """The plan in force, which exists whenever a step runs."""
         assert self.plan is not None
         return self.plan
 
     def _cells(self, plan: Plan) -> list[Cell]:
-        """The cells that are run in the layout in force."""
+        """Return the cells that run in the layout in force."""
         pipelines = next((one.pipelines for one in plan.layouts if one.generation == self._generation), 0)
         return [cell for cell in plan.cells() if cell.pipeline < pipelines]
 
@@ -259,14 +259,12 @@ class SimulatedTraining:
             self._clock.after(self._seconds * FIRST_TIMED / fewest, partial(self._say_first_times, plan, self._since))
 
     def _say_first_times(self, plan: Plan, since: float) -> None:
-        """Says what stages take within the step that began then, if nothing has changed."""
+        """Report the stages' times in the step that began then, unless something has changed."""
         if self._begun is plan and self._since == since and not self._left:
             self._say_times(plan)
 
     def _committed(self, steps: int) -> None:
-        """Takes in that so many steps are done; the coordinator hears of the last one, as if the other messages were
-        lost.
-        """
+        """Commit that many steps. The coordinator gets only the last one's message, as if the others were lost."""
         plan, now = self._current_plan, self._clock.now
         self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)
@@ -303,13 +301,13 @@ class SimulatedTraining:
             self._begin()
 
     def _tell_sums(self) -> None:
-        """All who hold a state that is kept, or the last one, say that it is the same: nothing differs here."""
+        """Report equal sums from all holders of a kept or final state: nothing differs here."""
         for worker in sorted(self._current_plan.worker_ids() - self._gone.keys()):
             for stage in sorted(self._held.of(worker)):
                 self._tell(worker, StateSums(stage=stage, version=self.step, sums={}))
 
     def _is_new(self, plan: Plan) -> bool:
-        """Has the coordinator to be told of each step, as it learns what steps take on this grid?"""
+        """Whether the coordinator needs a report of each step to learn step times on this grid."""
         if not self._spec.elastic:
             return False
         ran = plan.stages, plan.target.pipelines, plan.target.schedule
@@ -318,7 +316,7 @@ class SimulatedTraining:
         return self.step < self._timed[1] + LEARNING_STEPS
 
     def _say_times(self, plan: Plan) -> None:
-        """What owners measure of their stages."""
+        """Report the owners' measured times of their stages."""
         stages = self._model.stages(plan.stages)
         for cell in self._cells(plan):
             times = StageTimes(
@@ -331,9 +329,7 @@ class SimulatedTraining:
             self._answer(plan.at(cell).owner, protocol.Heartbeat(step=self.step, times=(times,)))
 
     def _step_traffic(self, plan: Plan) -> ZoneTraffic:
-        """The traffic of one step in the layout in force; remembered, since most steps have the plan of the one
-        before.
-        """
+        """Return the traffic of one step in the layout in force, cached while the plan stays."""
         key = plan.epoch, self._generation
         if self._counted[0] != key:
             layout = next(one for one in plan.layouts if one.generation == self._generation)
@@ -341,7 +337,7 @@ class SimulatedTraining:
         return self._counted[1]
 
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
-        """Records transfers of this moment, between the zones that the plan says."""
+        """Record transfers at this moment, between the plan's zones."""
         zones = {peer.worker: peer.zone for peer in plan.workers}
         self._record.sent(self._clock.now, self._clock.now, by_zone(transfers, zones))
 
@@ -358,7 +354,7 @@ class SimulatedTraining:
             self._idle_since = min([self._clock.now, *self._left.values()])
 
     def lost(self, worker: WorkerId) -> None:
-        """Takes in that a worker is gone; the others will be told later."""
+        """Record that a worker is gone; the others learn it later."""
         now = self._clock.now
         self._gone[worker] = now
         self._held.lose(worker)
@@ -380,7 +376,7 @@ class SimulatedTraining:
             self._wish = wish if wish.at <= self._spec.training.steps else None
 
     def _carry(self, plan: Plan) -> tuple[tuple[int, CheckpointId] | None, bool]:
-        """Does this commit carry a wish? And does nobody begin another step after it?"""
+        """Return the checkpoint that this commit begins for a request, and whether no step follows it."""
         wish = self._wish
         if wish is None or self.step < wish.at:
             return None, False
@@ -392,7 +388,7 @@ class SimulatedTraining:
         return self._carried, wish.hold
 
     def _write(self, plan: Plan, writers: tuple[tuple[WorkerId, ...], ...], checkpoint: CheckpointId) -> None:
-        """Each writer its layers, one after the other, while training goes on."""
+        """Let each writer write its layers, one after the other, while training goes on."""
         layers: dict[WorkerId, list[int]] = {}
         for stage, mine in enumerate(writers):
             for worker in mine:
@@ -440,7 +436,7 @@ class SimulatedTraining:
         self._answer(worker, protocol.Report(committed=self.step - 1, held=held))
 
     def _cut(self, plan: Plan, cut: CheckpointId) -> None:
-        """Cuts the training: nobody begins another step, and all copy what they hold."""
+        """Cut the training: no worker begins another step, and all copy the layers that they hold."""
         self._idle_since = self._clock.now
         self._cut_state, self._copies = cut, {}
         for worker in sorted(plan.worker_ids() - self._gone.keys()):

@@ -1,4 +1,4 @@
-"""The zones in which a job's nodes may be, by its pods' templates, and made-up nodes where its pods would be. Pure."""
+"""The zones of a job's nodes, by its pods' templates, and generated nodes where its pods would be. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,15 +13,17 @@ from bamboo_core.job.node_placement import asked_of_nodes
 from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
 from bamboo_core.job.spec import JobSpec, most_pipelines, pod_spread, wanted_workers
 
-MOST_ZONES: Final = 1000  # for numbers of seeds only
+MOST_ZONES: Final = 1000  # bounds the use of seeds
 SHOWN: Final = 12  # zones in a sentence
-NODE_TERMS: Final = (  # where a pod's spec has them
+NODE_TERMS: Final = (  # their path in a pod's spec
     *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"),
 )
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
-    """The zones that templates name for pods, by nodeSelector or a required nodeAffinity; () if one names none."""
+    """Return the zones that templates name for pods, by nodeSelector or a required nodeAffinity; () if one names
+    none.
+    """
     found = [_named_zones(spec, pool) for pool in spec.node_pools or (None,)]
     return tuple(dict.fromkeys(zone for zones in found for zone in zones)) if all(found) else ()
 
@@ -34,12 +36,12 @@ def _named_zones(spec: JobSpec, pool: NodePool | None) -> list[str]:
 
 
 def zone_allowed(spec: JobSpec, zone: str) -> bool:
-    """May a pod of the job be in that zone? A zone that is not known ("") is taken to be one in which it may."""
+    """Whether a pod of the job may be in that zone. An unknown zone ("") is assumed to be allowed."""
     return any(pool_allows(spec, pool, zone) for pool in spec.node_pools or (None,))
 
 
 def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
-    """May a pod of that pool be in that zone?"""
+    """Whether a pod of that pool may be in that zone."""
     selected, terms = _selected(spec, pool), node_terms(spec, pool)
     if not zone:
         return True
@@ -52,7 +54,7 @@ def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
 
 
 def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
-    """The zones, of these and in their order, in which the job may be. Raises SimulationError if there is none."""
+    """Return the allowed zones among these, in their order. Raises SimulationError if there is none."""
     known = tuple(zones)
     found = tuple(zone for zone in known if zone_allowed(spec, zone))
     if known and not found:
@@ -64,17 +66,16 @@ def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
 
 
 def listed(zones: Iterable[str]) -> str:
-    """The zones' names for a sentence."""
+    """Return the zones' names for a sentence."""
     known = [zone or "no named zone" for zone in zones]
     return ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
 
 
 def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
-    """A recording of as many made-up nodes as the job wants, in those zones in which its pods would be; in the order of
-    the zones, and with ZonePerPipeline beginning at another one for each seed, since nobody says which ones a scheduler
-    takes.
+    """Generate a trace of as many nodes as the job wants, in the zones where its pods would be.
 
-    Raises SimulationError if the job may be in none of the zones.
+    Zones are used in order; with ZonePerPipeline each seed begins at another one, because a scheduler's choice is
+    unknown. Raises SimulationError if no zone is allowed.
     """
     zones = allowed_zones(spec, generation.zones)
     if not pod_spread(spec).packs:
@@ -90,36 +91,36 @@ def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
 
 
 def packed(zones: Sequence[str], spec: JobSpec, first: int = 0) -> dict[str, int]:
-    """How many workers a job asks for in each zone that it uses: all in the first one, or whole pipelines in turn."""
+    """Return the number of workers in each zone that the job uses: all in the first one, or whole pipelines in turn."""
     if spec.spread.policy is SpreadPolicy.SINGLE_ZONE:
         return {zones[0]: wanted_workers(spec)}
     count, wanted = most_pipelines(spec), wanted_workers(spec)
-    found: Counter[str] = Counter()
+    workers: Counter[str] = Counter()
     for number in range(count):
-        found[zones[(first + number) % len(zones)]] += wanted // count + (number < wanted % count)
-    return dict(found)
+        workers[zones[(first + number) % len(zones)]] += wanted // count + (number < wanted % count)
+    return dict(workers)
 
 
 def _selected(spec: JobSpec, pool: NodePool | None) -> Any:
-    """The zone that a nodeSelector names; None if it names none."""
+    """Return the zone that a nodeSelector names; None if it names none."""
     return asked_of_nodes(spec, pool)[0].get(names.LABEL_ZONE)
 
 
 def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str, Any], ...]:
-    """The required node affinity of a pod's templates, the pool's before `worker.template`: of its terms one has to
-    hold; () if it asks for none.
+    """Return the terms of a pod's required node affinity, one of which has to hold; () if there is none. A pool's
+    template takes precedence over `worker.template`.
     """
     for template in (pool.template if pool is not None else {}, spec.worker.template):
-        found: Any = template.get("spec") or {}
+        part: Any = template.get("spec") or {}
         for step in NODE_TERMS:
-            found = (found or {}).get(step)
-        if found:
-            return tuple(found)
+            part = (part or {}).get(step)
+        if part:
+            return tuple(part)
     return ()
 
 
 def _about(term: Mapping[str, Any], operator: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the expressions of a term that are about the zone, with that operator."""
+    """Yield the expressions of a term about the zone, with that operator."""
     for one in term.get("matchExpressions") or ():
         if one.get("key") == names.LABEL_ZONE and one.get("operator") == operator:
             yield one

@@ -1,6 +1,5 @@
-"""Which nodes a simulated job has, and what they cost: spot nodes come and go as a trace says, on-demand ones stay.
-
-No clock of its own: the run says when what happens.
+"""The nodes of a simulated job and their costs: spot nodes come and go by a trace, on-demand ones stay. It has no
+clock; the run passes in the time.
 """
 
 from bisect import bisect_right
@@ -22,9 +21,9 @@ from bamboo_core.planning.profile import Prices
 class SimulatedNode:
     name: str
     zone: str = ""
-    pool: NodePool | None = None  # on demand, of that pool; None: a spot node
-    spot: str = ""  # the spot pool for which it is used, if the job has any
-    group: int = 0  # of those that are to be in the same zone
+    pool: NodePool | None = None  # its on-demand pool; None: a spot node
+    spot: str = ""  # the spot pool that it is used for, if the job has any
+    group: int = 0  # of nodes that should share a zone
 
 
 def _money(price: float | None) -> Decimal | None:
@@ -32,11 +31,12 @@ def _money(price: float | None) -> Decimal | None:
 
 
 class NodeSupply:
-    """The nodes that a simulated job gets. price: USD an hour of a spot node, whatever trace, pools and profile say.
+    """The nodes that a simulated job gets. price: USD per hour of a spot node, instead of the trace's, pools' and
+    profile's.
 
-    Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule; zones
-    that templates name). Spot pools are asked in order; the zones of their templates say which nodes are theirs. With
-    several workers on a node, one that has room comes first.
+    Nodes are taken as a scheduler places the operator's pods (the job's `spread`, and the zones in templates). Spot
+    pools are tried in order; their templates' zones decide which nodes are theirs. If nodes have several workers, one
+    with room comes first.
     """
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
@@ -49,28 +49,28 @@ class NodeSupply:
         self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
         self.spot = tuple(pool for pool in pools if pool.capacity is Capacity.SPOT) if pools else (NodePool(name=""),)
         self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)
-        self._zones_of: dict[str, dict[str, bool]] = {pool.name: {} for pool in self.spot}  # whether it may be there
+        self._zones_of: dict[str, dict[str, bool]] = {pool.name: {} for pool in self.spot}  # where it may be
         self._spec = spec
         self._node_price = spec.spread.node_price
         self._pool_prices = {pool.name: self._node_price(pool.price_per_hour) for pool in self.spot}
-        self._pool_price = self._node_price(pool_price(self.spot, Capacity.SPOT))  # of those that say none
+        self._pool_price = self._node_price(pool_price(self.spot, Capacity.SPOT))  # of pools without a price
         self._there: dict[str, SimulatedNode] = {}
         self._used: dict[str, SimulatedNode] = {}
-        self._workers: Counter[str] = Counter()  # of each node
+        self._workers: Counter[str] = Counter()  # by node
         self._made = 0
         self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
 
     def came(self, name: str, zone: str) -> None:
-        """A node, which is of no use where the job may not be."""
+        """Add a node, unless the job may not use its zone."""
         if self._may_be_in(zone):
             self._there[name] = SimulatedNode(name=name, zone=zone)
 
     def noticed(self, name: str) -> None:
-        """Notes that a node will be taken away: nobody begins to use it any more."""
+        """Stop using a node for new workers, because it will be taken away."""
         self._there.pop(name, None)
 
     def went(self, name: str) -> bool:
-        """Taken away. Was it used?"""
+        """Remove a node. Return whether it was used."""
         used = name in self._used
         self._there.pop(name, None)
         self._used.pop(name, None)
@@ -78,7 +78,7 @@ class NodeSupply:
         return used
 
     def take(self) -> SimulatedNode | None:
-        """A spot node that has room for one more worker, the one that has been there longest; None if there is none."""
+        """Return a spot node with room for one more worker, the oldest first; None if there is none."""
         return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
 
     def _take_of(self, pool: NodePool) -> SimulatedNode | None:
@@ -92,20 +92,20 @@ class NodeSupply:
         for group in self._groups():
             zones = self._allowed(group, Counter(node.zone for node in free))
             unused = (node for zone in zones for node in free if node.zone == zone)
-            found = begun.get(group) or next(unused, None)
-            if found is not None:
-                return self._use(replace(found, group=group, spot=pool.name))
+            candidate = begun.get(group) or next(unused, None)
+            if candidate is not None:
+                return self._use(replace(candidate, group=group, spot=pool.name))
         return None
 
     def _free(self, pool: NodePool) -> list[SimulatedNode]:
-        """The spot nodes of that pool that nobody uses."""
+        """Return the unused spot nodes of that pool."""
         return [node for node in self._there.values() if node.name not in self._used and self._allows(pool, node.zone)]
 
     def _allows(self, pool: NodePool, zone: str) -> bool:
-        known = self._zones_of[pool.name]
-        if zone not in known:
-            known[zone] = pool_allows(self._spec, pool, zone)
-        return known[zone]
+        allowed = self._zones_of[pool.name]
+        if zone not in allowed:
+            allowed[zone] = pool_allows(self._spec, pool, zone)
+        return allowed[zone]
 
     def _workers_of(self, pool: NodePool) -> int:
         mine = (name for name, node in self._used.items() if node.pool is None and node.spot == pool.name)
@@ -120,7 +120,7 @@ class NodeSupply:
         return node
 
     def _groups(self) -> Iterable[int]:
-        """The groups that lack nodes, the smallest first."""
+        """Return the groups that lack nodes, the smallest first."""
         if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
             return (0,)
         sizes: Counter[int] = Counter()
@@ -139,8 +139,8 @@ class NodeSupply:
         return sorted(free, key=lambda zone: (used[zone] > 0, -free[zone]))
 
     def take_on_demand(self, waited: float) -> SimulatedNode | None:
-        """A node of the first on-demand pool whose turn it is after so many seconds, and that is not full; None if
-        there is none.
+        """Return a node of the first on-demand pool that is due after that many seconds and not full; None if there is
+        none.
         """
         for pool in self.fallbacks:
             mine = [node for node in self._used.values() if node.pool == pool]
@@ -155,9 +155,7 @@ class NodeSupply:
         return None
 
     def release(self, name: str) -> None:
-        """A worker has left it. If it was the last one, it is not used any more; a spot node may be taken again as long
-        as it is there.
-        """
+        """Remove a worker from a node. An empty node is unused; a spot node may be taken again while it exists."""
         self._workers[name] -= 1
         if self._workers[name] <= 0:
             del self._workers[name]
@@ -168,7 +166,7 @@ class NodeSupply:
         return len(self._used)
 
     def usd_per_hour(self, now: float) -> float | None:
-        """The USD per hour of all nodes that are used; None if the price of one is not known."""
+        """Return the USD per hour of all used nodes; None if a price is unknown."""
         total, known = 0.0, dict[tuple[int, str], float | None]()
         for node in self._used.values():
             kind = id(node.pool), node.zone
@@ -181,12 +179,14 @@ class NodeSupply:
         return total
 
     def worker_prices(self, now: float) -> dict[str, float]:
-        """USD an hour of each worker, by the node that it is on; not of nodes whose price is not known."""
+        """Return the USD per hour of a worker by node, without nodes of unknown price."""
         prices = {name: self._price_of(node, now) for name, node in self._used.items()}
         return {name: price / self._room for name, price in prices.items() if price is not None}
 
     def next_prices(self, now: float) -> tuple[tuple[float, int], ...]:
-        """USD an hour of more workers, in the order in which they would come, and how many at each price."""
+        """Return the USD per hour of further workers and how many there are at each price, in the order in which they
+        come.
+        """
         counts = Counter[str]()
         for node in self._used.values():
             counts[node.pool.name if node.pool else node.spot] += self._workers[node.name]
@@ -199,7 +199,9 @@ class NodeSupply:
         return tuple((price / self._room, count) for price, count in priced)
 
     def next_spot_price(self, pool: NodePool, now: float) -> float | None:
-        """USD an hour of one more node of that pool: where nodes are there, else in the middle of its zones."""
+        """Return the USD per hour of one more node of that pool: the median over zones with free nodes, else over its
+        zones.
+        """
         zones = [node.zone for node in self._free(pool)] or [zone for zone in self._zones if self._allows(pool, zone)]
         prices = [
             self._price_of(SimulatedNode(name="", zone=zone, spot=pool.name), now) for zone in dict.fromkeys(zones)

@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen when, in order."""
+"""Virtual time: scheduled actions, in order."""
 
 import heapq
 import math
@@ -8,7 +8,7 @@ Action = Callable[[], None]
 
 
 class Timer:
-    """Something that is to happen, as long as it is not cancelled."""
+    """A scheduled action that can be cancelled."""
 
     __slots__ = ("action",)
 
@@ -20,7 +20,7 @@ class Timer:
 
 
 class VirtualClock:
-    """A clock that counts seconds. What is to happen at one moment happens in the order in which that was said."""
+    """A clock in seconds. Actions at the same moment run in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class VirtualClock:
         self._count = 0
 
     def at(self, moment: float, action: Action) -> Timer:
-        """A moment that has passed is now."""
+        """Schedule an action. A moment in the past means now."""
         self._count += 1
         timer = Timer(action)
         heapq.heappush(self._queue, (max(moment, self.now), self._count, timer))
@@ -39,13 +39,13 @@ class VirtualClock:
 
     @property
     def next(self) -> float:
-        """The second at which the next thing happens; infinite if nothing is to happen."""
+        """Return the second of the next action; infinite if there is none."""
         while self._queue and self._queue[0][2].action is None:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else math.inf
 
     def advance(self) -> bool:
-        """Let the next thing happen. False if there is none."""
+        """Run the next action. Return False if there is none."""
         while self._queue:
             moment, _, timer = heapq.heappop(self._queue)
             if timer.action is not None:

@@ -1,7 +1,7 @@
-"""What a job's workers send each other in a step, within zones and between them, and what clouds bill for it. Pure.
+"""The traffic of a job's workers within and between zones, and its price. Pure.
 
 Most clouds bill traffic between the zones of a region, and none within a zone. The bytes are those of the data plane's
-frames (docs/design/data-plane.md) without their headers, counted from the sizes of a profile.
+frames (docs/design/data-plane.md) without headers, computed from a profile's sizes.
 """
 
 from collections import Counter, defaultdict
@@ -19,15 +19,17 @@ from bamboo_core.planning.portions import keeper, ranges
 from bamboo_core.planning.profile import ModelProfile
 
 GB: Final = 1e9
-# USD for a GB that crosses zones, billed to the one that sends it and again to the one that receives it: what EC2 takes
-# "in each direction". See docs/simulator.md for other clouds.
+# USD per GB that crosses zones, billed to the sender and again to the receiver: EC2's price "in each direction". See
+# docs/simulator.md for other clouds.
 ZONE_TRAFFIC_PRICE: Final = 0.01
 
 
 class TrafficKind(StrEnum):
-    """What the bytes are for. boundaries: activations and their gradients. reduction: of gradients over pipelines, and
-    of the parts of a lost pipeline of one stage. replicas: final gradients (SYNC). states: whole stages, to new
-    holders. checkpoints: to and from the store.
+    """The kinds of traffic.
+
+    boundaries: activations and their gradients. reduction: of gradients over pipelines, and of the parts of a lost
+    pipeline of one stage. replicas: final gradients (SYNC). states: whole stages, to new holders. checkpoints: to and
+    from the store.
     """
 
     BOUNDARIES = "boundaries"
@@ -38,18 +40,18 @@ class TrafficKind(StrEnum):
 
 
 class Transfer(NamedTuple):
-    """What one worker sends to another one; None: the store, which belongs to no zone."""
+    """Data sent from one worker to another; None: the store, which belongs to no zone."""
 
     kind: TrafficKind
     sender: WorkerId | None
     receiver: WorkerId | None
     size: float
-    times: int = 1  # it sends as much to so many workers of the receiver's zone, each
+    times: int = 1  # the number of workers in the receiver's zone that get this much each
 
 
 @dataclass(frozen=True, slots=True)
 class ZoneTraffic:
-    """Bytes by their kind; kinds without any are left out."""
+    """Bytes by kind; kinds without traffic are left out."""
 
     within: Mapping[TrafficKind, float] = field(default_factory=dict)
     between: Mapping[TrafficKind, float] = field(default_factory=dict)
@@ -75,12 +77,11 @@ def step_traffic(
     zones: Mapping[WorkerId, str] | None = None,
     checkpoint_steps: int | None = None,
 ) -> ZoneTraffic:
-    """The traffic between zones of one undisturbed step under a plan. profile: for the job's microbatches
-    (`for_microbatch`). zones: of workers, if others than the plan says. checkpoint_steps: steps from one checkpoint to
-    the next, of which each has its share.
+    """Return the traffic of one undisturbed step under a plan.
 
-    Workers of which no zone is known count as being in one together. Not counted, since they are small or rare:
-    headers, tied parameters, running buffers, evaluation, and what is sent again after a loss.
+    profile: for the job's microbatches (`for_microbatch`). zones: of workers, instead of the plan's. checkpoint_steps:
+    steps between checkpoints; each step gets its share. Workers without a known zone count as in one zone. Small or
+    rare traffic is ignored: headers, tied parameters, running buffers, evaluation, and repetitions after a loss.
     """
     places = {peer.worker: peer.zone for peer in plan.workers} if zones is None else zones
     transfers = list(step_transfers(plan, layout, profile, places))
@@ -96,15 +97,15 @@ def step_transfers(
     profile: ModelProfile,
     zones: Mapping[WorkerId, str] | None = None,
 ) -> Iterator[Transfer]:
-    """Yield the transfers of one undisturbed step, between different workers. zones: of workers, if what a reduction
-    sends to those of one zone may be said at once: its pairs grow with the square of the pipelines.
+    """Yield the transfers of one undisturbed step, between different workers. zones: of workers, to combine a
+    reduction's transfers to one zone: its pairs grow with the square of the pipelines.
     """
     receivers = [_receivers(plan, layout, stage, zones) for stage in range(len(plan.stages))]
     parts = [profile.layers[first:end] for first, end in plan.stages]
     boundaries = [layers[-1].boundary for layers in parts]
     gradients = [sum(layer.gradients for layer in layers) for layers in parts]
-    trained = [any(gradients[: s + 1]) for s in range(len(parts))]  # else no gradient comes back to it
-    found = (
+    trained = [any(gradients[: s + 1]) for s in range(len(parts))]  # else it gets no gradient back
+    transfers = (
         transfer
         for cell in plan.cells()
         if cell.pipeline < layout.pipelines
@@ -117,13 +118,11 @@ def step_transfers(
             *_finished_groups(plan, layout, cell, gradients[cell.stage]),
         )
     )
-    return (transfer for transfer in found if transfer.sender != transfer.receiver)
+    return (transfer for transfer in transfers if transfer.sender != transfer.receiver)
 
 
 def by_zone(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> ZoneTraffic:
-    """What crosses zones, and what does not, as what goes to the store and comes from it: no cloud bills that within
-    a region.
-    """
+    """Sum transfers within and between zones. Transfers to and from the store count as within: no cloud bills them."""
     within, between = defaultdict[TrafficKind, float](float), defaultdict[TrafficKind, float](float)
     for kind, sender, receiver, size, times in transfers:
         crosses = sender is not None and receiver is not None and zones.get(sender, "") != zones.get(receiver, "")
@@ -137,8 +136,8 @@ def _sum(one: Mapping[TrafficKind, float], other: Mapping[TrafficKind, float]) -
 
 
 def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterator[Transfer]:
-    """The transfers between a cell and the one after it: outputs there, their gradients back. size: of a step's
-    outputs. trained: whether the cell, or a stage before it, has parameters that are trained.
+    """Yield the transfers between a cell and the next one: outputs, and their gradients back. size: of a step's
+    outputs. trained: whether the cell, or a stage before it, has trained parameters.
     """
     if cell.stage == len(plan.stages) - 1:
         return
@@ -150,26 +149,26 @@ def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterat
 
 
 def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:
-    """The final gradients of the stage that they hold."""
+    """Yield the final gradients for the cell's replicas."""
     size = sum(layer.gradients for layer in profile.layers[slice(*plan.stages[cell.stage])])
     for replica in plan.at(cell).replicas:
         yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size)
 
 
 def _finished_groups(plan: Plan, layout: Layout, cell: Cell, gradients: float) -> Iterator[Transfer]:
-    """The sums of groups, but for the last one, as often as they are finished; a slow link gets fewer of them."""
+    """Yield the groups' sums, except the last, sent as they are finished; a slow link gets fewer of them."""
     share, receiver = layout.shares[cell.pipeline], keeper(plan, cell)
     if receiver is not None and share.end - share.first > 1:
         yield Transfer(TrafficKind.REDUCTION, plan.at(cell).owner, receiver, gradients, share.end - share.first - 1)
 
 
 def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:
-    """Who runs a stage and of how many pipelines: each by itself, or those of each zone together."""
-    found = defaultdict[str, Counter[WorkerId]](Counter)
+    """Return the owners of a stage with their numbers of pipelines: each by itself, or combined by zone."""
+    owners = defaultdict[str, Counter[WorkerId]](Counter)
     for pipeline in range(layout.pipelines):
         owner = plan.at(Cell(pipeline, stage)).owner
-        found[owner if zones is None else zones.get(owner, "")][owner] += 1
-    return list(found.values())
+        owners[owner if zones is None else zones.get(owner, "")][owner] += 1
+    return list(owners.values())
 
 
 def _reduction(
@@ -179,7 +178,7 @@ def _reduction(
     gradients: float,
     receivers: Sequence[Counter[WorkerId]],
 ) -> Iterator[Transfer]:
-    """What a pipeline sends to each other one: its sums of their chunk, and the total of its own chunk."""
+    """Yield a pipeline's transfers to each other one: the sums of their chunk, and the total of its own chunk."""
     owner, bounds = plan.at(cell).owner, layout.bounds
     sums = len(nodes_of(layout.shares[cell.pipeline], len(bounds) - 1))
     for them in receivers:
@@ -193,5 +192,5 @@ def _reduction(
 
 
 def traffic_usd(billed: float, price: float = ZONE_TRAFFIC_PRICE) -> float:
-    """The USD for so many bytes that cross zones. price: USD for each GB, and for each of both ways."""
+    """Return the USD for bytes that cross zones. price: USD per GB, in each direction."""
     return billed / GB * 2 * price
