@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, jobs run by the real coordinator, and how figures are shown."""
+"""What the benchmarks share: the machine, jobs run by the real coordinator, and the display of figures."""
 
 import asyncio
 import json
@@ -55,7 +55,9 @@ class TaskName(StrEnum):
 
 
 def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode: str, standby: int = 0) -> Any:
-    """gpt: the quickstart's model, real arithmetic. emulated: 10 ms a forward and 20 ms a backward of each stage."""
+    """Return a manifest. gpt: the quickstart's model. emulated: 10 ms per forward and 20 ms per backward of each
+    stage.
+    """
     layers = 2 * stages
     configs: dict[TaskName, tuple[str, dict[str, Any]]] = {
         TaskName.GPT: (
@@ -83,7 +85,7 @@ def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode
 
 
 def slower(document: Any, task: TaskName, factor: int) -> Any:
-    """The job with emulated layers that take so many times as long."""
+    """Return the job with emulated layers that take `factor` times as long."""
     config = document["spec"]["task"]["config"]
     if task is TaskName.EMULATED:
         config |= {name: factor * config[name] for name in ("forwardMs", "backwardMs")}
@@ -91,7 +93,9 @@ def slower(document: Any, task: TaskName, factor: int) -> Any:
 
 
 class Lab:
-    """One fork server for all repetitions, and folders that vanish. compiled: of compiled layers' code, of all jobs."""
+    """One fork server for all repetitions, and temporary folders. compiled: the code of compiled layers, for all
+    jobs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.compiled = folder, folder / "compiled"
@@ -109,7 +113,9 @@ class Lab:
         self.on_exit(worker, code)
 
     def others(self) -> float:
-        """CPU seconds that this machine has spent on other things; to be compared while no worker runs."""
+        """Return the CPU seconds that this machine has spent on other things. Compare values only while no worker
+        runs.
+        """
         busy = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         idle = int(busy[3]) + int(busy[4])
         own = 0
@@ -120,11 +126,13 @@ class Lab:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[list[float]]:
-        """Afterwards the list holds one number: how many cores other processes took meanwhile, in the mean."""
+        """Yield a list that afterwards holds one number: the mean number of cores that other processes used
+        meanwhile.
+        """
         began, before, share = time.monotonic(), self.others(), list[float]()
         yield share
         launcher = children(os.getpid())[0]
-        while children(launcher):  # what they took is known once they are reaped
+        while children(launcher):  # their CPU time is known once they are reaped
             await asyncio.sleep(TICK_SECONDS)
         share.append(round((self.others() - before) / (time.monotonic() - began), 3))
 
@@ -135,7 +143,7 @@ def children(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def lab() -> AsyncIterator[Lab]:
-    """Leaves no process, whatever happens."""
+    """Yield a lab. It leaves no process, whatever happens."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:
@@ -154,18 +162,17 @@ def _cancel(task: asyncio.Task[Any] | None) -> None:
 
 
 class Job:
-    """A job and the loop around its coordinator. `look` sees every event after it was obeyed.
-
-    machines: workers that there can be at once; those that are asked for beyond it wait.
+    """A job and the loop around its coordinator. `look` is called after every event with the resulting commands.
+    machines: the most workers at once; further requested ones wait.
     """
 
     def __init__(self, place: Lab, document: Any, *, main: str) -> None:
         self.lab, self.manifest, self.main = place, document, main
         self.folder = place.new_folder()
         self.tell_exits = True
-        self.host = "127.0.0.1"  # where workers find the coordinator
+        self.host = "127.0.0.1"  # the coordinator's address for workers
         self.look: Callable[[float, Event, Sequence[Command]], None] = lambda now, event, commands: None
-        self.committed: dict[int, float] = {}  # when the coordinator heard of each step's commit
+        self.committed: dict[int, float] = {}  # when the coordinator received each step's commit
         self.losses: dict[int, float] = {}
         self.norms: dict[int, float] = {}  # of the whole gradient
         self.finish: Finish | None = None
@@ -177,7 +184,7 @@ class Job:
         )
 
     async def run(self) -> "Job":
-        """Runs the job until it ends. Raises RuntimeError if it ends badly."""
+        """Run the job until it ends. Raises RuntimeError if it fails."""
         server = ControlServer(self.queue.put_nowait, token_check(self._token))
         self.lab.on_exit = self._exited
         ticking = asyncio.create_task(self._ticks())
@@ -186,7 +193,7 @@ class Job:
             while self.finish is None:
                 self._step(await self.queue.get(), server)
             while self.lab.pool.alive:
-                self._step(await self.queue.get(), server)  # late joiners are told that the job is over
+                self._step(await self.queue.get(), server)  # tells late joiners that the job is over
         finally:
             ticking.cancel()
             await server.stop()
@@ -226,7 +233,7 @@ class Job:
         self.look(now, event, commands)
 
     def staff(self) -> None:
-        """Start the workers that wait, as many as there are machines for."""
+        """Start waiting workers, as many as there are machines for."""
         while self._waiting and len(self.lab.pool.alive) < self.machines:
             self._waiting -= 1
             self._start()
@@ -239,7 +246,7 @@ class Job:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Linear between neighbours; NaN of nothing."""
+    """Return the quantile, interpolated linearly; NaN without values."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -257,7 +264,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def chosen_of(only: Sequence[str] | None, known: Sequence[str], option: str = "--only") -> Sequence[str]:
-    """Return what an option asks for; without it, all. Raises typer.BadParameter for what is not known."""
+    """Return the names that an option gives; all without it. Raises typer.BadParameter for unknown names."""
     if unknown := sorted(set(only or ()) - set(known)):
         raise typer.BadParameter(f"expected some of {', '.join(known)}, got {unknown[0]}", param_hint=option)
     return only or known
@@ -288,7 +295,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def write_json(path: Path | None, document: Any) -> None:
-    """Writes JSON to a file, or to standard output for "-"."""
+    """Write JSON to a file, or to standard output for "-"."""
     if path is not None:
         text = json.dumps(document, indent=1)
         print(text) if str(path) == "-" else path.write_text(text + "\n", encoding="utf-8")
@@ -309,6 +316,6 @@ def main(body: Any) -> None:
 
 
 def is_copied(plan: Plan, synced: Synced) -> bool:
-    """Has somebody besides its owner each cell's state, in step?"""
+    """Whether each cell has an in-sync copy besides its owner's."""
     holders = plan.holders()
     return min(level_counts(plan, synced, set(holders), {worker: worker for worker in holders}).values()) > 1

@@ -1,4 +1,4 @@
-"""A job from which workers are taken one after the other, and what the takeovers took, by phase."""
+"""A job that loses workers one after the other, and the times of the takeovers, by phase."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from bamboo_core.control.protocol import PlanApplied, SendPlan, TakenOver
 from bamboo_core.coordinator.events import Command, Event, PreemptionNotice, Send
 from bamboo_core.planning.plan import Cell, WorkerId
 
-CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
+CALM = 6  # undisturbed steps before each disturbance; their median is the usual duration
 NOTICE_SECONDS = 30.0
 BACKWARDS = ("Backward", "BackwardInput")
 WORK = ("Forward", *BACKWARDS, "BackwardRest", "BackwardWeight")
@@ -23,16 +23,16 @@ WORK = ("Forward", *BACKWARDS, "BackwardRest", "BackwardWeight")
 
 @dataclass(slots=True)
 class Disturbance:
-    """Moments on the machine's monotonic clock; `calm` is the median undisturbed step before it, in seconds."""
+    """Times on the machine's monotonic clock; `calm` is the median undisturbed step before it, in seconds."""
 
     victim: WorkerId
     cell: Cell
     notice: bool
-    step: int  # in progress, as the coordinator knows
+    step: int  # in progress, as far as the coordinator knows
     calm: float
     at: float
     known: float | None = None  # the coordinator declares the loss
-    closed: float | None = None  # its control channel is seen to be closed
+    closed: float | None = None  # when its control channel closed
     planned: float | None = None
     epoch: int = 0
     heir: WorkerId = ""
@@ -45,9 +45,9 @@ class Disturbance:
 class Taker:
     """Takes `count` workers: of random cells, at random moments of a step, each after the job has healed.
 
-    One moment in each of as many equal parts of a step, in random order: no run has more late ones than another. Who
-    replaces a worker that was killed is started two steps later, as a node takes longer than that to come: all workers
-    are on one machine here, and a start takes a core.
+    There is one moment in each of `count` equal parts of a step, in random order, so that no run has more late ones
+    than another. A killed worker's replacement starts two steps later, as a node takes longer than that to come: all
+    workers are on one machine here, and a start takes a core.
     """
 
     job: Job
@@ -84,7 +84,7 @@ class Taker:
             asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
 
     def _settled(self) -> bool:
-        """Is every stage on a worker of its own, with all its replicas in step?"""
+        """Whether every stage has a worker of its own, with all its replicas in sync."""
         state = self.job.state
         if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.plans.applied:
             return False
@@ -140,12 +140,14 @@ class Taker:
                 and not d.applied
             ):
                 d.applied = now
-            if isinstance(message, TakenOver) and message.cell == d.cell:  # maybe of a spare worker, after the heir
+            if isinstance(message, TakenOver) and message.cell == d.cell:  # or of a spare worker, after the heir
                 d.taken, d.reported, d.heir = now, message, event.worker
 
 
 async def disturb(place: Lab, document: Any, count: int, *, notice: bool, exits: bool, seed: int) -> dict[str, Any]:
-    """All figures in milliseconds. exits: the coordinator is told at once that a process has ended."""
+    """Disturb a job and return the figures in milliseconds. exits: the coordinator learns of ended processes at
+    once.
+    """
     job = Job(place, document, main="_recorder:record")
     job.tell_exits = exits
     taker = Taker(job, count, notice, random.Random(seed))
@@ -158,9 +160,10 @@ async def disturb(place: Lab, document: Any, count: int, *, notice: bool, exits:
 
 
 def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """caught up: the heir has finished the last forward or backward that the victim had finished, of the open steps.
+    """Return the figures of a kill.
 
-    work, idle: of the heir, from the plan on until it is done with the cell's step; tail: from then until the commit.
+    caught up: the heir has finished the last forward or backward of the open steps that the victim had finished. work,
+    idle: of the heir, from the plan until it is done with the cell's step; tail: from then until the commit.
     """
     assert d.known is not None
     assert d.planned is not None
@@ -193,13 +196,17 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
 
 
 def _work(done: Done) -> tuple[str, Cell, int, int]:
-    """A backward that the victim ran as a whole its heir runs in two parts: the first one stands for it."""
+    """Return the key of an instruction. A whole backward of the victim is matched with the first of its heir's two
+    parts.
+    """
     name, cell, step, microbatch = done.what
     return BACKWARDS[0] if name in BACKWARDS else name, cell, step, microbatch
 
 
 def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """pause: from the last backward of a step to the moved stage's first forward of the next one, beyond the usual."""
+    """Return the figures of a notice. pause: from a step's last backward to the next one's first forward, beyond the
+    usual.
+    """
     assert d.planned is not None
     first = min(x.step for x in done if x.worker == d.heir and x.cell == d.cell and x.name in WORK and x.end > d.at)
     calm = [_idle(d.cell, step, done) for step in range(d.step - CALM + 2, d.step)]
@@ -222,7 +229,9 @@ def _idle(cell: Cell, step: int, done: list[Done]) -> float:
 
 
 def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, float]:
-    """The affected step, which is the first to be committed after that moment, and the one after it."""
+    """Return the extra time of the affected step, the first one committed after that moment, and of the step after
+    it.
+    """
     k = min(step for step, time in committed.items() if time > at)
     affected, after = committed[k] - committed[k - 1], committed[k + 1] - committed[k]
     return {

@@ -1,7 +1,7 @@
-"""A task whose layers sleep instead of computing: an accelerator per worker, as far as the schedule can tell.
+"""A task whose layers sleep instead of computing, which looks like one accelerator per worker to the schedule.
 
-On a machine with fewer cores than workers real arithmetic fills every bubble with some other worker's work, so only
-the total of computing shows. Layers that sleep show the schedule: bubbles, waits and what sits on the critical path.
+On a machine with fewer cores than workers real arithmetic fills every bubble with another worker's work, so only the
+total computing shows. Layers that sleep show the schedule: bubbles, waits and the critical path.
 """
 
 import os
@@ -24,7 +24,9 @@ SAMPLES = 512
 
 @torch.library.custom_op("bamboo_bench::rest", mutates_args=())
 def rest(x: Tensor, forward: float, backward: float) -> Tensor:
-    """A copy, after so many seconds; its gradient takes the other ones. In a compiled graph hooks could not rest."""
+    """Return a copy after `forward` seconds; the gradient takes `backward`. Hooks could not rest in a compiled
+    graph.
+    """
     time.sleep(forward)
     return x.clone()
 
@@ -48,9 +50,9 @@ rest.register_autograd(_rested_gradient, setup_context=_keep_seconds)
 class Sleeper(nn.Module):
     """[samples, WIDTH] -> the same, through one small matrix and a rest.
 
-    A backward takes half of its time for the gradient of the inputs and half for that of the matrix.
-    slow: a file, and the factor by which all takes longer in the process whose id is in it. ballast: elements of a
-    parameter that nothing uses.
+    A backward spends half of its time on the gradient of the inputs and half on that of the matrix. slow: a file, and
+    the factor by which everything takes longer in the process whose id it holds. ballast: elements of an unused
+    parameter.
     """
 
     def __init__(
@@ -91,9 +93,8 @@ def _sleep(seconds: float, _: Tensor) -> None:
 
 
 class WideSleeper(Sleeper):
-    """[samples, any width] -> [samples, width]: what is beyond WIDTH is passed on, and cut off or filled up with zeros.
-
-    weights: elements of a parameter that is trained, so that its gradient travels.
+    """[samples, any width] -> [samples, width]: columns beyond WIDTH are passed on, cut off or padded with zeros.
+    weights: elements of a trained parameter, whose gradient travels.
     """
 
     def __init__(self, seconds: tuple[float, float], width: int, weights: int) -> None:
@@ -113,8 +114,8 @@ class WideSleeper(Sleeper):
 
 
 def build_wide(config: Mapping[str, Any]) -> Task:
-    """config: layers; forwardMs and backwardMs of each of them; width: elements of a sample between two layers;
-    weights: elements of a parameter in each of them.
+    """Build the task. config: layers; forwardMs and backwardMs of each; width: elements of a sample between two layers;
+    weights: elements of a parameter in each.
     """
     count, seconds = int(config["layers"]), (config["forwardMs"] / 1e3, config["backwardMs"] / 1e3)
     widths = [int(config["width"])] * (count - 1) + [WIDTH]
@@ -123,10 +124,10 @@ def build_wide(config: Mapping[str, Any]) -> Task:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """config: layers; forwardMs and backwardMs of each of them; slowed: [first, end, factor], layers that take longer;
-    ballast: elements of a parameter in each of them that nothing uses; slow: mark and factor, see Sleeper.
+    """Build the task. config: layers; forwardMs and backwardMs of each; slowed: [first, end, factor], layers that take
+    longer; ballast: elements of an unused parameter in each; slow: mark and factor, see Sleeper.
 
-    A slowed layer counts as many operations as the others, so the split does not make up for it.
+    A slowed layer counts as many operations as the others, so the split does not compensate.
     """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, WIDTH, generator=generator)

@@ -1,6 +1,6 @@
 """A kubelet for all fake nodes that starts no process: it gives every pod an address and a token, and plays its worker.
 
-Pods of BambooJobs only. What it does to the API is what kubelets do: a token for each pod (TokenRequest, bound to the
+Only for pods of BambooJobs. Towards the API it acts like a kubelet: a token for each pod (TokenRequest, bound to the
 pod), its status, and its removal.
 """
 
@@ -32,7 +32,7 @@ LAG_SECONDS = 0.05
 
 
 class Fleet:
-    """plays: the jobs by name. late: by how much this process's own loop was late at most, in seconds."""
+    """All stand-in workers. plays: the jobs by name. late: the longest delay of this process's own loop, in seconds."""
 
     def __init__(self, api: Api, plays: dict[str, Play]) -> None:
         self._api, self.plays = api, plays
@@ -44,11 +44,11 @@ class Fleet:
         self._session: aiohttp.ClientSession
 
     def alone(self, worker: Standin) -> bool:
-        """Is there no other worker on its node?"""
+        """Whether no other worker is on its node."""
         return Counter(self._nodes.values())[worker.node] == 1
 
     async def run(self) -> None:
-        """Runs the fleet for ever."""
+        """Run the fleet forever."""
         tasks = [asyncio.create_task(play.train()) for play in self.plays.values()]
         tasks.append(asyncio.create_task(self._measure_lag()))
         connector = aiohttp.TCPConnector(limit=0)
@@ -116,7 +116,9 @@ class Fleet:
         return token
 
     async def _write(self, pod: Json, phase: str, state: Json, address: str) -> None:
-        """state: of its container. The API server drops a first one that is to replace what is there."""
+        """Write the pod's status. state: its container's. The API server drops an initial state that should replace
+        another.
+        """
         running = str(phase == "Running")
         container = {
             "name": TRAINER_CONTAINER,

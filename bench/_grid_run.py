@@ -1,4 +1,4 @@
-"""`bamboo run` of a job whose layers sleep and whose workers come and go, and what its history says of it."""
+"""`bamboo run` of a job whose layers sleep and whose workers come and go, and the figures of its history."""
 
 import asyncio
 import json
@@ -23,11 +23,11 @@ LAYERS, MICROBATCHES = 10, 12
 FORWARD_MS, BACKWARD_MS = 8.0, 16.0  # of a layer
 FEWEST_STAGES, MOST_STAGES = 2, 6
 NOTICE_SECONDS = 10.0
-APART_SECONDS = 4.0  # between two losses, so that copies are there again
+APART_SECONDS = 4.0  # between two losses, so that copies are in sync again
 
 
 def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str, Any]:
-    """A manifest. grid: the one that it runs, or, if the coordinator chooses it, begins with. workers: at most."""
+    """Return a manifest. grid: the one it runs, or begins with if the coordinator chooses. workers: at most."""
     document: dict[str, Any] = {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -50,23 +50,21 @@ def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str,
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool, apart: float = 0.0) -> Trace:
-    """A recording of as many nodes as each of these counts says, for so long each. apart: seconds between two
-    that go.
-    """
+    """Return a trace with each of these numbers of nodes for `seconds`. apart: seconds between two that leave."""
     changes: list[NodeChange] = []
-    there: list[str] = []
+    live: list[str] = []
     made = 0
     for number, count in enumerate(counts):
         at = number * seconds
-        while len(there) < count:
-            there.append(f"n{made}")
+        while len(live) < count:
+            live.append(f"n{made}")
             made += 1
-            changes.append(NodeChange(at=at, change=Change.ADD, node=there[-1]))
-        while len(there) > count:
-            gone = there.pop()
-            moment, told = (at + NOTICE_SECONDS, NOTICE_SECONDS) if notice else (at, None)
+            changes.append(NodeChange(at=at, change=Change.ADD, node=live[-1]))
+        while len(live) > count:
+            gone = live.pop()
+            moment, grace = (at + NOTICE_SECONDS, NOTICE_SECONDS) if notice else (at, None)
             at += apart
-            changes.append(NodeChange(at=moment, change=Change.REMOVE, node=gone, notice=told))
+            changes.append(NodeChange(at=moment, change=Change.REMOVE, node=gone, notice=grace))
     return make_trace(changes, duration=len(counts) * seconds)
 
 
@@ -80,11 +78,11 @@ def as_json_lines(trace: Trace) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GridRun:
-    """A run that has ended well. Times are seconds since it began to train."""
+    """A run that has ended well. Times are seconds since training began."""
 
     ends: Sequence[float]  # of its steps
     events: Sequence[tuple[float, str, str]]
-    others: float  # cores that other processes took meanwhile, in the mean
+    others: float  # mean cores that other processes used meanwhile
 
     @property
     def choices(self) -> list[str]:
@@ -92,12 +90,12 @@ class GridRun:
         return [text for _, reason, text in self.events if reason == "GridChosen"]
 
     def gaps(self, since: float, until: float) -> list[float]:
-        """Seconds of the steps that began and ended within that time."""
+        """Return the seconds of the steps that began and ended within that time."""
         return gaps([end for end in self.ends if since <= end <= until])
 
 
 async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | None = None) -> GridRun:
-    """Raises RuntimeError if it does not complete. folder: for all that it writes; it must be new."""
+    """Run a job to its end. Raises RuntimeError if it does not complete. folder: new, for all files that it writes."""
     folder.mkdir()
     job, output = folder / "job.yaml", folder / "output"
     job.write_text(yaml.safe_dump(dict(document)))
@@ -128,13 +126,13 @@ async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | N
 
 
 def busy_seconds() -> float:
-    """CPU seconds that this machine has spent."""
+    """Return the CPU seconds that this machine has spent."""
     ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def ended_seconds() -> float:
-    """CPU seconds of this process's children that have ended, and of theirs."""
+    """Return the CPU seconds of this process's ended children, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,7 +1,5 @@
-"""Machines on this one: network namespaces whose only way to each other is through `_switch`, which shapes it.
-
-A namespace belongs to a process and goes with it, so that nothing remains whatever happens. Needs Linux, and root or
-the right to make namespaces.
+"""Simulated machines: network namespaces whose only connection is `_switch`, which shapes it. A namespace belongs to a
+process and ends with it, so nothing remains whatever happens. Needs Linux, and root or the right to make namespaces.
 """
 
 import ctypes
@@ -26,18 +24,17 @@ from bamboo_trainer.stage.gradients import buckets
 from bamboo_trainer.transport import stripes, wire
 from bamboo_trainer.worker.agent import WorkerSettings
 
-PATH = "BAMBOO_BENCH_NETWORK"  # of the switch's socket
-CUT = "cut"  # a file beside a worker's trace; once it is there, a worker loses a connection and removes it
-NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # of unshare(2)
-TUN, NO_INFORMATION, SET_INTERFACE = 0x0001, 0x1000, 0x400454CA  # of linux/if_tun.h
+PATH = "BAMBOO_BENCH_NETWORK"  # the switch's socket
+CUT = "cut"  # a file beside a worker's trace that makes the worker lose a connection and remove the file
+NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # for unshare(2)
+TUN, NO_INFORMATION, SET_INTERFACE = 0x0001, 0x1000, 0x400454CA  # from linux/if_tun.h
 START_SECONDS = 60.0
 STREAM_SECONDS = 120.0
 
 
 def enter(address: str) -> socket.socket:
-    """Move this thread, and those that it starts, to a namespace with this address; it stays until that is closed.
-
-    RuntimeError if this machine does not let us.
+    """Move this thread, and threads that it starts, to a namespace with this address, until the socket is closed.
+    Raises RuntimeError if this machine does not permit it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for flags in (NEW_NETWORK, NEW_USER | NEW_NETWORK):
@@ -75,15 +72,15 @@ class Network:
         self._channel = channel
 
     def shape(self, shape: Shape) -> dict[str, float]:
-        """Shapes the network from now on; returns what the switch has carried, dropped and taken until now."""
+        """Shape the network from now on; return the switch's counts of carried and dropped packets and time so far."""
         self._channel.send(json.dumps({"shape": asdict(shape)}).encode())
-        found: dict[str, float] = json.loads(self._channel.recv(4096))
-        return found
+        counts: dict[str, float] = json.loads(self._channel.recv(4096))
+        return counts
 
 
 @contextmanager
 def network(folder: Path) -> Iterator[Network]:
-    """Moves this process's main thread into it, at the CONTROL address."""
+    """Start the network and move this process's main thread into it, at the CONTROL address."""
     os.environ[PATH] = str(folder / "switch")
     command = [sys.executable, str(HERE / "_switch.py"), os.environ[PATH]]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as switch:
@@ -103,7 +100,7 @@ def address_of(worker: str) -> str:
 
 
 def time_steps(*, worker: str, trace: str, **started: Any) -> int:
-    """A worker on a machine of its own. started: the launcher's other arguments of a worker."""
+    """Run a worker on a machine of its own. started: the launcher's other arguments of a worker."""
     stripes.send_body = _cutting(Path(trace).with_name(CUT))
     with enter(address_of(worker)):
         settings = WorkerSettings(host=address_of(worker))
@@ -111,23 +108,21 @@ def time_steps(*, worker: str, trace: str, **started: Any) -> int:
 
 
 def time_steps_of_one_bucket(**started: Any) -> int:
-    """Times steps with no part of the reduction before the last backward is done; see `time_steps`."""
+    """Time steps whose reduction starts only after the last backward; see `time_steps`."""
     buckets.MOST_BUCKETS = 1  # type: ignore[misc]
     return time_steps(**started)
 
 
 def time_steps_in_buckets(**started: Any) -> int:
-    """Times steps with each layer's gradients in a bucket: small ones on a slow network show what large ones do on a
-    fast one, without this machine's share in it. See `time_steps`.
+    """Time steps with a bucket for each layer's gradients; see `time_steps`. Small gradients on a slow network show
+    what large ones do on a fast one, without this machine's share.
     """
     buckets.BUCKET_BYTES = 1 << 16  # type: ignore[misc]
     return time_steps(**started)
 
 
 def _cutting(mark: Path) -> Callable[..., None]:
-    """What stands in the place of `stripes.send_body`: once the mark is there, one body loses one of its connections;
-    the mark goes.
-    """
+    """Return a replacement of `stripes.send_body` that loses a connection of one body once the mark exists."""
     send_body = stripes.send_body
 
     def send(
@@ -141,7 +136,7 @@ def _cutting(mark: Path) -> Callable[..., None]:
 
 
 def _taken(mark: Path) -> bool:
-    """Was it there, and are we the only ones who took it?"""
+    """Remove the mark; return whether it was there and no other process removed it."""
     try:
         mark.unlink()
     except FileNotFoundError:

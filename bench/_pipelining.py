@@ -1,6 +1,5 @@
-"""A job's training on torch.distributed.pipelining (over gloo), one rank of it; optionally checkpointed.
-
-Layers, data, loss and optimizer come from the same task, and the split of layers from the same function.
+"""A job's training on torch.distributed.pipelining (over gloo), one rank of it; optionally with checkpoints. Layers,
+data, loss and optimizer come from the same task, and the split of layers from the same function.
 """
 
 import json
@@ -31,11 +30,13 @@ from bamboo_trainer.tasks.scheduled_optimizer import fuse
 from bamboo_trainer.tasks.user_code import build_layer, load_batch
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 
-NORMS = 4  # steps whose gradients' norm is computed without clipping
+NORMS = 4  # steps whose gradient norm is computed without clipping
 
 
 class TorchSchedule(StrEnum):
-    """ZB1P: ScheduleInterleavedZeroBubble with one stage a rank; it and ZBV have two of half the size."""
+    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble with one stage per rank; it and ZBV have two of half the
+    size.
+    """
 
     ONE_F_ONE_B = "1F1B"
     ZB1P = "ZB1P"
@@ -43,7 +44,7 @@ class TorchSchedule(StrEnum):
     ZBV = "ZBV"
 
     def stages(self, rank: int, world: int) -> list[int]:
-        """Which ones that rank has, of all in the order of the layers."""
+        """Return the stages of that rank, numbered in the order of the layers."""
         match self:
             case TorchSchedule.INTERLEAVED_ZERO_BUBBLE:
                 return [rank, world + rank]
@@ -71,11 +72,11 @@ def run(
     every: int = 0,
     schedule: str = TorchSchedule.ONE_F_ONE_B,
 ) -> Any:
-    """Losses (none but of the last stage's rank), the ends of the steps, the CPU time until then, seconds for each
-    checkpoint, the squared norms of this rank's gradients, of the first steps or, with clipping, of all, and of how
-    many microbatches it keeps activations at most, in those of all its layers.
+    """Train and return figures of this rank.
 
-    every: steps between checkpoints, 0 for none.
+    These are the losses (on the last stage's rank), the ends of the steps, the CPU time until then, the seconds of each
+    checkpoint, the squared norms of this rank's gradients (of the first steps, or of all with clipping), and the most
+    microbatches whose activations it keeps, in units of all its layers. every: steps between checkpoints, 0 for none.
     Appends to FOLDER/progress-ATTEMPT-RANK: its pid, "ready", and the end of every step.
     """
     torch.set_num_threads(1)
@@ -117,7 +118,7 @@ def run(
 
 
 def _in_flight(order: Sequence[Any]) -> int:
-    """The most microbatches of which a rank keeps activations at a time, summed over its stages."""
+    """Return the most microbatches whose activations a rank keeps at a time, summed over its stages."""
     flying = most = 0
     for action in filter(None, order):
         flying += {"FORWARD": 1, "FULL_BACKWARD": -1, "BACKWARD_WEIGHT": -1}.get(action.computation_type.name, 0)
@@ -161,7 +162,9 @@ def built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> Rank:
 
 
 def train_step(mine: Rank, step: int) -> list[float]:
-    """The loss, where the last stage is. Samples are drawn as Bamboo draws them: per microbatch, only where needed."""
+    """Train one step; return the loss on the last stage. Samples are drawn as in Bamboo: per microbatch, where
+    needed.
+    """
     arguments: list[Tensor] = []
     options: dict[str, Any] = {}
     losses: list[Tensor] = []
@@ -178,7 +181,7 @@ def train_step(mine: Rank, step: int) -> list[float]:
 
 
 def _clip(mine: Rank, most: float) -> float:
-    """Scale gradients by their norm over all ranks, as `most` says; returns this rank's part of its square."""
+    """Clip gradients by their norm over all ranks; return this rank's part of its square."""
     parameters = [p for p in mine.module.parameters() if p.grad is not None]
     own = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
     total = own.clone()
@@ -202,7 +205,7 @@ def _save(place: Path, rank: int, step: int, mine: Rank) -> None:
 
 
 def _load(place: Path, rank: int, world: int, mine: Rank) -> int:
-    """The newest step that every rank has saved; 0, with nothing loaded, if there is none."""
+    """Load the newest step that every rank has saved and return it; 0, with nothing loaded, if there is none."""
     steps = {int(path.name.split("-")[1]) for path in place.glob("checkpoint-*-0")}
     whole = [s for s in steps if all((place / f"checkpoint-{s}-{r}").exists() for r in range(world))]
     if not whole:

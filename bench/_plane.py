@@ -1,6 +1,5 @@
-"""The test cluster's real control plane with many fake nodes, and the real operator as a process of its own.
-
-No process kubelet: `_fleet` plays for all nodes and pods. The API server writes down what the operator asks of it.
+"""The test cluster's real control plane with many fake nodes, and the operator's calls to it. There are no kubelets:
+`_fleet` plays for all nodes and pods. The API server audits the operator's requests.
 """
 
 import asyncio
@@ -44,13 +43,11 @@ __all__ = [
 Json = dict[str, Any]
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:bamboo-operator"
 AT_ONCE = 50  # nodes
-NODE_REPORT_SECONDS = 300.0  # a kubelet writes its node's status that often if nothing changes
+NODE_REPORT_SECONDS = 300.0  # seconds between a kubelet's writes of an unchanged node status
 
 
 class Plane(ControlPlane):  # type: ignore[misc]
-    """A control plane without limits that are for small clusters. Nodes may be silent for a day: their leases are no
-    load here.
-    """
+    """A control plane without the limits for small clusters. Nodes may be silent for a day, so leases add no load."""
 
     async def _spawn(self, name: str, *flags: str) -> None:
         await super()._spawn(name, *flags, *self._more().get(name, ()))
@@ -90,15 +87,15 @@ class Plane(ControlPlane):  # type: ignore[misc]
         return {name: child.pid for name, child in self.children.items()}
 
     def calls(self, since: float, until: float) -> Counter[tuple[str, str]]:
-        """What the operator asked, by (who asked: its own client or kopf, what); times are those of time.time()."""
-        found: Counter[tuple[str, str]] = Counter()
+        """Count the operator's requests by (client: its own or kopf's, request); times are of time.time()."""
+        counts: Counter[tuple[str, str]] = Counter()
         for entry in map(json.loads, self.audit.read_text().splitlines()):
             watch = entry["verb"] == "watch"
             if entry["stage"] != ("ResponseStarted" if watch else "ResponseComplete"):
                 continue
             if since <= _seconds(entry["requestReceivedTimestamp"]) < until:
-                found[(_client(entry), _what(entry))] += 1
-        return found
+                counts[(_client(entry), _what(entry))] += 1
+        return counts
 
 
 def _client(entry: Json) -> str:
@@ -119,7 +116,7 @@ def _seconds(stamp: str) -> float:
 
 @asynccontextmanager
 async def plane(folder: Path, nodes: int) -> AsyncIterator[Plane]:
-    """Started, with the CRD, the operator's rights, and that many nodes that are ready."""
+    """Start a control plane with the CRD, the operator's rights, and that many ready nodes."""
     programs = build.binaries()
     found = Plane(folder, programs)
     rules = [{"level": "Metadata", "users": [ACCOUNT], "omitStages": ["RequestReceived"]}, {"level": "None"}]
@@ -163,7 +160,7 @@ def ready() -> Json:
 
 
 async def report_nodes(api: Api, nodes: int) -> None:
-    """Writes every node's status once in five minutes, as kubelets do, for ever."""
+    """Write every node's status once in five minutes forever, as kubelets do."""
     index = 0
     while True:
         await asyncio.sleep(NODE_REPORT_SECONDS / nodes)

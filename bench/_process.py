@@ -1,4 +1,4 @@
-"""The real operator as a process of its own, and what it takes."""
+"""The real operator as a process of its own, and its resource use."""
 
 import os
 import pstats
@@ -14,8 +14,8 @@ from _common import say
 from _plane import LEASE, SYSTEM, Cluster, free_ports, issue
 
 STOP_SECONDS = 30
-IDENTITY = "operator-0"  # in the Lease, which is its pod's name
-COUNTED = {  # (file, function) -> what a call of it is
+IDENTITY = "operator-0"  # in the Lease: its pod's name
+COUNTED = {  # (file, function) -> what its calls are
     ("controller.py", "reconcile"): "reconciliations of a job's pods",
     ("coordinator.py", "step"): "events of a coordinator",
     ("planner.py", "replan"): "looks for a better plan",
@@ -25,7 +25,7 @@ COUNTED = {  # (file, function) -> what a call of it is
 
 
 class Operator:
-    """A process that runs it."""
+    """A process that runs the operator."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self._process, self.log = process, log
@@ -35,13 +35,13 @@ class Operator:
         return self._process.pid
 
     def memory(self) -> tuple[float, float]:
-        """RSS and its highest value so far, in MiB."""
+        """Return RSS and its highest value so far, in MiB."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "VmHWM"))}
         return sizes["VmRSS"] / 1024, sizes["VmHWM"] / 1024
 
     def troubles(self) -> Iterator[str]:
-        """Lines of its log about what went wrong in the operator itself."""
+        """Yield log lines about errors in the operator itself."""
         for line in self.log.read_text().splitlines():
             if " ERROR " in line or ": cannot " in line or line.startswith("Traceback"):
                 yield line
@@ -49,8 +49,8 @@ class Operator:
 
 @contextmanager
 def running_operator(cluster: Cluster, folder: Path, profile: Path | None) -> Iterator[Operator]:
-    """Run an operator under its own ServiceAccount, for all namespaces. profile: where cProfile writes, which makes all
-    slower.
+    """Run an operator under its own ServiceAccount, for all namespaces. profile: cProfile's output file; slows it
+    down.
     """
     kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig", 7200)
     (folder / "key").write_bytes(secrets.token_bytes(32))
@@ -74,18 +74,18 @@ def running_operator(cluster: Cluster, folder: Path, profile: Path | None) -> It
 
 
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
-    """CPU seconds so far of these processes, and of all others on the machine together."""
+    """Return the CPU seconds so far of these processes, and of all others on the machine together."""
     ticks = os.sysconf("SC_CLK_TCK")
     busy = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
-    found = {}
+    seconds = {}
     for name, pid in pids.items():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found[name] = sum(map(int, fields[11:13])) / ticks
-    return {**found, "others": (sum(busy) - busy[3] - busy[4]) / ticks - sum(found.values())}
+        seconds[name] = sum(map(int, fields[11:13])) / ticks
+    return {**seconds, "others": (sum(busy) - busy[3] - busy[4]) / ticks - sum(seconds.values())}
 
 
 def read_profile(path: Path, lines: int = 25) -> tuple[dict[str, int], list[tuple[str, int, float, float]]]:
-    """Counts of what matters, and the functions that took most: name, calls, seconds of their own, seconds in all."""
+    """Return the counts of COUNTED, and the slowest functions: name, calls, own seconds, total seconds."""
     stats = pstats.Stats(str(path))
     rows, counts = [], dict.fromkeys(COUNTED.values(), 0)
     for (file, line, name), (_, calls, own, whole, _) in stats.stats.items():  # type: ignore[attr-defined]

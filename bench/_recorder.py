@@ -1,6 +1,5 @@
-"""A worker that writes down every instruction at once, so that nothing is lost when it is killed.
-
-One line an instruction: name, pipeline, stage, step, microbatch, start and end (the machine's monotonic clock).
+"""A worker that records every instruction at once, so that nothing is lost when it is killed. One line per instruction:
+name, pipeline, stage, step, microbatch, start and end (the machine's monotonic clock).
 """
 
 import json
@@ -46,11 +45,11 @@ class Recorder(Follower):
 
 
 def read(folder: Path) -> list[Done]:
-    """What all workers have done, in order of ending."""
+    """Return what all workers have done, by time of ending."""
     found = []
     for path in folder.glob("*.record"):
         for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # a killed worker's last one may be cut off
+            if line.endswith("\n"):  # a killed worker's last line may be cut off
                 name, d, s, step, m, start, end = line.split()
                 cell = Cell(int(d), int(s))
                 found.append(Done(path.stem, name, cell, int(step), int(m), float(start), float(end)))
@@ -58,7 +57,7 @@ def read(folder: Path) -> list[Done]:
 
 
 class StepTimes(Follower):
-    """Keeps when each step ended here, and the process's CPU time until then; written at the end only."""
+    """Records when each step ended here, and the process's CPU time until then; written at the end only."""
 
     def __init__(self, path: str) -> None:
         self._path, self._ends = Path(path), dict[int, tuple[float, float]]()
@@ -77,5 +76,5 @@ def record(*, trace: str, **started: Any) -> int:
 
 
 def time_steps(*, trace: str, settings: WorkerSettings = LOCAL_SETTINGS, **started: Any) -> int:
-    """Run a worker that keeps when its steps ended. started: the launcher's other arguments of a worker."""
+    """Run a worker that records when its steps end. started: the launcher's other arguments of a worker."""
     return process.main(**started, follower=StepTimes(trace), settings=settings)

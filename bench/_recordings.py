@@ -1,10 +1,10 @@
-"""Published recordings of spot nodes -> a trace: what `bamboo traces` reads, and tables with numbers of nodes.
+"""Published recordings of spot nodes -> a trace: the formats of `bamboo traces`, and tables with numbers of nodes.
 
-YYYY-MM-DD,HH:MM:SS,COUNT                how many nodes there were
+YYYY-MM-DD,HH:MM:SS,COUNT                the number of nodes
 seconds,nodes / SECONDS,COUNT            the same
 seconds,ZONE,ZONE... / SECONDS,COUNT...  the same in each zone
 
-The node that has been there longest is taken to be the one that went.
+The oldest node is assumed to leave first.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_
 
 
 def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
-    """The recordings of a folder by name. Files that are none, such as prices, are left out."""
+    """Yield the recordings of a folder by name. Other files, such as prices, are skipped."""
     for path in sorted(folder.glob("*.csv")):
         rows = [[cell.strip() for cell in line.split(",")] for line in path.read_text().splitlines() if line.strip()]
         first = rows[0][0]
@@ -35,7 +35,7 @@ def recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
 
 @dataclass(slots=True)
 class Counter:
-    """Numbers of nodes in a zone -> changes. The node that has been there longest goes first."""
+    """Numbers of nodes in a zone -> changes. The oldest node leaves first."""
 
     zone: str
     changes: list[NodeChange] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Counter:
 
 
 def dated(rows: list[list[str]]) -> Trace:
-    """Some recorded stamps go back a little; the order of the lines is the order of what happened."""
+    """Read lines with dates. Some timestamps go back a little; the order of the lines counts."""
     counter, now = Counter(""), 0.0
     stamps = [datetime.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S") for day, clock, _ in rows]
     for stamp, row in zip(stamps, rows, strict=True):
@@ -65,7 +65,7 @@ def dated(rows: list[list[str]]) -> Trace:
 
 
 def counted(rows: list[list[str]]) -> Trace:
-    """rows: of which the first one has "nodes" or the names of zones."""
+    """Read lines with seconds. rows: the first one has "nodes" or the names of zones."""
     header, *counts = rows
     counters = [Counter("" if name == "nodes" else name) for name in header[1:]]
     for row in counts:

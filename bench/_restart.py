@@ -1,4 +1,4 @@
-"""What a job costs that is killed as a whole and started again from its last checkpoint."""
+"""The cost of a job that is killed as a whole and restarted from its last checkpoint."""
 
 import asyncio
 import json
@@ -19,33 +19,31 @@ WARMUP = 4
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the ranks of a job tell of themselves, in files of a folder, since they were started for the number-th
-    time.
-    """
+    """The progress that the ranks of a job's `number`-th start report in files of a folder."""
 
     folder: Path
     number: int
     world: int  # ranks
 
     def told(self, rank: int) -> list[tuple[str, int, float]]:
-        """Event, value, time, so far."""
+        """Return a rank's events so far: name, value, time."""
         path = self.folder / f"progress-{self.number}-{rank}"
         text = path.read_text() if path.exists() else ""
         return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def ends(self) -> dict[int, float]:
-        """The moment at which each step ended at the first rank, which is the last to end it."""
+        """Return when each step ended on the first rank, which ends it last."""
         return {value: at for event, value, at in self.told(0) if event == "step"}
 
     def pid(self, rank: int) -> int:
         return next(value for event, value, _ in self.told(rank) if event == "pid")
 
     def ready(self) -> float:
-        """The moment at which all had their state."""
+        """Return when all ranks had their state."""
         return max(at for rank in range(self.world) for event, _, at in self.told(rank) if event == "ready")
 
     def resumed(self) -> int:
-        """The step from which they went on."""
+        """Return the step from which they resumed."""
         return next(value for event, value, _ in self.told(0) if event == "ready")
 
 
@@ -66,10 +64,10 @@ class RestartedRun:
             for r in range(self.progress.world)
         ]
         for rank in self.ranks:
-            rank.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, also if nobody asks
+            rank.add_done_callback(lambda done: done.cancelled() or done.exception())  # mark the exception as retrieved
 
     async def reach(self, step: int) -> float:
-        """The moment at which that step ended, once it has."""
+        """Wait until that step has ended; return when it did."""
         while (end := self.progress.ends().get(step)) is None:
             await asyncio.sleep(POLL_SECONDS)
             for rank in self.ranks:
@@ -79,7 +77,7 @@ class RestartedRun:
         return end
 
     async def kill(self) -> float:
-        """Every rank, with SIGKILL, and waits until they are gone; when it was sent."""
+        """Kill every rank with SIGKILL and wait until they are gone; return when the signal was sent."""
         pids = [self.progress.pid(rank) for rank in range(self.progress.world)]
         now = time.monotonic()
         for pid in pids:
@@ -95,7 +93,9 @@ class RestartedRun:
 
 
 async def restart(place: Lab, document: Any, every: int, rng: random.Random) -> dict[str, float]:
-    """Figures in milliseconds, but for steps. The kill comes at a random moment between two checkpoints."""
+    """Kill a job at a random moment between two checkpoints, restart it, and return figures in milliseconds and
+    steps.
+    """
     folder = place.new_folder()
     first = RestartedRun(place, document, folder, 0, every)
     step = every + WARMUP + rng.randrange(every - WARMUP)  # not too near, so that there are calm steps to compare
@@ -111,7 +111,7 @@ async def restart(place: Lab, document: Any, every: int, rng: random.Random) -> 
     end = await second.reach(step)
     ready, resumed = second.progress.ready(), second.progress.resumed()
     await second.kill()
-    found = {
+    figures = {
         "step": step,
         "resumed": resumed,
         "redone": step - resumed,
@@ -121,5 +121,5 @@ async def restart(place: Lab, document: Any, every: int, rng: random.Random) -> 
         "redo": 1e3 * (end - ready),
         "delay": 1e3 * (end - began - calm),
     }
-    say(f"restart at step {step} from {resumed}: {found['delay']:.0f} ms later than undisturbed")
-    return found
+    say(f"restart at step {step} from {resumed}: {figures['delay']:.0f} ms later than undisturbed")
+    return figures

@@ -1,4 +1,4 @@
-"""Jobs on a control plane, the operator that looks after them, the stand-ins that play their workers; and the clock."""
+"""Jobs on a control plane, their operator, the stand-ins that play their workers, and measured windows."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ NAMESPACE = "bench"
 TAINT = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
 MICROBATCHES = 8
 STEP_SECONDS = 1.0
-START_SECONDS, WORKER_SECONDS = 120.0, 0.5  # that a wave may take to run, and for each of its workers
+START_SECONDS, WORKER_SECONDS = 120.0, 0.5  # the limit for starting a wave, and for each of its workers
 PROGRESS_SECONDS = 15.0
 LAYERS = 8  # of a model, at least
 HEAR_SECONDS = 30.0
@@ -52,16 +52,16 @@ class Size:
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """What a while took."""
+    """The figures of a period."""
 
     seconds: float = 0.0
     cores: dict[str, float] = field(default_factory=dict)  # by process
-    calls: dict[str, int] = field(default_factory=dict)  # of the operator
-    memory_mib: float = 0.0  # RSS of the operator
+    calls: dict[str, int] = field(default_factory=dict)  # the operator's
+    memory_mib: float = 0.0  # the operator's RSS
     peak_memory_mib: float = 0.0
-    late: float = 0.0  # this process's own loop, at most
+    late: float = 0.0  # the longest delay of this process's own loop
     cuts: int = 0  # channels that broke
-    ended: list[str] = field(default_factory=list)  # workers without a notice that were told to end, and why
+    ended: list[str] = field(default_factory=list)  # workers that were told to stop without a notice, and why
 
 
 class Scene:
@@ -74,7 +74,7 @@ class Scene:
         self._next = 0
 
     async def start(self) -> Json:
-        """Starts all jobs, and waits until they say that they run; a wave of them is begun when the one before runs."""
+        """Start all jobs in waves, each once the one before runs, and wait until all run."""
         async with self.window() as window:
             names = list(self.plays)
             for first in range(0, len(names), self.size.wave):
@@ -89,7 +89,7 @@ class Scene:
         await self._api.request("POST", f"{KIND}/namespaces/{NAMESPACE}/bamboojobs", _manifest(name, self.size))
 
     async def _run(self, wanted: int, new: int) -> None:
-        """Waits until so many jobs run, of which so many are new, and says how it gets on."""
+        """Wait until `wanted` jobs run, `new` of them new, and report progress."""
         began = said = time.monotonic()
         while (found := await self._states())["Running"] < wanted:
             now = time.monotonic()
@@ -101,22 +101,22 @@ class Scene:
             await asyncio.sleep(0.5)
 
     async def _states(self) -> Counter[str]:
-        """How many jobs have which condition."""
-        found: Counter[str] = Counter()
+        """Count the jobs by condition."""
+        counts: Counter[str] = Counter()
         for job in (await self._api.get(JOBS))["items"]:
             conditions = (job.get("status") or {}).get("conditions") or ()
-            found.update(c["type"] for c in conditions if c["status"] == "True")
-        return found
+            counts.update(c["type"] for c in conditions if c["status"] == "True")
+        return counts
 
     @asynccontextmanager
     async def window(self) -> AsyncIterator[Json]:
-        """The dictionary is filled at the end."""
-        found: Json = {}
+        """Yield a dictionary that is filled at the end."""
+        figures: Json = {}
         before, began, clock = cpu_seconds(self._pids), time.monotonic(), time.time()
         self.fleet.late = 0.0
         cuts = self._cuts()
-        told = {name: len(play.ended) for name, play in self.plays.items()}
-        yield found
+        ended_before = {name: len(play.ended) for name, play in self.plays.items()}
+        yield figures
         seconds = time.monotonic() - began
         after = cpu_seconds(self._pids)
         memory, peak = self._operator.memory()
@@ -131,18 +131,19 @@ class Scene:
             peak_memory_mib=peak,
             late=self.fleet.late,
             cuts=self._cuts() - cuts,
-            ended=[text for name, play in self.plays.items() for text in play.ended[told[name] :]],
+            ended=[text for name, play in self.plays.items() for text in play.ended[ended_before[name] :]],
         )
-        found.update(asdict(window))
+        figures.update(asdict(window))
 
     def _cuts(self) -> int:
         return sum(play.cuts for play in self.plays.values())
 
     async def notice(self, count: int) -> list[Json]:
-        """Gives a notice to one node each of the next jobs, at once; afterwards the jobs have healed, and the nodes are
-        as before.
+        """Give notice to one node each of the next `count` jobs at once, then wait until the jobs and nodes have
+        recovered.
 
-        Seconds since the taint's write was begun: to its end, and to the plan's arrival at the first and last survivor.
+        Returns seconds since the taint's write began: to its end, and to the plan's arrival at the first and last
+        survivor.
         """
         names = list(self.plays)
         plays = [self.plays[names[(self._next + index) % len(names)]] for index in range(count)]
@@ -155,7 +156,7 @@ class Scene:
         return list(found)
 
     def _victim(self, play: Play) -> Standin:
-        """A worker with a node of its own, if there is one."""
+        """Choose a worker, one with a node of its own if there is one."""
         workers = [play.workers[name] for name in sorted(play.workers)]
         return self._rng.choice([w for w in workers if self.fleet.alone(w)] or workers)
 
@@ -179,7 +180,7 @@ class Scene:
         return {"job": play.name, "written": written, "first": None, "last": None}
 
     async def _healed(self, plays: list[Play]) -> None:
-        """Raises RuntimeError if they are not in time: then the operator has too much to do."""
+        """Wait until the jobs have healed. Raises RuntimeError on timeout: the operator then has too much to do."""
         deadline = time.monotonic() + HEAL_SECONDS
         while not all(play.calm(self.size.workers, CALM_SECONDS) for play in plays):
             if time.monotonic() > deadline:
@@ -195,7 +196,7 @@ class Scene:
         await self._api.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": taints}}, content=MERGE)
 
     def load(self) -> str:
-        """What the operator has taken since its start."""
+        """Return the operator's CPU time and memory so far."""
         took = cpu_seconds(self._pids)["operator"]
         return f"the operator has used {took:.0f} s, {self._operator.memory()[0]:.0f} MiB"
 
@@ -205,7 +206,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | None) -> AsyncIterator[Scene]:
-    """Everything is started but the jobs; everything ends with it, also on SIGTERM."""
+    """Start everything but the jobs; end everything afterwards, also on SIGTERM."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -225,8 +226,8 @@ async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | No
 
 
 async def _namespace(api: Api, name: str) -> None:
-    """Makes the namespace with its default ServiceAccount, without which no pod is let in. (No pod here mounts a Secret
-    of it.)
+    """Create the namespace with its default ServiceAccount, without which no pod is admitted. (No pod here mounts its
+    Secret.)
     """
     await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     await _account(api, name)

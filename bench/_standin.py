@@ -1,4 +1,4 @@
-"""A worker without a model: says over a real control channel what a worker says that trains, at the same rates."""
+"""A worker without a model: sends a training worker's messages over a real control channel, at the same rates."""
 
 import asyncio
 import random
@@ -37,16 +37,15 @@ from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.05, 2.0  # as a worker's
 PINGS = 5.0  # as a worker's
-MEMORY_EVERY = 5  # heartbeats
-LONG_FRAME = 500  # bytes, from which a frame may have a plan
+MEMORY_EVERY = 5  # heartbeats between memory reports
+LONG_FRAME = 500  # bytes from which a frame may hold a plan
 REMEMBERED = 64  # frames of a job
 MEMORY = Memory(peak=7 << 30, limit=16 << 30)
 
 
 class SharedEar:
-    """Decodes each long frame once for all workers of a job.
-
-    Each worker has a machine of its own for that; here a thousand would hold up each other.
+    """Decodes each long frame once for all workers of a job. Real workers each have a machine for that; here a thousand
+    would delay each other.
     """
 
     def __init__(self) -> None:
@@ -70,18 +69,18 @@ class Play:
     step_seconds: float
     microbatches: int
     layers: int
-    workers: dict[WorkerId, "Standin"] = field(default_factory=dict)  # those with a channel
-    plan: Plan | None = None  # the newest that any of them was sent
+    workers: dict[WorkerId, "Standin"] = field(default_factory=dict)  # with a channel
+    plan: Plan | None = None  # the newest that any of them received
     plan_at: float = 0.0
     step: int = 0
-    # when each worker received the plan of each epoch (monotonic clock)
+    # when each worker received each epoch's plan (monotonic clock)
     heard: dict[int, dict[WorkerId, float]] = field(default_factory=dict)
     cuts: int = 0  # channels that broke
     ear: SharedEar = field(default_factory=SharedEar)
-    ended: list[str] = field(default_factory=list)  # reasons for which workers were told to go, but for their notice
+    ended: list[str] = field(default_factory=list)  # reasons, other than a notice, for which workers were told to stop
 
     async def train(self) -> None:
-        """Trains for ever: a step takes its time and is committed; plans that wait for that are in force then."""
+        """Train forever: a step takes its time and is committed, which puts waiting plans in force."""
         await asyncio.sleep(random.uniform(0, self.step_seconds))  # noqa: S311
         while True:
             await asyncio.sleep(self.step_seconds)
@@ -111,7 +110,7 @@ class Play:
             self.plan = plan
 
     def calm(self, size: int, seconds: float) -> bool:
-        """Has nothing changed for that long, and is everybody in the plan who should be?"""
+        """Whether nothing has changed for that long and all expected workers are in the plan."""
         if self.plan is None or time.monotonic() - self.plan_at < seconds:
             return False
         whole = self.plan.worker_ids() == self.workers.keys() and len(self.workers) == size
@@ -119,7 +118,7 @@ class Play:
 
 
 class Standin:
-    """token: a new one for every connection. run() returns once the coordinator has told it to end."""
+    """A worker without a model. run() ends when the coordinator stops it, and calls `token` for every connection."""
 
     def __init__(self, play: Play, name: WorkerId, node: str, address: str, url: str, tls: ssl.SSLContext) -> None:
         self.play, self.name, self.node, self.epoch = play, name, node, 0
@@ -208,7 +207,7 @@ class Standin:
             self._apply(self._plan)
 
     def _apply(self, plan: Plan, old: Plan | None = None) -> None:
-        """Puts a plan in force: replicas are in sync at once, and cells are taken over at once."""
+        """Put a plan in force: replicas are in sync at once, and cells are taken over at once."""
         self.epoch = plan.epoch
         self.say(PlanApplied(epoch=plan.epoch))
         for cell in plan.owned_by(self.name):

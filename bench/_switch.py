@@ -1,11 +1,11 @@
-"""A network in a process of its own: it carries packets between machines' TUN devices, late and slowly as it is told.
+"""A network in a process of its own: carries packets between machines' TUN devices, with a given delay and rate.
 
     python bench/_switch.py SOCKET
 
-Machines join through the Unix socket, each with the descriptor of its device. A packet leaves when its machine and its
-flow (addresses and ports) have sent those before it, at the rates given, and arrives a delay later, when the receiver
-has taken those before. What would wait for longer than a queue takes is dropped, as switches do. What goes to or comes
-from the CONTROL address is not held up. Ends when whoever started it closes its standard input.
+Machines join through the Unix socket, each with its device's descriptor. A packet leaves when its machine and its flow
+(addresses and ports) have sent earlier ones, at the rates given, and arrives a delay later, when the receiver has taken
+earlier ones. Packets that would wait longer than a queue takes are dropped, as switches do. Packets to and from the
+CONTROL address are not delayed. Ends when its standard input is closed.
 """
 
 import heapq
@@ -29,7 +29,7 @@ AT_ONCE = 16  # packets from one device between two looks at the others
 class Shape:
     """The shape of a network."""
 
-    # rate, flow: bits a second of a machine each way, and of one connection; 0: no limit
+    # rate, flow: bits per second of a machine each way, and of one connection; 0: no limit
     rate: float = 0.0
     flow: float = 0.0
     delay: float = 0.0  # seconds one way
@@ -39,7 +39,7 @@ class Shape:
 class Machine:
     device: int
     channel: socket.socket
-    sends: float = 0.0  # until when it does
+    sends: float = 0.0  # until when
     receives: float = 0.0
 
 
@@ -54,7 +54,7 @@ class Switch:
     dropped: int = 0
 
     def take(self, packet: bytes, now: float) -> None:
-        """A packet from a device: when it arrives, if it does."""
+        """Take in a packet from a device, and schedule its arrival or drop it."""
         source, target = packet[12:16], packet[16:20]
         sender, receiver = self.machines.get(source), self.machines.get(target)
         if packet[0] >> 4 != 4 or sender is None or receiver is None:
@@ -82,19 +82,19 @@ class Switch:
         heapq.heappush(self.waiting, (arrives, self.count, target, packet))
 
     def give(self, now: float) -> float:
-        """Hand over what has arrived; the seconds until more does."""
+        """Deliver packets that have arrived; return the seconds until the next one."""
         while self.waiting and self.waiting[0][0] <= now:
             _, _, target, packet = heapq.heappop(self.waiting)
             machine = self.machines.get(target)
             if machine is not None:
                 try:
                     os.write(machine.device, packet)
-                except OSError:  # it has gone, or has no room
+                except OSError:  # the machine has gone, or has no room
                     self.dropped += 1
         return max(0.0, self.waiting[0][0] - now) if self.waiting else 1.0
 
     def obey(self, channel: socket.socket) -> bool:
-        """A message of a machine or of the benchmark; False at its end."""
+        """Process a message of a machine or of the benchmark; return False at its end."""
         raw, fds, _, _ = socket.recv_fds(channel, 4096, 1)
         if not raw:
             return False

@@ -1,17 +1,17 @@
-"""Samples a second of Bamboo's engine against torch.distributed.pipelining's 1F1B on the same training.
+"""Samples per second of Bamboo's engine against torch.distributed.pipelining's 1F1B on the same training.
 
     python bench/engine.py                        # real arithmetic, 4 and 2 stages
     python bench/engine.py --task emulated        # layers that sleep: shows the schedule
-    python bench/engine.py --task emulated --zero-bubble        # and with weight gradients that are postponed, on both
-    python bench/engine.py --task emulated --zero-bubble --clip # and with clipping, for which all sides wait
-    python bench/engine.py --compiled             # and with compiled layers, whose code is made anew or on disk
+    python bench/engine.py --task emulated --zero-bubble        # also with postponed weight gradients, on both sides
+    python bench/engine.py --task emulated --zero-bubble --clip # also with clipping, for which all sides wait
+    python bench/engine.py --compiled             # also with compiled layers, compiled anew or found on disk
     python bench/engine.py --task emulated --zero-bubble --compiled     # compiled layers that sleep, in both schedules
 
-All sides fork their processes from the same server, with one torch thread each, and train the same layers, split
-alike (torch's interleaved schedules: into twice as many stages, two of them a rank), on the same samples with the same
-optimizer. Bamboo's workers wait for each other at the end of a step, which all commit, with the norm of all gradients;
-torch's ranks do so if they clip. Losses are compared step by step, and the norm of all gradients in the first steps.
-The sides take turns, and their order is swapped from one repetition to the next; ratios are of runs next to each other.
+All sides fork their processes from the same server, with one torch thread each, and train the same layers, split alike
+(torch's interleaved schedules: into twice as many stages, two per rank), on the same samples with the same optimizer.
+Bamboo's workers wait for each other at the end of a step, which all commit, with the norm of all gradients; torch's
+ranks do so if they clip. Losses are compared step by step, and the norm of all gradients in the first steps. The sides
+take turns, in an order that is swapped with each repetition; ratios are of adjacent runs.
 """
 
 import asyncio
@@ -66,18 +66,18 @@ COMPARED = [
     (ZERO_ON_DISK, ON_DISK),
 ]
 WARMUP = 4  # steps that do not count
-MAX_NORM = 0.1  # of gradients that are clipped: those of both tasks are larger
+MAX_NORM = 0.1  # of clipped gradients; those of both tasks are larger
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of a run."""
 
-    ends: list[float]  # of the steps, in seconds, at stage 0, which is the last one to finish
+    ends: list[float]  # of the steps, in seconds, at stage 0, which finishes last
     losses: list[float]
-    cpu: float  # of all processes, a step
-    norms: list[float]  # of the whole gradient, of the first steps at least
-    in_flight: float  # of how many microbatches a worker keeps activations at most, in those of all its layers
+    cpu: float  # of all processes, per step
+    norms: list[float]  # of the whole gradient, at least of the first steps
+    in_flight: float  # the most microbatches whose activations a worker keeps, in units of all its layers
     begun: float  # when the processes were started, forked from a server that has imported torch
 
     def facts(self, others: float) -> dict[str, float]:
@@ -87,7 +87,7 @@ class Result:
         return facts | {"in_flight": self.in_flight, "first": self.ends[0] - self.begun}
 
     def difference(self, other: "Result") -> float:
-        """The largest one of a loss or a gradient's norm, relative."""
+        """Return the largest relative difference of a loss or a gradient's norm."""
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=False)]
         return max(abs(a - b) / abs(b) for a, b in pairs)
 
@@ -97,7 +97,7 @@ def per_step(times: list[float]) -> float:
 
 
 async def bamboo(place: Lab, document: Any, *, anew: bool = False) -> Result:
-    """anew: nothing is compiled yet."""
+    """Run Bamboo. anew: nothing is compiled yet."""
     if anew:
         shutil.rmtree(place.compiled, ignore_errors=True)
     begun = time.monotonic()
@@ -128,7 +128,7 @@ async def pipelining(place: Lab, document: Any, *, schedule: TorchSchedule = Tor
 
 
 async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
-    """Rounds in which other processes took too much of the machine are kept apart and run again."""
+    """Measure a case. Rounds in which other processes used too much of the machine are kept apart and repeated."""
     sides = _sides(options, task, stages)
     rounds: list[dict[str, Any]] = []
     noisy: list[dict[str, Any]] = []
@@ -161,7 +161,7 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
 
 
 def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
-    """What runs each of them, and its manifest."""
+    """Return each side's function and its manifest."""
     steps = WARMUP + options.steps
     plain, lazy, split, compiled = (
         slower(manifest(task, stages, options.microbatches, steps, mode=mode), task, options.slower)
@@ -191,7 +191,7 @@ def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, A
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> list[float]:
-    """How much better `over` is than `under`, round by round."""
+    """Return how much better `over` is than `under`, round by round."""
     return [facts[under][figure] / facts[over][figure] for facts in rounds]
 
 

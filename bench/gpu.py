@@ -1,12 +1,13 @@
-"""What does Bamboo do on the devices of this machine, beside plain PyTorch? For whoever has a GPU for ten minutes.
+"""Bamboo on this machine's devices, compared with plain PyTorch, for owners of a GPU with ten minutes to spare.
 
     python bench/gpu.py [--minutes 10] [--only throughput,kills] > report.json
     python bench/gpu.py --small --minutes 2        # tiny sizes: whether all works, not how fast
 
-Prints one JSON object, and what it does on standard error. It trains Llama 3.2 1B in bf16, with fewer blocks on a small
-GPU, and a small Llama on processors; with one GPU its workers share it. What has no time left is named in `left_out`.
+Prints one JSON object, and its progress on standard error. It trains Llama 3.2 1B in bf16, with fewer blocks on a small
+GPU, and a small Llama on CPUs; a single GPU is shared by its workers. Measurements without time are named in
+`left_out`.
 
-    throughput     tokens a second of one plain PyTorch process and of one and several workers, eager and compiled
+    throughput     tokens per second of one plain PyTorch process and of one and several workers, eager and compiled
     modes          a step with each redundancy mode, over one without
     determinism    a step with `training.deterministic` over one without; whether a job that loses two workers has the
                    bits of an undisturbed one on another grid
@@ -50,12 +51,12 @@ PARTS: Final = ("throughput", "modes", "determinism", "kills")
 SHARES: Final = {"throughput": 0.4, "modes": 0.2, "determinism": 0.15, "kills": 0.25}  # of the time
 MODES: Final = ("None", "Replicas")
 ROUNDS: Final = 2  # in which the sides of a comparison take turns
-LEAST_SECONDS: Final = 5.0  # a measurement with less time than that is left out
+LEAST_SECONDS: Final = 5.0  # a measurement with less time is left out
 MANY_STEPS: Final = 1_000_000
 BITS_STEPS: Final = 8
-CALM: Final = 2  # steps between a loss that was borne and the next one
+CALM: Final = 2  # steps between a survived loss and the next one
 POLL_SECONDS: Final = 0.1
-ROOM: Final = 70e9  # bytes of a GPU that has room for two workers with the whole model
+ROOM: Final = 70e9  # bytes of a GPU with room for two workers with the whole model
 PAUSE: Final = re.compile(r"pause (\d+) ms")
 Figures = dict[str, Any]
 
@@ -65,7 +66,7 @@ class Sizes:
     """What is trained, and how many steps are measured.
 
     tokens: of a sample. samples: of a microbatch. warmup: steps that do not count, in which layers are compiled. least:
-    steps that do count. workers: of the widest pipeline. compiled: whether compiled layers are measured.
+    counted steps, at least. workers: of the widest pipeline. compiled: whether to measure compiled layers.
     """
 
     config: Mapping[str, Any]
@@ -84,7 +85,7 @@ class Sizes:
 
 
 def sizes_of(*, small: bool) -> Sizes:
-    """The sizes for this machine."""
+    """Return the sizes for this machine."""
     gpus = torch.cuda.device_count()
     workers = max(2, min(gpus, 8))
     if small:
@@ -112,7 +113,7 @@ def sizes_of(*, small: bool) -> Sizes:
 
 
 def job_of(sizes: Sizes, stages: int, steps: int = MANY_STEPS, *, mode: str = "None", **training: Any) -> bamboo.Job:
-    """A job on one pipeline; with redundancy one worker is on standby."""
+    """Return a job on one pipeline; with redundancy one worker is on standby."""
     return bamboo.Job(
         "bench",
         task="bamboo_trainer.models.llama:build",
@@ -131,15 +132,15 @@ def job_of(sizes: Sizes, stages: int, steps: int = MANY_STEPS, *, mode: str = "N
 
 
 class Clock:
-    """The time that is left of a part, and what it was not enough for."""
+    """The remaining time of a part, and the measurements that it did not suffice for."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         self.left_out: list[str] = []
 
     def measure(self, what: str, work: Callable[[float], Figures], others: int = 0) -> Figures:
-        """What came of the work, in its part of the time; or the problem that it had. others: that are still to be
-        measured in the same time.
+        """Run a measurement in its share of the time; return its figures, or its problem. others: the number of further
+        measurements in the same time.
         """
         seconds = (self._end - time.monotonic()) / (1 + others)
         if seconds < LEAST_SECONDS:
@@ -154,13 +155,13 @@ class Clock:
 
 
 def steps_of(handle: bamboo.JobHandle, sizes: Sizes) -> list[tuple[float, float]]:
-    """When each step was committed that counts, and how many seconds after the one before; of a job that has ended."""
+    """Return when each counted step was committed, and its seconds; for a job that has ended."""
     ends = [row["time"] for row in handle.history() if row["kind"] == "step"]
     return [(end, end - before) for before, end in pairwise(ends)][sizes.warmup - 1 :]
 
 
 def train(job: bamboo.Job, sizes: Sizes, seconds: float) -> Figures:
-    """Seconds of the job's steps, after the first ones."""
+    """Train for some time and return the figures of the job's counted steps."""
     end = time.monotonic() + seconds
     with job.run(page=False) as handle:
         reach(handle, lambda now: now.step >= sizes.warmup + sizes.least, end)
@@ -170,7 +171,9 @@ def train(job: bamboo.Job, sizes: Sizes, seconds: float) -> Figures:
 
 
 def reach(handle: bamboo.JobHandle, met: Callable[[JobProgress], bool], end: float) -> None:
-    """Wait until the job's progress is so. Raises TimeoutError, and BambooError if the job fails meanwhile."""
+    """Wait until the job's progress meets a condition. Raises TimeoutError, and BambooError if the job fails
+    meanwhile.
+    """
     while not met(handle.progress):
         try:
             handle.wait(POLL_SECONDS)
@@ -186,7 +189,7 @@ def measured(sizes: Sizes, seconds: list[float]) -> Figures:
 
 
 def train_plainly(document: Any, sizes: Sizes, compiled: bool, seconds: float) -> Figures:
-    """The same training as anybody would write it: one process, nothing of what makes bits independent of the grid."""
+    """Train the same in plain PyTorch: one process, without anything that makes bits independent of the grid."""
     end, times = time.monotonic() + seconds, list[float]()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)  # as in a worker
@@ -223,26 +226,26 @@ def train_plainly(document: Any, sizes: Sizes, compiled: bool, seconds: float) -
 
 
 def in_a_process(work: Callable[[float], Figures], seconds: float) -> Figures:
-    """A GPU's memory is free again when the process has ended."""
+    """Run work in a process, so that the GPU's memory is free afterwards."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, seconds).result()
 
 
 def take_turns(clock: Clock, figure: str, sides: Mapping[str, Callable[[float], Figures]]) -> Figures:
-    """The fastest round of each side, and how many times that figure is the first side's."""
-    found: dict[str, Figures] = {name: {} for name in sides}
+    """Measure the sides in turns; return each side's fastest round, and the ratio of a figure to the first side's."""
+    fastest: dict[str, Figures] = {name: {} for name in sides}
     turns = [(number, name) for number in range(ROUNDS) for name in sides]
     for at, (number, name) in enumerate(turns):
         now = clock.measure(f"{name}, round {number + 1}", sides[name], others=len(turns) - at - 1)
-        if not found[name] or now.get("step", math.inf) < found[name].get("step", math.inf):
-            found[name] = now
-    first = next(iter(found.values())).get(figure)
-    ratios = {name: {"ratio": one[figure] / first} for name, one in found.items() if first and figure in one}
-    return {name: one | ratios.get(name, {}) for name, one in found.items()}
+        if not fastest[name] or now.get("step", math.inf) < fastest[name].get("step", math.inf):
+            fastest[name] = now
+    first = next(iter(fastest.values())).get(figure)
+    ratios = {name: {"ratio": one[figure] / first} for name, one in fastest.items() if first and figure in one}
+    return {name: one | ratios.get(name, {}) for name, one in fastest.items()}
 
 
 def throughput(clock: Clock, sizes: Sizes) -> Figures:
-    """One plain process, one worker, and a pipeline over all devices."""
+    """Measure one plain process, one worker, and a pipeline over all devices."""
     sides: dict[str, Callable[[float], Figures]] = {}
     for how, compiled in (("eager", False), ("compiled", True))[: 2 if sizes.compiled else 1]:
         plain = partial(train_plainly, job_of(sizes, 1).document, sizes, compiled)
@@ -268,7 +271,7 @@ def determinism(clock: Clock, sizes: Sizes) -> Figures:
 
 
 def same_bits(sizes: Sizes, seconds: float) -> Figures:
-    """Whether a job that loses two workers ends with the bits of an undisturbed one on another grid."""
+    """Return whether a job that loses two workers ends with the bits of an undisturbed one on another grid."""
     end = time.monotonic() + seconds
     disturbed = job_of(sizes, sizes.workers, BITS_STEPS, mode="Replicas")
     with (
@@ -289,7 +292,7 @@ def kills(clock: Clock, sizes: Sizes, losses: int) -> Figures:
 
 
 def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
-    """Kills workers one after the other, each at a random moment of a step after the last loss has healed."""
+    """Kill workers one after the other, each at a random moment of a step after the last loss has healed."""
     end, moments, memory, rng = time.monotonic() + seconds, list[float](), list[int](), random.Random(0)
     with job_of(sizes, sizes.workers, mode="Replicas").run(page=False) as handle:
         with suppress(TimeoutError):
@@ -311,8 +314,8 @@ def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
         raise TimeoutError("no time was left to kill a worker")
     calm_step = statistics.median(seconds for _, seconds in steps)
     affected = [next((seconds for end, seconds in steps if end > moment), math.nan) for moment in moments]
-    said = (PAUSE.search(event.message) for event in events if event.reason == "TakenOver")
-    pauses = [int(one[1]) for one in said if one]
+    matches = (PAUSE.search(event.message) for event in events if event.reason == "TakenOver")
+    pauses = [int(one[1]) for one in matches if one]
     return {
         "losses": len(moments),
         "pauses_ms": pauses,
@@ -325,7 +328,7 @@ def kill(sizes: Sizes, losses: int, seconds: float) -> Figures:
 
 
 def is_whole(sizes: Sizes, calm: int, now: JobProgress) -> bool:
-    """Every stage is protected, with a worker on standby, and some steps are done since the last loss."""
+    """Whether every stage is protected, with a worker on standby, and enough steps are done since the last loss."""
     return now.state == "Running" and now.workers > sizes.workers and now.step >= max(calm, sizes.warmup)
 
 
@@ -334,7 +337,7 @@ def has_taken_over(number: int, now: JobProgress) -> bool:
 
 
 def bytes_in_use() -> int:
-    """Of all GPUs; on processors those that each process below this one shares with nobody."""
+    """Return the bytes in use on all GPUs, or the private bytes of the processes below this one."""
     if torch.cuda.is_available():
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -344,7 +347,7 @@ def bytes_in_use() -> int:
 
 def below(pid: int) -> Iterator[int]:
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # it may be gone by now
+        with suppress(OSError):  # it may have ended
             for child in map(int, tasks.read_text().split()):
                 yield child
                 yield from below(child)

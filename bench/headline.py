@@ -1,16 +1,14 @@
-"""Which way to train on nodes that are taken away is the fastest, and which the cheapest?
+"""Compares the speed and cost of ways to train on nodes that are taken away.
 
     python bench/headline.py [--traces FOLDER] [--cases 33%,p3-trace] [--quick] [--seeds 1] [--hours 24]
     python bench/headline.py --restarts 30,300,900,1800 [--cases 16%] [--seeds 1]
 
-Bamboo is its real coordinator, driven in virtual time; beside it are the published strategies, which take the time of
-their steps and the memory that these need from the same functions. For the six published models, at 10, 16 and 33
-percent hourly preemptions and, with --traces, on every recording of nodes in a folder (its first hours). Each with its
-best parameters, zones and number of nodes in hindsight, by throughput and by value: docs/benchmarks.md. Printed are the
-tables of docs/benchmarks.md; --json has all figures. --schedule ZBH1: all with that
-schedule. --quick: two models, one rate and the first six hours.
---restarts: only how many times as fast as those that restart Bamboo is, if restarts of the former, and of nothing else,
-take so long.
+Bamboo is its real coordinator, driven in virtual time; the published strategies take their step times and memory needs
+from the same functions. For the six published models, at 10, 16 and 33 percent hourly preemptions and, with --traces,
+on every recording of nodes in a folder (its first hours). Each strategy gets its best parameters, zones and number of
+nodes in hindsight, by throughput and by value: docs/benchmarks.md. Prints the tables of docs/benchmarks.md; --json has
+all figures. --schedule ZBH1: all use that schedule. --quick: two models, one rate and the first six hours. --restarts:
+only Bamboo's speed relative to restarting strategies, if these take that long to restart.
 """
 
 import dataclasses
@@ -43,10 +41,10 @@ from strategies.timeline import HOUR
 MODELS = ("gpt-2", "bert", "resnet", "gnmt", "vgg", "alexnet")
 RATES = (0.10, 0.16, 0.33)
 QUICK_MODELS, QUICK_RATES, QUICK_HOURS = ("bert", "vgg"), (0.33,), 6.0
-REPLACED = 0.5  # probability that a node that is missing is replaced within an hour
+REPLACED = 0.5  # probability that a missing node is replaced within an hour
 BASELINES = ("checkpoint", "checkpoint-blocking", "torchrun-elastic", "torchrun-fixed")
-UNEQUAL = "bamboo, reproducible: false"  # sums of gradients depend on the grid, as everywhere else
-VALUED = "bamboo, objective: Value"  # the coordinator gives back what adds less than it costs
+UNEQUAL = "bamboo, reproducible: false"  # sums of gradients depend on the grid, as in other systems
+VALUED = "bamboo, objective: Value"  # the coordinator releases nodes that add less than they cost
 NAMES = (*STRATEGIES, UNEQUAL, VALUED)
 MORE_COLOURS = ("#b3b84a", "#3b8d8a", "#8fc4c2", "#c98f4e")
 PROCESSES = 2
@@ -55,20 +53,20 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A model on recorded nodes, or on made-up ones of which each is taken away within an hour with probability
+    """A model on recorded nodes, or on generated ones that are each taken away within an hour with probability
     `rate`.
     """
 
     model: str
-    case: str  # the nodes' name
-    seeds: int  # runs on made-up nodes
-    hours: float  # of each run, at most
+    case: str  # the name of the nodes
+    seeds: int  # runs on generated nodes
+    hours: float  # the most per run
     rate: float = 0.0
     recording: Trace | None = None
     schedule: str | None = None
 
     def job(self, rendezvous: float | None = None) -> ComparedJob:
-        """rendezvous: seconds, if not the profile's."""
+        """Return the job. rendezvous: seconds, instead of the profile's."""
         profile = read_profile(f"{self.model}-v100")
         if rendezvous is not None:
             profile = replace(profile, times=replace(profile.times, rendezvous=rendezvous))
@@ -130,7 +128,7 @@ def run(
 
 
 def _in_processes(what: Callable[[Work], Any], work: Sequence[Work]) -> Iterator[Any]:
-    """Results in the order of the work, and a line on standard error for each."""
+    """Yield results in the order of the work, with a line on standard error for each."""
     began = time.monotonic()
     with ProcessPoolExecutor(PROCESSES) as pool:
         for number, (one, found) in enumerate(zip(work, pool.map(what, work), strict=True), start=1):
@@ -166,7 +164,7 @@ def _case(work: Work) -> list[Row]:
 
 
 def _means(results: Sequence[StrategyResult]) -> Row:
-    """The means of the runs of a strategy."""
+    """Return the means over a strategy's runs."""
 
     def mean(figure: Callable[[StrategyResult], float]) -> float:
         return statistics.fmean(map(figure, results))
@@ -217,26 +215,26 @@ def _restarts(seconds: list[float], models: Sequence[str], rates: Sequence[float
 
 
 def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
-    """Bamboo's samples over those of each baseline, for each duration of a restart."""
+    """Return Bamboo's samples over those of each baseline, for each duration of a restart."""
     job = work.job()
     traces = work.traces(job.place.nodes)
     ours = sum(compared(OURS, job, trace, work.hours).samples for trace in traces)
-    found: dict[str, list[float]] = {name: [] for name in BASELINES}
+    ratios: dict[str, list[float]] = {name: [] for name in BASELINES}
     for second in seconds:
         slow = work.job(second)
         for name in BASELINES:
             theirs = sum(compared(name, slow, trace, work.hours).samples for trace in traces)
-            found[name].append(ours / theirs if theirs else math.inf)
-    return found
+            ratios[name].append(ours / theirs if theirs else math.inf)
+    return ratios
 
 
 def _mean(ratios: Sequence[float]) -> str:
-    """Geometric, of those that can be had, and of how many that is if not of all."""
-    known = [ratio for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
-    if not known:
+    """Return the geometric mean of the finite ratios, and their number if some are missing."""
+    finite = [ratio for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
+    if not finite:
         return "–"
-    mean = math.exp(statistics.fmean(map(math.log, known)))
-    return f"{mean:.2f}" if len(known) == len(ratios) else f"{mean:.2f} ({len(known)} of {len(ratios)})"
+    mean = math.exp(statistics.fmean(map(math.log, finite)))
+    return f"{mean:.2f}" if len(finite) == len(ratios) else f"{mean:.2f} ({len(finite)} of {len(ratios)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +250,7 @@ class Table:
         )
 
     def over(self, case: str, name: str, base: str, objective: Aim = Aim.THROUGHPUT) -> list[float]:
-        """The throughput, or the value, of each model, as many times as that of another strategy."""
+        """Return each model's throughput, or value, divided by another strategy's."""
         figure = "value" if objective is Aim.VALUE else "throughput"
         pairs = [
             (self.of(case, model, name, objective)[figure], self.of(case, model, base, objective)[figure])
@@ -272,7 +270,7 @@ def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
 
 
 def _show_made_up(table: Table, cases: Sequence[str]) -> None:
-    """Means over the models."""
+    """Print means over the models."""
     heads = ["", *(head for case in cases for head in (f"{case}: samples/s", "value", "goodput"))]
     lines = []
     for name in NAMES:
@@ -287,7 +285,9 @@ def _show_made_up(table: Table, cases: Sequence[str]) -> None:
 
 
 def _show_cases(table: Table, cases: Sequence[str]) -> None:
-    """Means over the models for each case, then Bamboo's share of the bound and of the best other for each model."""
+    """Print means over the models for each case, then Bamboo's share of the bound and of the best other for each
+    model.
+    """
     heads = [
         "",
         "Nodes",
@@ -351,7 +351,7 @@ def _ratio(one: float, other: float) -> str:
 
 
 def _plot(table: Table, cases: Sequence[str], path: Path) -> None:
-    """Throughput of each strategy over that of checkpoints, and value over that of on-demand nodes."""
+    """Plot each strategy's throughput over that of checkpoints, and its value over that of on-demand nodes."""
     from matplotlib.figure import Figure
 
     from bamboo.simulation.plots import COLOURS, GROUND, INK, SOFT

@@ -3,8 +3,8 @@
     python bench/layer_counts.py              # client/bamboo/profiles/counts/*.json
     python bench/layer_counts.py --only vgg
 
-Nothing is measured: torch's counter runs each layer on tensors without data. In fp32, and once more in bf16 (under the
-name MODEL-bf16). Samples of a microbatch are those of the profiles that `bench/profiles.py` writes.
+Nothing is measured: torch's counter runs each layer on tensors without data. In fp32, and again in bf16 (as
+MODEL-bf16). Microbatches have the samples of the profiles that `bench/profiles.py` writes.
 """
 
 from typing import Annotated, Any
@@ -45,7 +45,7 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def counted(name: str, called: str, precision: str) -> TaskCounts:
-    """The counts of a model. Of equal blocks one is counted."""
+    """Return the counts of a model. Equal blocks are counted once."""
     model, config = CONFIGS[name]
     blocks = BLOCKS.get(name)
     samples = microbatch(WORKLOADS[name])

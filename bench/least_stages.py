@@ -1,4 +1,4 @@
-"""The least stages on which large models have room, as docs/models.md has them: `python bench/least_stages.py`.
+"""The fewest stages that large models fit on, for docs/models.md: `python bench/least_stages.py`.
 
 AdamW in fp32, products in bf16, checkpointed blocks, microbatches of one sample of 2048 tokens; the head keeps casts of
 its input and weights, and logarithms for the loss. A tenth of a card is left to torch.
@@ -18,7 +18,7 @@ MOST: Final = 80  # stages
 
 
 class Model(NamedTuple):
-    """block: parameters of one of its blocks."""
+    """A model. block: parameters of one block."""
 
     name: str
     width: int

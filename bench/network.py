@@ -1,19 +1,19 @@
-"""What a network costs a job: its rate, its delay, a limit for each connection, and the loss of one.
+"""The cost of a network to a job: its rate, its delay, a limit per connection, and the loss of a connection.
 
     python bench/network.py                       # all questions
     python bench/network.py --only steps,loss --json network.json
 
-Every worker is a process in a network namespace of its own. All their packets pass through a process that holds them up
-as a network would (`_switch`), since the kernel's own means (tc netem) is not there on every machine. Layers sleep, as
-if each worker had an accelerator of its own.
+Every worker is a process in a network namespace of its own. All packets pass through a process that delays them like a
+network (`_switch`), since the kernel's own means (tc netem) are not on every machine. Layers sleep, as if each worker
+had an accelerator of its own.
 
-    steps       how much longer a step takes than one by arithmetic: the schedule in virtual time, with the job's own
-                forwards and backwards as measured without a network, and the time that each boundary tensor takes
+    steps       how much longer a step takes than computed: the schedule in virtual time, with the job's own forwards
+                and backwards as measured without a network, and the transfer time of each boundary tensor
     loss        the step in which a connection is lost, beside the others
-    sync        what replicas cost (mode Replicas), from which rate on they cost nothing
-    reduction   what it costs to sum gradients over two pipelines, as a whole and in buckets
+    sync        the cost of replicas (mode Replicas), and the rate from which they are free
+    reduction   the cost of summing gradients over two pipelines, as a whole and in buckets
 
-Needs Linux, iproute2, and root or the right to make namespaces. Nothing outside the namespaces is changed.
+Needs Linux, iproute2, and root or the right to make namespaces. Changes nothing outside the namespaces.
 """
 
 import tempfile
@@ -53,7 +53,7 @@ class Load:
     pipelines: int = 1
     layers: int = 2
     backward: float = BACKWARD  # seconds of a microbatch in a stage, twice those of a forward
-    buckets: bool | None = None  # that a layer's gradients are one, however small, or all are; None: by size
+    buckets: bool | None = None  # True: one per layer; False: one for all; None: by size
 
 
 MAINS = {None: "time_steps", False: "time_steps_of_one_bucket", True: "time_steps_in_buckets"}
@@ -73,7 +73,7 @@ def document_of(load: Load) -> Any:
 
 
 async def steps_of(place: Lab, load: Load, cut: bool = False) -> tuple[list[float], float]:
-    """Seconds of each step that counts, and the cores that others took. cut: lose a connection in the sixth of them."""
+    """Return the seconds of each counted step, and the cores that others used. cut: lose a connection in the sixth."""
     job = Job(place, document_of(load), main=f"_network:{MAINS[load.buckets]}")
     job.host, mark = CONTROL, job.folder / CUT
 
@@ -92,7 +92,7 @@ async def steps_of(place: Lab, load: Load, cut: bool = False) -> tuple[list[floa
 
 
 def ideal(load: Load, shape: Shape, calm: float) -> float:
-    """Seconds of a step by arithmetic. calm: of one on a network that costs nothing."""
+    """Return the computed seconds of a step. calm: of one on a network that costs nothing."""
     fastest = 1e15
     rate = min(shape.rate or fastest, (shape.flow or fastest) * FLOWS_PER_LINK) / 8
     each = calm / (MICROBATCHES + STAGES - 1)
@@ -113,13 +113,13 @@ STEPS = [(rate, delay) for rate in (1.0, 5.0, 10.0) for delay in (0.0, 1.0, 5.0)
 
 
 async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
-    """Measure steps on shaped networks; also with a quarter of the rate for each connection."""
+    """Measure steps on shaped networks; also with a quarter of the rate per connection."""
     rows = []
     shapes = [Shape(rate * GIGABIT, 0.0, delay / 1e3) for rate, delay in STEPS]
     load = Load()
     for shape in [*shapes, Shape(GIGABIT, GIGABIT / 4, 1e-3)]:
-        said = f"{shape.rate / GIGABIT:g} Gb/s, {1e3 * shape.delay:g} ms"
-        say(f"steps: {said}, {shape.flow / GIGABIT:g} Gb/s a connection")
+        name = f"{shape.rate / GIGABIT:g} Gb/s, {1e3 * shape.delay:g} ms"
+        say(f"steps: {name}, {shape.flow / GIGABIT:g} Gb/s a connection")
         base = await calm_step(place, net, load, calm)
         before = net.shape(shape)
         taken, others = await steps_of(place, load)
@@ -138,7 +138,7 @@ async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
 
 
 async def calm_step(place: Lab, net: Network, load: Load, calm: dict[Load, float]) -> float:
-    """The seconds of a step with boundary tensors of no size, so that only computing counts; measured once."""
+    """Return the seconds of a step with tiny boundary tensors, where only computing counts; measured once."""
     small = replace(load, boundary=4 * 64 * SAMPLES)
     if small not in calm:
         say("a step without a network")
@@ -159,7 +159,7 @@ async def loss(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
 
 
 SYNC = (0.25, 0.5, 1.0, 2.0, 5.0)
-WEIGHTS = 4_000_000  # of a stage: 16 MB of gradients a step
+WEIGHTS = 4_000_000  # of a stage: 16 MB of gradients per step
 
 
 async def sync(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
@@ -186,7 +186,7 @@ async def sync(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
 
 REDUCTION = [(1, 0.032), (1, 0.064), (2, 0.064)]  # stages, Gb/s
 REDUCED = Load(boundary=1 << 16, weights=400_000, pipelines=2, layers=4, backward=0.2)
-TURNS = 2  # with each other, so that what else the machine does strikes all alike
+TURNS = 2  # of all cases, so that other load on the machine affects them alike
 
 
 async def reduction(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:

@@ -1,12 +1,12 @@
-"""Oobleck's test (SOSP 2023) with Bamboo's real coordinator, in virtual time, beside Oobleck's own figures.
+"""Oobleck's experiment (SOSP 2023) with Bamboo's real coordinator, in virtual time, beside Oobleck's own figures.
 
     python bench/oobleck.py --data FOLDER [--models GPT-3-2_7b] [--cases 10m,5m] [--memory 48]
                             [--json cells.json] [--plot oobleck.png]
     python bench/oobleck.py --merge cells-1.json,cells-2.json [--json all.json] [--plot oobleck.png]
 
-FOLDER holds the inputs of the artifact's simulator: throughput.csv (what each system measured on 15 to 30 nodes) and a
-table of nodes for each case. docs/benchmarks.md names the assumptions. The command prints one table, with what the
-artifact's simulator says of the other systems; --merge prints it from cells that earlier runs wrote, and runs nothing.
+FOLDER holds the inputs of the artifact's simulator: throughput.csv (each system's measurements on 15 to 30 nodes) and a
+table of nodes for each case. docs/benchmarks.md lists the assumptions. Prints one table, with the artifact's simulated
+figures of the other systems; --merge prints it from the cells of earlier runs, and runs nothing.
 """
 
 import csv
@@ -42,12 +42,12 @@ NODES: Final = 30
 GIB: Final = 2**30
 USABLE: Final = 0.9  # of a card; the rest is left to torch
 FP32: Final = 4  # bytes of a number
-FLOW: Final = 3e9  # bytes a second of a connection: 24 Gb/s
+FLOW: Final = 3e9  # bytes per second of a connection: 24 Gb/s
 DETECTION: Final = 0.1  # seconds until a loss is known
 STEPS: Final = 10_000_000
-UPDATE_BYTES: Final = 600e9  # bytes a second of the device's memory, which bounds an update of AdamW
+UPDATE_BYTES: Final = 600e9  # bytes per second of the device's memory, which bounds an update of AdamW
 SCALINGS: Final = 4  # approximations to the measured speed
-GROUPS: Final = 32  # of microbatches: as evenly divided among three pipelines as among four
+GROUPS: Final = 32  # of microbatches: divides as evenly among three pipelines as among four
 Cell = dict[str, Any]
 
 
@@ -63,8 +63,8 @@ class Shape:
     vocabulary: int
 
     def profile(self, memory: float, scale: float) -> ModelProfile:
-        """Return a profile in fp32 with AdamW and checkpointed blocks, which keep only their inputs: what the layer
-        before gives. scale: seconds of a floating-point operation.
+        """Return a profile in fp32 with AdamW and checkpointed blocks, which keep only their inputs. scale: seconds of
+        a floating-point operation.
         """
         tokens = self.samples * self.context
         boundary = tokens * self.width * FP32
@@ -73,7 +73,7 @@ class Shape:
         ends = self.vocabulary * self.width
 
         def layer(numbers: int, forward: float, again: int) -> Layer:
-            """again: how often the backward repeats the forward."""
+            """Return a layer. again: how often the backward repeats the forward."""
             return Layer(
                 forward=forward * scale,
                 backward=(2 + again) * forward * scale,
@@ -110,7 +110,7 @@ MODELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Samples a second that the artifact's simulator gives; bamboo: of Bamboo of 2023, None where it has no room."""
+    """Samples per second from the artifact's simulator; bamboo: of Bamboo of 2023, None if it does not fit."""
 
     bamboo: float | None
     varuna: float
@@ -142,7 +142,7 @@ PUBLISHED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What Oobleck measured of a model: samples a second by the number of nodes, and the pause of a change."""
+    """Oobleck's measurements of a model: samples per second by number of nodes, and the pause of a change."""
 
     rates: dict[int, float]
     pause: float
@@ -152,7 +152,7 @@ class Measured:
 
 
 def read_measured(path: Path, model: str) -> Measured:
-    """Return Oobleck's lines for a model. Raises ValueError if the table has none."""
+    """Read Oobleck's lines for a model. Raises ValueError if the table has none."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["model"], row["system"]) == (model, "oobleck")]
     if not rows:
@@ -162,23 +162,25 @@ def read_measured(path: Path, model: str) -> Measured:
 
 
 def replayed(measured: Measured, batch: int, trace: Trace, *, joins_at_once: bool) -> float:
-    """Return the samples a second of Oobleck: whole steps between losses at the measured rates, a loss throws away the
-    step in progress, each change pauses, and a node that joins costs no part of a step. joins_at_once: the fair replay;
-    otherwise nodes that come join at the next loss, as in the artifact.
+    """Return Oobleck's samples per second: whole steps at the measured rates between losses, with a pause for each
+    change.
+
+    A loss discards the step in progress; a joining node costs no part of a step. joins_at_once: the fair replay;
+    otherwise nodes join at the next loss, as in the artifact.
     """
-    there = active = 0
+    present = active = 0
     since = samples = 0.0
     for at, changes in groupby(trace.changes, key=lambda change: change.at):
         now = [change.change for change in changes]
-        there += now.count(Change.ADD) - now.count(Change.REMOVE)
+        present += now.count(Change.ADD) - now.count(Change.REMOVE)
         lost = Change.REMOVE in now
         stopped = not measured.rate(active)
-        if there == active or not (joins_at_once or lost or stopped):
+        if present == active or not (joins_at_once or lost or stopped):
             continue
         trained = max(0.0, at - since) * measured.rate(active)
         samples += trained // batch * batch if lost else trained
         since = at if stopped else max(since, at + measured.pause)
-        active = there
+        active = present
     samples += max(0.0, trace.duration - since) * measured.rate(active)
     return samples / trace.duration
 
@@ -205,8 +207,8 @@ def manifest(shape: Shape) -> dict[str, Any]:
 
 
 def scaled(shape: Shape, memory: float, speed: float) -> ModelProfile:
-    """Return the profile whose fastest grid of all nodes trains that many samples a second. Raises ValueError if no
-    grid fits the devices.
+    """Return the profile whose fastest grid of all nodes trains `speed` samples per second. Raises ValueError if none
+    fits.
     """
     spec, scale = parse_manifest(manifest(shape)), 1e-13
     for _ in range(SCALINGS):
@@ -286,8 +288,8 @@ def _show(cells: Sequence[Cell]) -> None:
 
 
 def _plot(cells: Sequence[Cell], path: Path) -> None:
-    """Draw Bamboo's samples a second over those of Oobleck's fair replay, a panel for each model: above the line Bamboo
-    is faster.
+    """Plot Bamboo's samples per second over Oobleck's fair replay, a panel per model: above the line Bamboo is
+    faster.
     """
     from matplotlib.figure import Figure
 

@@ -6,18 +6,18 @@
 Real processes and sockets; this program is the coordinator's shell. Workers are killed (SIGKILL) or given notice at
 random moments of a step, one stage after the other in random order, each after the job has healed from the one before.
 
-    detect      from SIGKILL to the coordinator's knowing
-    decide      to its having sent the plan
-    reform      to its hearing that the plan is in force at the stage's new owner
+    detect      from SIGKILL until the coordinator knows
+    decide      until it has sent the plan
+    reform      until it hears that the plan is in force at the stage's new owner
     recompute   until the new owner has repeated the last forward or backward that the lost one had finished
     pause       all of these together
     delay       how much later than usual the affected step is committed
 
-With notice nothing is repeated: the pause is how much longer than at other steps the moved stage is idle between
-the last backward of one step and its first forward of the next.
+With notice nothing is repeated: the pause is how much longer than at other steps the moved stage is idle between the
+last backward of one step and its first forward of the next.
 
-The restart is generous: no time to notice the loss or to find machines, and new processes are forked from a server
-that has torch imported already. It saves everything every few steps and redoes what came after.
+The restart is generous: no time to notice the loss or to find machines, and new processes are forked from a server that
+has torch imported already. It saves everything every few steps and redoes what came after.
 """
 
 import random
@@ -32,7 +32,7 @@ from _common import Lab, TaskName, lab, machine, main, manifest, quantile, show,
 from _disturb import disturb
 from _restart import restart
 
-MANY = 1_000_000  # steps of a job that is stopped when everything is measured
+MANY = 1_000_000  # steps of a job that is stopped once everything is measured
 HEIR = ("work", "idle", "tail")
 TARGET_KILL, TARGET_NOTICE = 300.0, 100.0  # ms
 

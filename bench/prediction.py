@@ -1,18 +1,18 @@
-"""Does `bamboo simulate` foretell what real local jobs do? Throughput, and the time lost to preemptions.
+"""Compares `bamboo simulate` with real local jobs: throughput, and the time lost to preemptions.
 
     python bench/prediction.py
     python bench/prediction.py --only grids    # jobs whose grid the coordinator chooses while workers come and go
     python bench/prediction.py --only 4x1 --plot prediction.png --json prediction.json
 
-Each point is a grid and a rate: a job whose layers sleep (`_emulated`, so that a machine with few cores shows
-the schedule) runs with real processes, and owners are killed on a schedule; the same job is simulated with a profile
-that was measured on this machine (`bamboo profile`), under a trace with the same losses. What the engine adds to each
-forward and backward, how long a worker takes to start and how soon its end is known come from one undisturbed run of
-another grid and from the first losses, before the points. lost: seconds beyond the steps' calm duration.
+Each point is a grid and a rate: a job whose layers sleep (`_emulated`, so that a machine with few cores shows the
+schedule) runs with real processes, and owners are killed on a schedule; the same job is simulated with a profile
+measured on this machine (`bamboo profile`), under a trace with the same losses. The engine's overhead for each forward
+and backward, a worker's start time and the detection time come from one undisturbed run of another grid and from the
+first losses, before the points. lost: seconds beyond the steps' calm duration.
 
 Jobs whose grid the coordinator chooses are run by `bamboo run`, and their workers come and go with the nodes of a
-recording, which the simulation is given, too. What is calm there is the median of the second half of the time for
-which so many workers stay; lost is what steps of its first half take longer, also until the grid is another one.
+recording, which the simulation also gets. Their calm duration is the median of the second half of the time with a
+constant number of workers; lost is the extra time of the first half's steps, including the wait for another grid.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.splits.resplit import Grid
 
 AGENT = "bamboo_trainer.worker.launch.process:main"
-SLOWER = 4  # times the layers of `_common.manifest`, so that what a busy machine adds weighs less
-FIRST = 2  # from whose commit on it counts: the first steps try what is deterministic, and call everything once
+SLOWER = 4  # times the layers of `_common.manifest`, so that a busy machine's overhead weighs less
+FIRST = 2  # counted from its commit on: earlier steps test determinism, and call everything once
 CALM_STEPS = 6  # before the first loss
 LIMIT_SECONDS = 400.0
 REPEATS = 5
@@ -54,7 +54,7 @@ class MeasuredCase:
 
     stages: int
     pipelines: int
-    losses: int  # of so many owners, evenly over the steps
+    losses: int  # the number of owners lost, evenly over the steps
     steps: int = 24
 
     @property
@@ -74,9 +74,8 @@ POINTS = (
 
 @dataclass(frozen=True, slots=True)
 class GridCase:
-    """workers: there are so many, each for so many seconds. The grid is the coordinator's choice.
-
-    Nobody goes together with a neighbour, whose stage would be lost: in a simulation others go than in a run.
+    """A job whose grid the coordinator chooses. workers: their numbers, each for `seconds`. No worker leaves together
+    with a neighbour, which would lose a stage: a simulation loses other workers than a run.
     """
 
     workers: tuple[int, ...]
@@ -93,7 +92,7 @@ class GridCase:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The manifest of a job that ends when the last number of workers has been there for about as long as the
+        """The manifest of a job that ends when the last number of workers has been present about as long as the
         others.
         """
         last = len(self.workers) * self.seconds
@@ -102,12 +101,12 @@ class GridCase:
 
 GRID_CASES = (GridCase((6, 5, 3, 2, 4, 6)), GridCase((4, 2, 3, 5)), GridCase((5, 6, 4, 3), notice=True))
 GRID_STEP_SECONDS = 1.0
-LATER_SECONDS = 0.5  # another node comes than the one that goes: of the same moment nobody would be taken
+LATER_SECONDS = 0.5  # the replacement comes later than the loss, or no worker would be taken
 
 
 @dataclass(slots=True)
 class Strikes:
-    """Kills the first owners of cells at their seconds of training, and notes what the simulator has to know."""
+    """Kills the first owners of cells at given seconds of training, and records what the simulator needs."""
 
     job: Job
     due: list[tuple[float, Cell]]
@@ -116,7 +115,7 @@ class Strikes:
     starts: list[float] = field(default_factory=list)
     killed: dict[str, float] = field(default_factory=dict)
     detections: list[float] = field(default_factory=list)
-    struck: list[tuple[float, Cell]] = field(default_factory=list)  # seconds of training, as it came
+    struck: list[tuple[float, Cell]] = field(default_factory=list)  # seconds of training, in order
     owners: dict[Cell, str] = field(default_factory=dict)
 
     def look(self, now: float, event: Event, commands: Sequence[Command]) -> None:
@@ -149,7 +148,9 @@ def document_of(point: MeasuredCase) -> dict[str, Any]:
 
 
 def schedule(point: MeasuredCase, step_seconds: float) -> list[tuple[float, Cell]]:
-    """Owners of different cells, at different places of a step; never two neighbours within a few steps."""
+    """Return the times and cells of losses: different cells, at different places of a step, no neighbours within a few
+    steps.
+    """
     cells = [Cell(d, s) for d in range(point.pipelines) for s in range(point.stages)]
     every = (point.steps - CALM_STEPS) / (point.losses + 1)
     chosen = [*cells[1::2], *cells[::2]][: point.losses]
@@ -165,7 +166,7 @@ async def real(place: Lab, point: MeasuredCase, step_seconds: float) -> tuple[Jo
 
 
 async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
-    """The profile as `bamboo profile` measures it."""
+    """Measure the profile as `bamboo profile` does."""
     answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS}, LIMIT_SECONDS)
     if answer.get("problem"):
         raise RuntimeError(answer["problem"])
@@ -173,7 +174,7 @@ async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
 
 
 def trace_of(point: MeasuredCase, struck: Sequence[tuple[float, Cell]], start: float) -> Trace:
-    """The nodes in the order of the cells; another one comes whenever one goes."""
+    """Return the trace of the losses: nodes in the order of the cells; a new one comes whenever one goes."""
     nodes = {Cell(d, s): f"n{d * point.stages + s}" for d in range(point.pipelines) for s in range(point.stages)}
     changes = [NodeChange(at=0.0, change=Change.ADD, node=node) for node in nodes.values()]
     for number, (at, cell) in enumerate(struck):
@@ -183,7 +184,7 @@ def trace_of(point: MeasuredCase, struck: Sequence[tuple[float, Cell]], start: f
 
 
 def predicted(point: MeasuredCase, profile: ModelProfile, struck: Sequence[tuple[float, Cell]]) -> tuple[float, float]:
-    """(seconds of training, seconds of a calm step)"""
+    """Simulate a point; return the seconds of training and of a calm step."""
     document = document_of(point)
     trace = trace_of(point, struck, profile.times.start)
     run = JobRun(spec=parse_manifest(document), manifest=document, profile=profile, trace=trace)
@@ -198,7 +199,7 @@ def predicted(point: MeasuredCase, profile: ModelProfile, struck: Sequence[tuple
 
 
 async def calibrated(place: Lab) -> ModelProfile:
-    """The profile's layers are replaced for each point; what counts here is what the machine adds."""
+    """Return the profile with this machine's overheads. Its layers are replaced for each point."""
     profile = await measured(place, document_of(CALIBRATION))
     _, step = predicted(CALIBRATION, profile, [])
     job, strikes = await real(place, CALIBRATION, step)
@@ -242,7 +243,9 @@ async def compare(place: Lab, point: MeasuredCase, base: ModelProfile) -> dict[s
 
 
 def course(case: GridCase, ends: Sequence[float]) -> dict[str, float]:
-    """What the ends of steps say, in seconds since training began: seconds in all, of a calm step in the mean, lost."""
+    """Return the seconds in all, the mean of a calm step, and the seconds lost. ends: of steps, in seconds of
+    training.
+    """
     steps = list(zip(ends[FIRST:], gaps(ends[FIRST - 1 :]), strict=True))
     last, usual, lost = len(case.workers) - 1, 0.0, 0.0
     for number in range(len(case.workers)):
@@ -257,7 +260,7 @@ def course(case: GridCase, ends: Sequence[float]) -> dict[str, float]:
 
 
 def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
-    """The ends of all steps, in seconds since training began."""
+    """Return the ends of all steps, in seconds since training began."""
     document, nodes = case.document, case.nodes
 
     def simulated(delay: float) -> JobResult:
@@ -277,9 +280,8 @@ def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
 
 
 async def calibrated_grids(place: Lab) -> ModelProfile:
-    """The profile, calibrated by a job on two stages, of which one worker is lost while another node comes.
-
-    What its steps take longer than foretold counts as the layers': on a busy machine each sleep ends late.
+    """Return the profile, calibrated by a job on two stages that loses one worker while another node comes. Unexpected
+    step time is attributed to the layers: on a busy machine each sleep ends late.
     """
     document = grid_job(16, Grid(2, 1), 2, chosen=False)
     profile, lost_at = await measured(place, document), 14.0
@@ -296,7 +298,7 @@ async def calibrated_grids(place: Lab) -> ModelProfile:
         msgspec.structs.replace(layer, forward=slower * layer.forward, backward=slower * layer.backward)
         for layer in profile.layers
     )
-    moments = {reason: at for at, reason, _ in run.events}  # the newest of each
+    moments = {reason: at for at, reason, _ in run.events}  # the newest of each reason
     times = msgspec.structs.replace(
         profile.times,
         start=moments["WorkerJoined"] - moments["Preempting"] - LATER_SECONDS,

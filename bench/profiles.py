@@ -3,12 +3,12 @@
     python bench/profiles.py              # client/bamboo/profiles/shipped/*.json
     python bench/profiles.py --only vgg
 
-What was published is the time of a step on a grid, not of a layer. So the layers' seconds are derived: the published
-step on on-demand machines had no redundancy and no preemptions, and the layers take what is left of it when the
-simulator has counted all else: the pipeline's fill, boundaries on the network, the sum of gradients over the pipelines,
-the update. That is found by simulating the step with faster and slower layers. The seconds are dealt to the layers in
-proportion to the operations that `bamboo_trainer.tasks.inspection.costs` counts. A third is the forward. Bytes are
-counted from the layers, on tensors without data.
+The publications give the time of a step on a grid, not of a layer, so the layers' seconds are derived. The published
+step on on-demand machines had no redundancy and no preemptions; the layers take what remains of it after everything
+else that the simulator counts: the pipeline's fill, boundaries on the network, the sum of gradients over the pipelines,
+the update. The script finds that by simulating the step with faster and slower layers. It distributes the seconds over
+the layers in proportion to the operations that `bamboo_trainer.tasks.inspection.costs` counts. A third is the forward.
+Bytes are counted from the layers, on tensors without data.
 """
 
 from collections.abc import Sequence
@@ -59,15 +59,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "vgg": ("vgg", {"size": "19"}),
     "alexnet": ("alexnet", {"size": "full"}),
 }
-BLOCKS = {"gpt-2": 48, "bert": 24}  # equal ones, of which one is counted
+BLOCKS = {"gpt-2": 48, "bert": 24}  # equal ones, which are counted once
 T = TypeVar("T")
-LEAST = 0.05  # of the seconds of an ideal pipeline, that have to be left
-PIPELINES = 4  # of the published grids, on spot and on demand
-FORWARD, REPEATED_FORWARD = 1 / 3, 1 / 4  # of forward and backward together; if the backward runs forwards again
+LEAST = 0.05  # part of an ideal pipeline's seconds that must remain
+PIPELINES = 4  # of the published grids, on spot and on-demand machines
+FORWARD, REPEATED_FORWARD = 1 / 3, 1 / 4  # share of forward and backward together; if the backward repeats forwards
 FLOW, MACHINE = 5e9 / 8, 10e9 / 8
 LATENCY = 0.001
 MEMORY_BANDWIDTH = 900e9
-UPDATE_BYTES = 28  # moved for each parameter: weight, gradient and two moments are read, all but the gradient written
+UPDATE_BYTES = 28  # moved per parameter: weight, gradient and two moments are read, all but the gradient written
 
 
 def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = None) -> None:
@@ -84,24 +84,20 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def microbatch(workload: Workload) -> int:
-    """The most samples with which each pipeline has twice as many microbatches as stages; else 1."""
+    """Return the most samples with which each pipeline has twice as many microbatches as stages; else 1."""
     share = workload.samples // PIPELINES
     fitting = [size for size in range(1, share + 1) if share % size == 0 and share // size >= 2 * workload.stages]
     return max(fitting, default=1)
 
 
 def whole_seconds(workload: Workload, samples: int) -> float:
-    """The seconds of a microbatch's forward and backward on all layers, at most: a step is (M + P - 1) / P of these and
-    more.
-    """
+    """Return an upper bound of a microbatch's seconds on all layers: a step is at least (M + P - 1) / P of these."""
     stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
     return workload.on_demand_seconds * stages / (count + stages - 1)
 
 
 def paced(profile: ModelProfile) -> ModelProfile:
-    """The profile with layers so fast that the simulated step on the published on-demand grid takes what was
-    published.
-    """
+    """Return the profile with layers so fast that the simulated on-demand step takes the published time."""
     published = profile.published
     assert published is not None
     low, high = 0.0, 1.0
@@ -115,15 +111,15 @@ def paced(profile: ModelProfile) -> ModelProfile:
 
 
 class OneConnection(Network, frozen=True, kw_only=True):
-    """A network whose links have one connection, as in the published measurements."""
+    """A network with one connection per link, as in the published measurements."""
 
     def link(self, size: float) -> float:
         return self.flow
 
 
 def on_demand_step(profile: ModelProfile) -> float:
-    """Seconds of a step on the published on-demand grid, as `bamboo simulate JOB.yaml` has it, but for one connection a
-    link; one sum a pipeline.
+    """Return the seconds of a step on the published on-demand grid. As `bamboo simulate JOB.yaml` computes it, but with
+    one connection per link and one sum per pipeline.
     """
     published = profile.published
     assert published is not None
@@ -190,7 +186,7 @@ def profile_of(workload: Workload) -> ModelProfile:
 
 
 def _repeated(layers: Sequence[T], blocks: int) -> tuple[T, ...]:
-    """The second layer is one of so many equal ones; there are no others if that is one."""
+    """Return the layers with the second one repeated for all equal blocks; unchanged if blocks is 1."""
     return (*layers[:1], *(layers[1] for _ in range(blocks)), *layers[2:])
 
 

@@ -1,15 +1,14 @@
-"""Do the figures of `nsdi2023.simulator` agree with those of the published program itself, digit for digit?
+"""Compare `nsdi2023.simulator` with the published program itself, digit for digit.
 
     python bench/published.py CHECKOUT [--seeds 10] [--rates 0.01,0.05,0.1,0.25,0.5] [--start-hours 0,9,17] [--hours 12]
         [--whole-runs 3] [--trace FILE ...] [--random 0] [--csv FILE]
 
-CHECKOUT: a folder with the published program as its authors gave it to the public (project_pactum/simulation in it).
-Each case is run by both: every model on made-up nodes, cut after some hours, by seed, rate and hour of the day; the two
-models whose number of steps was published also to their end; BERT also with 8 and 15 stages; and every model on each
-recording (without --trace those of the checkout). --random: as many recordings, made up so that much happens at one
-moment and names come back, each with a model and an end by chance. Figures have to be equal as floating-point numbers,
-not nearly.
---csv: what the published program came to, case by case; tests/bench/test_nsdi2023.py compares with such a file.
+CHECKOUT: a folder with the published program as its authors released it (with project_pactum/simulation). Both programs
+run each case: every model on generated nodes, cut after some hours, by seed, rate and hour of the day; the two models
+with a published number of steps also to their end; BERT also with 8 and 15 stages; and every model on each recording
+(without --trace the checkout's). --random: this many generated recordings, with many events at one moment and names
+that come back, each with a random model and end. Figures have to be equal as floating-point numbers, not nearly. --csv:
+the published program's figures, case by case; tests/bench/test_nsdi2023.py compares with such a file.
 """
 
 import csv as tables
@@ -41,7 +40,7 @@ PROGRAM = Path("project_pactum/simulation/simulator.py")
 NAMES = {"gpt-2": "GPT-2", "bert": "BERT", "resnet": "ResNet", "gnmt": "GNMT", "vgg": "VGG", "alexnet": "AlexNet"}
 OTHER_STAGES = (8, 15)  # of BERT
 HOUR_MS = 3_600_000
-RANDOM = "random-"  # how files of made-up recordings are called
+RANDOM = "random-"  # the prefix of generated recordings' names
 # ours: theirs
 FIGURES = {
     "preemptions": "num_preemptions",
@@ -54,8 +53,8 @@ FIGURES = {
     "usd_per_hour": "average_cost",
     "value": "average_value",
 }
-# In this order: a name comes back during a rendezvous, no step is done, a node goes that is not there, a grid has more
-# pipelines than times are known for, no node ever comes, a step ends without a node.
+# In this order: a name comes back during a rendezvous, no step is done, an absent node goes, a grid has more pipelines
+# than times are known for, no node ever comes, a step ends without a node.
 ERRORS = (AssertionError, IndexError, KeyError, NotImplementedError, statistics.StatisticsError, ZeroDivisionError)
 Found = dict[str, float]
 
@@ -66,8 +65,8 @@ class PublishedCase:
 
     model: str
     stages: int
-    hours: float | None  # after which it is cut; None for all its steps
-    recording: str | None = None  # a file, or none for made-up nodes
+    hours: float | None  # when it is cut; None: after all its steps
+    recording: str | None = None  # a file; None: generated nodes
     rate: float = 0.0
     seed: int = 0
     start_hour: int = 0
@@ -84,7 +83,7 @@ class PublishedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What both came to. refused: why there are no figures; "" if there are some."""
+    """The results of both programs. refused: why there are no figures; "" if there are."""
 
     case: PublishedCase
     theirs: Found
@@ -93,7 +92,7 @@ class Compared:
     refused_ours: str
 
     def differing(self) -> list[str]:
-        """The figures that differ, with both values; nothing if all agree or neither program has any."""
+        """Return the figures that differ, with both values; empty if all agree or neither program has any."""
         if bool(self.refused_theirs) != bool(self.refused_ours):
             return [f"theirs: {self.refused_theirs or 'figures'}; ours: {self.refused_ours or 'figures'}"]
         return [
@@ -104,7 +103,7 @@ class Compared:
 
 
 def load(checkout: Path) -> Any:
-    """The module of the published program. It is loaded by its path, since its package wants more than it needs."""
+    """Load the module of the published program, by path, since its package has more requirements than it needs."""
     if "published_simulator" not in sys.modules:
         spec = importlib.util.spec_from_file_location("published_simulator", checkout / PROGRAM)
         assert spec is not None
@@ -116,7 +115,7 @@ def load(checkout: Path) -> Any:
 
 
 def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
-    """The figures of their program, or the name of the error that it ends with."""
+    """Run their program; return its figures, or the name of its error."""
     model, made_up = NAMES[case.model], {}
     if case.recording is None:
         made_up = {"seed": case.seed, "removal_probability": case.rate, "generate_addition_probabilities": True}
@@ -134,7 +133,7 @@ def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
 
 
 def ours(case: PublishedCase) -> tuple[Found, str]:
-    """Our figures, or the sentence with which the run is refused."""
+    """Run our simulator; return its figures, or the sentence of its error."""
     workload = workload_of(case.model, case.stages)
     nodes: HourlyNodes | list[Moment]
     if case.recording is not None:
@@ -174,26 +173,26 @@ def cases(
 
 
 def random_recording(rng: random.Random) -> str:
-    """Nodes come and go in bursts, some under names that were there before."""
+    """Generate a recording in which nodes come and go in bursts, some under names that were used before."""
     unit, reused = rng.choice((1, 1000, 5000, 30_000, 60_000)), rng.choice((0.0, 0.5))
     end, most = rng.choice((1, 3, 8)) * HOUR_MS, rng.choice((5, 12, 20, 29, 40))
-    there: list[str] = []
+    present: list[str] = []
     gone: list[str] = []
     lines: list[str] = []
     now, named = rng.choice((0, rng.randrange(600_000) // unit * unit)), 0
     while now < end:
-        if not lines or (rng.random() < 0.5 and len(there) < most):
+        if not lines or (rng.random() < 0.5 and len(present) < most):
             wanted = rng.choice((1, 1, 2, 5)) if lines else rng.randrange(1, most + 1)
-            for _ in range(min(wanted, most - len(there))):
+            for _ in range(min(wanted, most - len(present))):
                 if gone and rng.random() < reused:
-                    there.append(gone.pop(rng.randrange(len(gone))))
+                    present.append(gone.pop(rng.randrange(len(gone))))
                 else:
                     named += 1
-                    there.append(f"node{named}")
-                lines.append(f"{now},add,{there[-1]}\n")
+                    present.append(f"node{named}")
+                lines.append(f"{now},add,{present[-1]}\n")
         else:
-            for node in rng.sample(there, min(len(there), rng.choice((1, 1, 2, 3, 6)))):
-                there.remove(node)
+            for node in rng.sample(present, min(len(present), rng.choice((1, 1, 2, 3, 6)))):
+                present.remove(node)
                 gone.append(node)
                 lines.append(f"{now},remove,{node}\n")
         now += int(rng.expovariate(1 / rng.choice((3000, 20_000, 240_000)))) // unit * unit
@@ -213,7 +212,7 @@ def random_cases(count: int, folder: Path) -> Iterator[PublishedCase]:
 
 
 def write_table(file: Path, found: Sequence[Compared]) -> None:
-    """A line for each case, with all digits; without figures, but with the name of an error, where it ends with one."""
+    """Write a line for each case with all digits; cases that failed have the name of the error instead of figures."""
     with file.open("w", newline="") as opened:
         table = tables.DictWriter(opened, [*asdict(found[0].case), "refused", *FIGURES, "hours_run"], restval="")
         table.writeheader()
@@ -224,7 +223,7 @@ def write_table(file: Path, found: Sequence[Compared]) -> None:
 
 
 def commit(checkout: Path) -> str:
-    """The commit of the checkout, if git knows it."""
+    """Return the commit of the checkout; "unknown" without git."""
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return found.stdout.strip() if found.returncode == 0 else "unknown"

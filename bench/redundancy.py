@@ -1,13 +1,12 @@
-"""What replicas cost while nothing fails, and what a takeover costs when a worker is killed.
+"""The cost of replicas while nothing fails, and of a takeover when a worker is killed.
 
     python bench/redundancy.py                # cost
     python bench/redundancy.py --takeover     # cost, and kills
     python bench/redundancy.py --replicas 1 --replicas 2 --replicas 3 --mebibytes 32
 
 Layers sleep, as if each worker had an accelerator of its own; processes and sockets are real. In each round every
-variant runs the same job once, in an order that is turned from one round to the next; a ratio is made of two runs of
-the same round. All must give the same losses, to the last bit. The cost is how much longer the median step takes than
-with mode None.
+variant runs the same job once, in an order that rotates; a ratio compares two runs of the same round. All must give the
+same losses, to the last bit. The cost is how much longer the median step takes than with mode None.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, qu
 from _disturb import disturb
 from bamboo_core.job.spec import RedundancyMode
 
-WARMUP = 5  # steps that do not count: rehearsals are among them
+WARMUP = 5  # steps that do not count, rehearsals included
 MANY = 1_000_000
 
 
@@ -30,7 +29,7 @@ class Case:
 
     stages: int
     microbatches: int
-    slow: float  # how much longer the layers of the second stage take
+    slow: float  # factor of the second stage's times
 
     def __str__(self) -> str:
         split = f", stage 1 takes {self.slow:g} times as long" if self.slow != 1 else ""
@@ -38,7 +37,7 @@ class Case:
 
 
 class Variant(NamedTuple):
-    """What is compared."""
+    """A variant of the job to compare."""
 
     mode: RedundancyMode
     replicas: int = 1  # of each stage
@@ -60,12 +59,14 @@ class RedundancyOptions:
     repeat: int
     kills: int
     seed: int
-    mebibytes: int  # of a stage's parameters, most of which nothing uses, but for the traffic of their gradients
+    mebibytes: int  # parameters of a stage, mostly unused except for their gradients' traffic
     modes: list[Variant]
 
 
 def document(o: RedundancyOptions, case: Case, variant: Variant, steps: int, standby: int = 0) -> Any:
-    """forward_ms a forward of each stage, twice that a backward; equal layers but for the slowed ones."""
+    """Return a manifest: forward_ms per forward of each stage, twice that per backward; equal layers except slowed
+    ones.
+    """
     result = manifest(TaskName.EMULATED, case.stages, case.microbatches, steps, mode=variant.mode, standby=standby)
     result["spec"]["redundancy"]["replicas"] = variant.replicas
     each = o.forward_ms / o.layers
@@ -111,7 +112,7 @@ async def cost(place: Lab, o: RedundancyOptions, case: Case) -> dict[str, Any]:
 
 
 def costs(rounds: list[dict[str, Any]], mode: str, figure: str) -> list[float]:
-    """The costs in per cent over the mode None of the same round."""
+    """Return the costs in percent over mode None of the same round."""
     return [100 * (facts[mode][figure] / facts[str(OFF)][figure] - 1) for facts in rounds]
 
 

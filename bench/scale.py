@@ -1,12 +1,12 @@
-"""What does the operator take with many jobs, and how fast is it when nodes get notice?
+"""The operator's resource use with many jobs, and its speed when nodes get notice.
 
     python bench/scale.py [--nodes 40] [--jobs 4] [--notices 8] [--burst 4] [--repeat 2] [--json FILE]
     python bench/scale.py --jobs 1 --stages 10 --pipelines 100 --nodes 1000 --burst 1 [--json FILE]
 
-The real operator on the test cluster's real control plane; docs/testing-cluster.md says what that needs. Nodes are
+The real operator on the test cluster's real control plane; docs/testing-cluster.md lists the requirements. Nodes are
 fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
-but say what workers say: two heartbeats a second each, and a step a second for each job. At rest the operator asks the
-API server for two things: to write each job's progress, and every 10 s to renew its Lease.
+but send a worker's messages: two heartbeats per second each, and a step per second for each job. At rest the operator
+sends the API server two kinds of requests: each job's progress, and every 10 s its Lease's renewal.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ def _show(size: Size, figures: Json) -> None:
 
 
 def _taken(windows: dict[str, Json]) -> list[list[str]]:
-    """What each window took: a row for each figure."""
+    """Return the figures of each window, a row per figure."""
     rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
     rows.append(["memory (RSS) of the operator, MiB", *(f"{w['memory_mib']:.0f}" for w in windows.values())])
     rows.append(["its highest so far, MiB", *(f"{w['peak_memory_mib']:.0f}" for w in windows.values())])

@@ -1,13 +1,12 @@
-"""What does a change of the plan cost with many workers: bytes, processor time of the coordinator, virtual half hours?
+"""The cost of a change of plan with many workers: bytes, the coordinator's CPU time, or half an hour of virtual time.
 
     python bench/scale_plan.py [--workers 1000] [--losses 10] [--json FILE]
     python bench/scale_plan.py --half-hour [--workers 1000] [--rate 0.06] [--chosen] [--json FILE]
 
-The first one drives the real coordinator with workers that answer at once, loses some of them one after the other, and
-puts what it sends on channels as a server does. All times are of the processor. A change is a new plan. Its decision is
-the event that led to it; its answers are what all workers say to it, one after the other. A status is what a shell
-makes once a step. The second one runs a job of
-ten stages for half an hour of virtual time.
+The first command drives the real coordinator with workers that answer at once, loses some of them one after the other,
+and encodes its messages as a server does. All times are CPU times. A change is a new plan; its decision is the event
+that led to it; its answers are all workers' messages about it. A status is what a shell makes once per step. The second
+command runs a job of ten stages for half an hour of virtual time.
 """
 
 import time
@@ -39,7 +38,7 @@ STATUSES = 9
 
 
 def document(workers: int, *, chosen: bool) -> Json:
-    """chosen: the stages, too, and not only the pipelines."""
+    """Return a manifest. chosen: the coordinator chooses the stages, too, instead of only the pipelines."""
     pipelines = workers // STAGES
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
@@ -69,7 +68,7 @@ class Job:
     now: float = 0.0
     pending: deque[Event] = field(default_factory=deque)
     frames: Frames = field(default_factory=Frames)
-    made: list[Json] = field(default_factory=list)  # of each plan
+    made: list[Json] = field(default_factory=list)  # for each plan
 
     def __post_init__(self) -> None:
         manifest = document(self.workers, chosen=False)
@@ -84,7 +83,7 @@ class Job:
         self.settle()
 
     def tell(self, event: Event) -> None:
-        """Time of the processor for it counts towards the plan that it leads to, or that it answers."""
+        """Process an event. Its CPU time counts towards the plan that it leads to or answers."""
         self.now += 1e-5
         before, began = self.state.plan, time.process_time()
         self.state, commands = coordinator.step(self.state, event, self.now)
@@ -183,7 +182,7 @@ def run(
 
 
 def _status_seconds(state: CoordinatorState) -> float:
-    """Median processor time of a status, which is made with each step, and for whoever looks at the job."""
+    """Return the median CPU time of a status, which is made with each step and for viewers of the job."""
     times = []
     for _ in range(STATUSES):
         began = time.process_time()

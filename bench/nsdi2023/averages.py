@@ -1,6 +1,5 @@
-"""Averages over time as the published simulator computes them: the same sums, of the same terms in the same order.
-
-So they agree with its own to the last bit of a floating-point number. Times are milliseconds outside, hours inside.
+"""Averages over time as the published simulator computes them: the same sums, of the same terms in the same order. So
+they agree with its own to the last bit of a floating-point number. Times are milliseconds outside, hours inside.
 """
 
 from bamboo.simulation.figures import SimulationError
@@ -11,10 +10,8 @@ HOUR_MS = 3_600_000.0
 
 
 class BilledHours:
-    """How many nodes were billed, and from when on.
-
-    What is first said counts from the beginning, whatever was there before: so nodes that come after it are billed
-    before they come.
+    """The numbers of billed nodes, and since when. The first number reported counts from the beginning, so nodes that
+    come after it are billed before they come.
     """
 
     def __init__(self) -> None:
@@ -22,9 +19,7 @@ class BilledHours:
         self._nodes: list[int] = []
 
     def moment_over(self, now: int, nodes: int) -> None:
-        """Counts a moment's nodes when all of its events have happened. Those of the very first moment are no
-        change.
-        """
+        """Count a moment's nodes after all of its events. Those of the very first moment are no change."""
         if not self._since:
             if now > 0:
                 self._change(0.0, nodes)
@@ -40,7 +35,7 @@ class BilledHours:
         return self._nodes[-1] * SPOT_USD
 
     def usd(self, begin: float, end: float) -> float:
-        """What is paid between two hours, the latest changes first."""
+        """Return the payment between two hours, the latest changes first."""
         total = 0.0
         for since, nodes in zip(reversed(self._since), reversed(self._nodes), strict=True):
             if since <= begin:
@@ -50,9 +45,8 @@ class BilledHours:
         raise AssertionError("the first change is at hour 0")
 
     def averages(self, end: float) -> tuple[float, float]:
-        """Nodes and USD an hour, from the beginning to an hour.
-
-        Changes after that hour count, too, and backwards: they are taken off again as if the last one had been first.
+        """Return nodes and USD per hour, from the beginning to an hour. Changes after that hour count too, backwards:
+        they are subtracted as if the last one had been first.
         """
         node_hours = usd = 0.0
         for since, until, nodes in zip(self._since, [*self._since[1:], end], self._nodes, strict=True):
@@ -62,7 +56,7 @@ class BilledHours:
 
 
 class StepAverages:
-    """Samples per second, and these for each USD an hour, over the time of the steps."""
+    """Samples per second, and these per USD per hour, over the time of the steps."""
 
     def __init__(self, samples: int, billed: BilledHours) -> None:
         self._samples, self._billed = samples, billed
@@ -72,7 +66,9 @@ class StepAverages:
         self._throughput = self._value = 0.0
 
     def begin(self, now: int) -> None:
-        """The first grid steps from now on. Later ones change nothing: time without a grid is the next step's."""
+        """Record that the first grid begins to step. Later ones change nothing: time without a grid is the next
+        step's.
+        """
         if self._first is None:
             self._first = self._last = now
 
@@ -86,7 +82,7 @@ class StepAverages:
         return self._last
 
     def complete(self, now: int) -> None:
-        """A step is done, since the last of which nodes may have come and gone."""
+        """Record a step. Nodes may have come and gone since the last one."""
         began, ended, took = self._last / HOUR_MS, now / HOUR_MS, now - self._last
         per_second = self._samples / (took / SECOND_MS)
         usd = self._billed.usd(began, ended)
@@ -99,9 +95,7 @@ class StepAverages:
         self._steps += 1
 
     def complete_alike(self, took: int, count: int) -> None:
-        """Counts that so many steps, of `took` milliseconds each, are done one after the other with the nodes of the
-        present.
-        """
+        """Record `count` consecutive steps of `took` milliseconds each, with the present nodes."""
         per_second, took_hours, usd = self._samples / (took / SECOND_MS), took / HOUR_MS, self._billed.usd_per_hour()
         throughput, value, began = self._throughput, self._value, self._last / HOUR_MS
         if not usd:
@@ -117,12 +111,12 @@ class StepAverages:
         self._steps += count
 
     def averages(self) -> tuple[float, float]:
-        """The mean throughput and value from the first grid to the last step, of which there has to be one."""
+        """Return the mean throughput and value from the first grid to the last step, which must exist."""
         assert self._first is not None
         hours = self._last / HOUR_MS - self._first / HOUR_MS
         return self._throughput / hours, self._value / hours
 
 
 def _nobody_paid(hour: float) -> SimulationError:
-    """Steps go on until their grid is formed anew, even if no node is left."""
+    """Return the error of a step without paid nodes: steps go on until their grid is formed anew."""
     return SimulationError(f"a step ends after {hour:.2f} hours without a node that is paid for, so it has no value")

@@ -1,7 +1,7 @@
 """Nodes that come and go as in the published simulator, with the same draws in the same order. Pure.
 
 Each hour every node is taken away with one probability, at a second of that hour; free places are filled with that
-hour's probability of an addition. The next hour's draws depend on who is there, and on nothing else of the simulation.
+hour's probability of an addition. The next hour's draws depend only on the present nodes.
 """
 
 import heapq
@@ -14,7 +14,7 @@ Moment = tuple[int, bool, str]  # milliseconds, whether the node is added, its n
 
 
 class HourlyNodes:
-    """The draws of one run. It owns the random numbers, which have to be asked for hour by hour."""
+    """The draws of one run. It owns the random numbers, which have to be drawn hour by hour."""
 
     def __init__(self, seed: int, removal: float, capacity: int, start_hour: int = 0) -> None:
         self._rng = random.Random(seed)
@@ -23,13 +23,15 @@ class HourlyNodes:
         self._named = 0
 
     def first(self) -> list[str]:
-        """The nodes that are there at the beginning. To be called once, before the hours."""
+        """Return the initial nodes. To be called once, before the hours."""
         rng, addition = self._rng, self._additions[self._start_hour]
         self._named = sum(addition > rng.random() for _ in range(self._capacity))
         return [_name(number + 1) for number in range(self._named)]
 
     def hour(self, begin: int, there: list[str]) -> list[Moment]:
-        """What happens in the hour that begins at that millisecond. there: nodes in the order in which they came."""
+        """Return the events of the hour that begins at that millisecond. there: nodes in the order in which they
+        came.
+        """
         addition = self._additions[(self._start_hour + begin // HOUR_MS) % 24]
         probabilities = (self._removal, addition, begin)
         moments, self._named = _hour(self._rng, there, self._named, self._capacity, probabilities)
@@ -39,7 +41,9 @@ class HourlyNodes:
 def _hour(
     rng: random.Random, there: list[str], named: int, capacity: int, hour: tuple[float, float, int]
 ) -> tuple[list[Moment], int]:
-    """What happens in an hour (probabilities of removal and addition, its beginning), and how many were ever named."""
+    """Return an hour's events, and how many nodes were ever named. hour: removal and addition probabilities,
+    beginning.
+    """
     removal, addition, begin = hour
     draw, second = rng.random, rng.randrange
     removals = [(begin + second(0, 3600) * 1000, node) for node in there if removal > draw()]

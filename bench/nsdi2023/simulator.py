@@ -1,14 +1,13 @@
 """The cost model of the published Bamboo simulator: a grid of pipelines, rendezvous, takeovers by neighbours. Pure.
 
-What it does wrong is done alike: steps go on during a global rendezvous and may begin a second one, whose end finds
-nobody; a waiting node that is taken away goes on counting as one that waits; a node without a stage that is taken away
-slows steps down as if a neighbour had taken over; value is the mean over time of each step's ratio, instead of
-throughput over cost. It knows no lost work, no loading of checkpoints, no zones and no notice.
+Its errors are reproduced: steps go on during a global rendezvous and may begin a second one, whose end finds no node; a
+waiting node that is taken away still counts as waiting; a node without a stage that is taken away slows steps as if a
+neighbour had taken over; value is the mean over time of each step's ratio, instead of throughput over cost. It knows no
+lost work, no loading of checkpoints, no zones and no notice.
 
-Times are whole milliseconds. What happens at one moment happens in the order of `Kind`; events of one kind and moment
-in the order in which a heap gives them back. That order depends on all that the heap holds, so every step is an event
-in it, and one that was slowed down is a second one. Only between two other events steps are counted at once, if the
-heap is the same after each of them.
+Times are whole milliseconds. Events of one moment happen in the order of `Kind`; those of one kind and moment in the
+order in which a heap returns them. That order depends on the whole heap, so every step is an event in it, and a slowed
+one is a second event. Steps are only counted at once between two other events, if the heap is the same after each.
 """
 
 import heapq
@@ -56,22 +55,20 @@ class State(StrEnum):
 
 
 class QueuedEvent(int):
-    """Moment and kind as one number, by which events are ordered; those with the same number in no order of their
-    own.
-    """
+    """Moment and kind as one number, which orders events; equal numbers have no order."""
 
-    node: str  # whose event it is
+    node: str  # the event's node
     number: int  # of the grid that steps
 
 
 @dataclass(slots=True)
 class BilledNode:
-    """A node that is there, and so billed."""
+    """A present, and therefore billed, node."""
 
     created: int
     ready: bool = False
-    # it has a stage. A name that comes back before its first node would have been ready is made ready twice, and stops
-    # to count as running the second time, although its stage stays its own
+    # it has a stage. A name that comes back before its first node was ready is made ready twice, and stops counting as
+    # running the second time, although it keeps its stage
     running: bool = False
     cells: list[Cell] = field(default_factory=list)
 
@@ -81,15 +78,15 @@ class Figures:
     """The figures of one run."""
 
     preemptions: int  # nodes that were taken away
-    fatal: int  # of these, how many were more than redundancy could bear
-    # interval, lifetime: hours, means, between two preemptions and of all nodes
+    fatal: int  # preemptions beyond what redundancy could bear
+    # interval, lifetime: mean hours between two preemptions, and of all nodes
     interval: float
     lifetime: float
     # nodes, usd_per_hour: means over time
     nodes: float
     throughput: float  # samples per second
     usd_per_hour: float
-    value: float  # samples per second for each USD per hour, a mean over the steps' time
+    value: float  # samples per second per USD per hour, a mean over the steps' time
     hours: float  # until the last step
     steps: int
 
@@ -101,10 +98,8 @@ def simulate(
     steps: int | None = None,
     milliseconds: int | None = None,
 ) -> Figures:
-    """Return the figures of a run. events: made up hour by hour, or recorded. steps: after which the run ends.
-    milliseconds: after which it is cut, at the last step that is done.
-
-    Raises SimulationError if no step is ever done.
+    """Return the figures of a run. Raises SimulationError if no step is ever done. events: generated hour by hour, or
+    recorded. steps: after which the run ends. milliseconds: after which it is cut, at the last finished step.
     """
     return Simulation(workload, events, steps, milliseconds).run()
 
@@ -129,10 +124,10 @@ class Simulation:
         # the grid
         self._owners: dict[Cell, str] = {}
         self._pipelines = self._waiting = 0
-        self._grid = 0  # how many grids there were; steps of earlier ones do not count
+        self._grid = 0  # the number of grids so far; steps of earlier ones do not count
         self._step_ms = 0  # of the next step
         self._slowed_at: int | None = None  # when this grid lost its first node
-        self._extended = False  # the step in flight then, to which its delay was added
+        self._extended = False  # the step in flight then was extended by its delay
         # records
         self._billed = BilledHours()
         self._done_steps = StepAverages(workload.samples, self._billed)
@@ -226,17 +221,16 @@ class Simulation:
         self._slow_down(now)
 
     def _heir(self, cell: Cell) -> BilledNode | None:
-        """Who runs the stage before that one, if it is still there. After a rendezvous that found nobody the first
-        stage has none before it, since then there are no stages, although nodes keep theirs."""
+        """Return the owner of the stage before, if it is present. After a rendezvous without nodes the first stage has
+        none before it, since then there are no stages, although nodes keep theirs.
+        """
         pipeline, stage = cell
         if stage == 0 and not self._pipelines:
             return None
         return self._nodes.get(self._owners.get((pipeline, (stage - 1) % self._workload.stages), ""))
 
     def _slow_down(self, now: int) -> None:
-        """Makes steps longer, once for each grid, however many nodes were lost, and only while it is not being formed
-        anew.
-        """
+        """Make steps longer, once per grid however many nodes are lost, and only while it is not being formed anew."""
         if self._slowed_at is None and self._state is State.RUNNING:
             self._slowed_at = now
             self._step_ms = int(SLOWDOWN * self._step_ms)
@@ -250,7 +244,7 @@ class Simulation:
         self._push(now + wait, kind)
 
     def _end_rendezvous(self, now: int, event: QueuedEvent) -> None:
-        """The nodes form a grid, or begin again because one is gone. If nobody is listed, stages stay assigned."""
+        """Form a grid, or begin again because a node is gone. Without listed nodes stages stay assigned."""
         if any(name not in self._nodes for name in self._listed):
             self._begin_rendezvous(now, Kind(event & 7))
             return
@@ -285,7 +279,7 @@ class Simulation:
         self._push(ends, Kind.STEP, number=self._grid)
 
     def _step(self, now: int, event: QueuedEvent) -> None:
-        """The step that was in flight when a node was lost ends later: by half of what was left of it then."""
+        """Complete a step. One in flight when a node was lost ends later, by half of what was left of it then."""
         if event.number != self._grid:
             return
         if self._slowed_at is not None and not self._extended:
@@ -301,11 +295,10 @@ class Simulation:
             self._push_step(now + self._step_ms)
 
     def _complete_alike(self, now: int, limit: int) -> None:
-        """Does at once the steps that follow a step alike before anything else happens, up to the last but one of the
-        run.
+        """Do the equal steps before the next other event at once, up to the last but one of the run.
 
-        Each of them would leave the heap and put the next one there, which moves other events. It is left out only if
-        that moves none, so that events of one moment stay in their order; if not, steps go on one by one.
+        Each of them would leave the heap and add the next one, which moves other events. They are skipped only if that
+        moves none, so events of one moment keep their order; otherwise steps go on one by one.
         """
         heap = self._heap
         if self._done_steps.last != now or not heap or heap[0] != (now + self._step_ms) << 3 | Kind.STEP:
@@ -335,8 +328,8 @@ class Simulation:
     # results
 
     def _figures(self, now: int) -> Figures:
-        """The figures of the run so far. now: when the run ended. Preemptions and lives of nodes count to then, all
-        else to the last step.
+        """Return the figures of the run so far. now: when the run ended. Preemptions and lives of nodes count to then,
+        everything else to the last step.
         """
         steps, last = self._done_steps.steps, self._done_steps.last
         if not steps:

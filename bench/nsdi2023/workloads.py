@@ -1,4 +1,4 @@
-"""The six models of the published simulator, with the times that were measured for them on V100 GPUs (p3 nodes)."""
+"""The six models of the published simulator, with their measured times on V100 GPUs (p3 nodes)."""
 
 from dataclasses import dataclass, replace
 
@@ -19,12 +19,12 @@ class Workload:
     stages: int
     capacity: int
     samples: int
-    step_ms: dict[int, int]  # of one step by the number of pipelines
+    step_ms: dict[int, int]  # of a step, by the number of pipelines
     local_rendezvous_ms: int
-    # on_demand_seconds, on_demand_gpus: of a step on on-demand GPUs, and how many of these
+    # on_demand_seconds, on_demand_gpus: of a step on on-demand GPUs, and their number
     on_demand_seconds: float
     on_demand_gpus: int
-    steps: int | None = None  # of a whole run, None where none was published
+    steps: int | None = None  # of a whole run; None if not published
 
 
 def _times(one: int, two: int, three: int, four: int) -> dict[int, int]:
@@ -102,10 +102,8 @@ BERT_STEP_MS = {8: _times(5700, 3100, 2300, 1770), 15: _times(12_750, 6600, 4780
 
 
 def workload_of(name: str, stages: int | None = None) -> Workload:
-    """The published workload of that name. stages: other than the published number; only BERT was measured with others
-    (8 and 15).
-
-    Raises SimulationError naming what there is.
+    """Return the published workload of that name. Raises SimulationError naming the known ones. stages: other than the
+    published number; only BERT was measured with others (8 and 15).
     """
     if name not in WORKLOADS:
         raise SimulationError(f"expected one of {', '.join(WORKLOADS)}, got {name!r}")

@@ -1,7 +1,7 @@
-"""The strategies by name, each with the parameters that are best for it under the very nodes that it will see. Pure.
+"""The strategies by name, each with the best parameters in hindsight for the nodes that it will see. Pure.
 
-Hindsight is the same for all, and favours none: whoever has more to choose had it from its paper. What is best depends
-on the objective, and nodes and zones are chosen by the same one.
+Hindsight is the same for all and favours none: strategies with more parameters have them from their papers. The best
+depends on the objective, which also decides nodes and zones.
 """
 
 import re
@@ -29,19 +29,19 @@ from strategies.timeline import Timeline, steady, timeline
 
 MOST_STAGES_TRIED = 32
 MOST_TRIED = 4  # numbers of stages, for each of three numbers of nodes
-RARELY = (1.0, 10.0, 100.0)  # losses for each one that a strategy does not bear, tried for the interval of checkpoints
-ABOUT = 0.999  # of the most that a fixed grid trains: others that train so much are driven, too
+RARELY = (1.0, 10.0, 100.0)  # losses per unbearable loss, tried for the interval of checkpoints
+ABOUT = 0.999  # of the best fixed grid's samples: grids that train this much are simulated, too
 NO_NODES: Final = Timeline(duration=0.0, changes=(), node_seconds=0.0, usd=0.0, removed=0)
 TOLERATED = (1, 2, 3)  # f of pipeline templates; Oobleck's default is 3
 ON_DEMAND = "on-demand"
-SIZES = (1.0, 0.75, 0.625, 0.5)  # of the most nodes, tried where the value counts
+SIZES = (1.0, 0.75, 0.625, 0.5)  # of the most nodes, tried if the objective is value
 REGION = re.compile(r"^(.*\d)-?[a-z]$|^([a-z]+\d?)-\d$")
-AS_FAST = 0.95  # as on-demand nodes: at least so fast is a training whose value counts
+AS_FAST = 0.95  # relative to on-demand nodes: the least speed if the objective is value
 
 
 class Aim(StrEnum):
-    """The aim by which parameters, nodes and zones are chosen. VALUE: samples for a dollar, of all that are about as
-    fast as on-demand nodes; if none is, samples a second.
+    """The objective by which parameters, nodes and zones are chosen. VALUE: samples per dollar, among results about as
+    fast as on-demand nodes; if there is none, samples per second.
     """
 
     THROUGHPUT = "Throughput"
@@ -54,41 +54,43 @@ class Setting:
 
     costs: Costs
     nodes: int  # the most that it holds
-    usual: int  # how many it has on average
-    mtbf: float  # seconds between two instants of loss
+    usual: int  # the mean that it has
+    mtbf: float  # seconds between two moments with losses
     spot: Timeline = NO_NODES  # the nodes that it will see
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """Numbers of stages that have a grid of these nodes that fits into memory."""
+        """The numbers of stages with a grid of these nodes that fits into memory."""
         most = min(self.nodes, len(self.costs.profile.layers), MOST_STAGES_TRIED)
         return tuple(stages for stages in range(1, most + 1) if self.costs.fills(self.nodes, stages))
 
     @property
     def tried(self) -> tuple[int, ...]:
-        """The choices that may be best, by the speed of an undisturbed grid of all, most or half the nodes."""
+        """The choices that may be best, by the speed of an undisturbed grid of all, of the usual, and of half the usual
+        nodes.
+        """
         choices = self.choices
         several = (self.nodes, self.usual, max(1, self.usual // 2))
-        found = {stages for nodes in several for stages in self.costs.best_stages(nodes, choices, MOST_TRIED)}
-        return tuple(sorted(found))
+        best = {stages for nodes in several for stages in self.costs.best_stages(nodes, choices, MOST_TRIED)}
+        return tuple(sorted(best))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDemand:
-    """A policy on nodes that nobody takes away: they form their grid once, and train."""
+    """A policy on nodes that are never taken away: they form their grid once, and train."""
 
     costs: Costs
     grid: Grid  # fixed
     saving: None = None
 
     def begin(self) -> None:
-        """The state at the beginning, which is none: the policy remembers nothing."""
+        """Return the initial state; the policy has none."""
 
     def react(self, state: None, view: View) -> tuple[None, Reaction | None]:
         return None, Reaction(rate=self.costs.rate(self.grid)) if len(view.ready) >= self.grid.cells else None
 
     def placement(self, state: None) -> Placement:
-        """The placement in one zone, which has as many nodes as one pays for."""
+        """Return the placement: one zone, which has as many nodes as one pays for."""
         return Placement()
 
 
@@ -107,8 +109,8 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
-    """The policies for all grids that fit. Where nodes are in one zone, and cost the same whatever is done with them,
-    only for those that train about as much as the best one, as far as restarts alone tell.
+    """Yield policies for grids that fit. If nodes are in one zone and cost the same however they are used, only for
+    grids that train about as much as the best one, judging by restarts alone.
     """
     savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
     grids = [
@@ -124,8 +126,8 @@ def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
 
 
 def _most_trained(setting: Setting, grids: Sequence[Grid], savings: Mapping[int, Saving]) -> list[Grid]:
-    """The grids that train about as much as the best one, in their order. Steps are computed for those alone that could
-    train enough if they took the least that they can take.
+    """Return the grids that train about as much as the best one, in their order. Steps are computed only for grids that
+    could train enough if they took the least possible time.
     """
     costs, stood = setting.costs, standings(setting.spot, {grid.cells for grid in grids})
 
@@ -134,14 +136,14 @@ def _most_trained(setting: Setting, grids: Sequence[Grid], savings: Mapping[int,
         return kept_seconds(stood[grid.cells], savings[stages], costs.restart(stages), costs.detection)
 
     seconds = {grid: kept(grid) for grid in grids}
-    found: dict[Grid, float] = {}  # samples
+    samples: dict[Grid, float] = {}  # samples
     most = 0.0
     for bound, grid in sorted(((seconds[grid] * costs.most_rate(grid), grid) for grid in grids), reverse=True):
         if bound < ABOUT * most:
             break
-        found[grid] = seconds[grid] * costs.rate(grid) if seconds[grid] else 0.0
-        most = max(most, found[grid])
-    return [grid for grid in grids if most and found.get(grid, 0.0) >= ABOUT * most]
+        samples[grid] = seconds[grid] * costs.rate(grid) if seconds[grid] else 0.0
+        most = max(most, samples[grid])
+    return [grid for grid in grids if most and samples.get(grid, 0.0) >= ABOUT * most]
 
 
 def _morphing(setting: Setting) -> Iterator[Policy]:
@@ -208,18 +210,18 @@ class Workplace:
     """A job on its machines."""
 
     costs: Costs
-    nodes: int  # held at most on the spot market
+    nodes: int  # the most held on the spot market
     on_demand_nodes: int  # of the baseline
-    zone_price: float = ZONE_TRAFFIC_PRICE  # USD for a GB that crosses zones, and for each of both ways
+    zone_price: float = ZONE_TRAFFIC_PRICE  # USD per GB that crosses zones, in each direction
 
 
 def chosen(outcomes: Iterable[StrategyResult], objective: Aim, speed: float) -> StrategyResult:
-    """The best one. speed: samples a second of on-demand nodes."""
-    found = list(outcomes)
-    fast = [one for one in found if one.throughput >= AS_FAST * speed]
+    """Return the best result. speed: samples per second of on-demand nodes."""
+    results = list(outcomes)
+    fast = [one for one in results if one.throughput >= AS_FAST * speed]
     if objective is Aim.VALUE and fast:
         return max(fast, key=lambda one: (one.value, one.throughput))
-    return max(found, key=lambda one: (one.throughput, one.value))
+    return max(results, key=lambda one: (one.throughput, one.value))
 
 
 def strategy_result(
@@ -229,39 +231,39 @@ def strategy_result(
     hours: float | None = None,
     objective: Aim = Aim.THROUGHPUT,
 ) -> StrategyResult:
-    """What a strategy comes to under a trace, with the parameters, zones and number of nodes that are best by the
-    objective; no progress if no grid fits into memory.
+    """Return a strategy's result under a trace, with the parameters, zones and nodes that are best by the objective.
 
-    Raises SimulationError if the profile has no prices, or if the trace has no nodes, or prices for others than these.
+    Without progress if no grid fits into memory. Raises SimulationError if the profile has no prices, or if the trace
+    has no nodes or prices only for others.
     """
     check(place, trace)
     if name == ON_DEMAND:
         return chosen(_on_demand(place, _hours(trace, hours)), objective, on_demand_speed(place))
-    found = (
+    results = (
         result
         for part in zone_choices(trace)
         for nodes in sizes(place.nodes, objective)
         for result in _tried(name, place, part, hours, nodes)
     )
     nothing = drive(OnDemand(costs=place.costs, grid=NOTHING), _timeline(place, trace, hours, place.nodes))
-    return chosen([nothing, *found], objective, on_demand_speed(place))
+    return chosen([nothing, *results], objective, on_demand_speed(place))
 
 
 def sizes(nodes: int, objective: Aim) -> tuple[int, ...]:
-    """Numbers of nodes that a job may hold at most: it holds what it can get if only its speed counts."""
+    """Return the numbers of nodes that a job may hold at most: all it can get if only its speed counts."""
     if objective is Aim.THROUGHPUT:
         return (nodes,)
     return tuple(dict.fromkeys(max(1, round(nodes * size)) for size in SIZES))
 
 
 def on_demand_speed(place: Workplace) -> float:
-    """Samples a second of the fastest grid of on-demand nodes."""
+    """Return the samples per second of the fastest grid of on-demand nodes."""
     return place.costs.rate(_steady_grid(place))
 
 
 def zone_choices(trace: Trace) -> Iterator[Trace]:
-    """The recordings of each choice of zones in which a job may be: one of them, or all of a region, whose links are
-    about as good as those within a zone. Links between regions are not, so no pipelines are formed across these.
+    """Yield the trace for each choice of zones: a single one, or all of a region, whose links are about as good. Links
+    between regions are worse, so no pipelines cross regions.
     """
     zones = list(dict.fromkeys(change.zone for change in trace.changes))
     regions: dict[str, list[str]] = {}
@@ -274,15 +276,15 @@ def zone_choices(trace: Trace) -> Iterator[Trace]:
 
 
 def region_of(zone: str) -> str:
-    """The region of a zone, by the names that clouds give: us-east-1a is in us-east-1, us-central1-b in us-central1,
-    eastus-2 in eastus. A zone with another name is in a region with all others of such names.
+    """Return the region of a zone, by the clouds' naming: us-east-1a is in us-east-1, us-central1-b in us-central1,
+    eastus-2 in eastus. Zones with other names share one region.
     """
-    found = REGION.match(zone)
-    return found.group(1) or found.group(2) if found else ""
+    match = REGION.match(zone)
+    return match.group(1) or match.group(2) if match else ""
 
 
 def check(place: Workplace, trace: Trace) -> None:
-    """Raises SimulationError for what cannot be compared."""
+    """Raise SimulationError for what cannot be compared."""
     profile = place.costs.profile
     if profile.prices is None:
         raise SimulationError(f"{profile.name}: a profile without prices cannot be compared by cost")
@@ -307,7 +309,7 @@ def _timeline(place: Workplace, trace: Trace, hours: float | None, nodes: int) -
 
 
 def _tried(name: str, place: Workplace, trace: Trace, hours: float | None, nodes: int) -> Iterator[StrategyResult]:
-    """The results of a strategy with each of its parameters."""
+    """Yield the results of a strategy with each of its parameters."""
     spot = _timeline(place, trace, hours, nodes)
     losses = sum(1 for change in spot.changes if change.lost)
     setting = Setting(
@@ -323,14 +325,12 @@ def _tried(name: str, place: Workplace, trace: Trace, hours: float | None, nodes
 def _problems(trace: Trace) -> Iterator[str]:
     if not trace.duration or not trace.changes:
         yield f"{trace.source or 'the trace'}: expected nodes that come and go, and found none"
-    if told := unpriced(trace):
-        yield told
+    if problem := unpriced(trace):
+        yield problem
 
 
 def _on_demand(place: Workplace, hours: float) -> Iterator[StrategyResult]:
-    """The results with all nodes of the baseline, also those that its fastest grid has no place for; or with only as
-    many as that needs.
-    """
+    """Yield the results with all nodes of the baseline, and with only as many as its fastest grid needs."""
     costs, prices = place.costs, place.costs.profile.prices
     assert prices is not None
     grid = _steady_grid(place)

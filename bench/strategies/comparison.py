@@ -1,8 +1,8 @@
 """Bamboo beside published strategies, for the same job on the same nodes, machines, network and memory.
 
-Bamboo's part is no model of it: the real coordinator is driven in virtual time, as `bamboo simulate JOB.yaml` does. The
-strategies take the time of their steps from the same functions. Like them the coordinator's job gets the zones and the
-number of nodes that are best by the objective, in hindsight.
+Bamboo's part is no model: the real coordinator is driven in virtual time, as in `bamboo simulate JOB.yaml`. The
+strategies take their step times from the same functions. The coordinator's job, too, gets the zones and the number of
+nodes that are best by the objective, in hindsight.
 """
 
 import math
@@ -30,16 +30,16 @@ from strategies.timeline import HOUR, Timeline, timeline
 
 OURS: Final = "bamboo"
 STRATEGIES: Final = (ON_DEMAND, *SPOT, OURS)
-MOST_RUNS: Final = 3  # of the coordinator for one objective, each with other zones or another number of nodes
+MOST_RUNS: Final = 3  # of the coordinator per objective, each with other zones or another number of nodes
 ENDLESS: Final = 10_000_000  # steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedJob:
-    """A job that strategies are compared for."""
+    """A job for which strategies are compared."""
 
     place: Workplace  # what the strategies see of it
-    # spec, document: the manifest, by which the coordinator trains it
+    # spec, document: the coordinator's manifest
     spec: JobSpec
     document: Mapping[str, Any]
 
@@ -49,7 +49,7 @@ class ComparedJob:
         return self.place.costs.profile
 
     def with_nodes(self, nodes: int) -> "ComparedJob":
-        """The job that holds that many at most."""
+        """Return the job with that many nodes at most."""
         if nodes == self.place.nodes:
             return self
         spec = {**self.document["spec"], "elastic": {**self.document["spec"]["elastic"], "maxWorkers": nodes}}
@@ -58,33 +58,33 @@ class ComparedJob:
 
 
 def published_job(profile: ModelProfile) -> ComparedJob:
-    """A published model, with the batch and on as many nodes as were published of it.
+    """Return a published model with its published batch and number of nodes.
 
     Its microbatches are the profile's, or smaller ones if the published grid, with stages of about equal time, would
     not fit into memory together with copies of stages. Raises SimulationError if nothing is published of it.
     """
-    known = profile.published
-    if known is None:
+    published = profile.published
+    if published is None:
         raise SimulationError(
             f"{profile.name}: it says nothing of what was published (field published), such as a batch and a grid"
         )
-    grid = Grid(min(known.stages, len(profile.layers)), known.pipelines)
-    nodes = known.stages * known.pipelines
+    grid = Grid(min(published.stages, len(profile.layers)), published.pipelines)
+    nodes = published.stages * published.pipelines
 
     def made(samples: int) -> tuple[JobSpec, dict[str, Any]]:
         document = _document(profile, samples, nodes)
         return parse_manifest(document), document
 
-    sizes = [samples for samples in range(profile.samples, 0, -1) if known.batch % samples == 0]
+    sizes = [samples for samples in range(profile.samples, 0, -1) if published.batch % samples == 0]
     fitting = (size for size in sizes if _fits(profile, made(size)[0], grid))
     spec, document = made(next(fitting, sizes[-1]))
-    on_demand = known.on_demand_stages * known.on_demand_pipelines
+    on_demand = published.on_demand_stages * published.on_demand_pipelines
     place = Workplace(costs=Costs(profile, spec), nodes=nodes, on_demand_nodes=on_demand)
     return ComparedJob(place=place, spec=spec, document=document)
 
 
 def _document(profile: ModelProfile, samples: int, nodes: int) -> dict[str, Any]:
-    """What a user of that model would write who leaves the grid to the coordinator, and pays for what crosses zones."""
+    """Return the manifest of a user who leaves the grid to the coordinator and pays for traffic between zones."""
     assert profile.published is not None
     task = profile.task
     return {
@@ -115,7 +115,9 @@ def compared(
     hours: float | None = None,
     objective: Aim = Aim.THROUGHPUT,
 ) -> StrategyResult:
-    """What a strategy, or Bamboo, comes to under a trace. Raises SimulationError for what cannot be compared."""
+    """Return the result of a strategy, or of Bamboo, under a trace. Raises SimulationError for what cannot be
+    compared.
+    """
     if name != OURS:
         return choose.strategy_result(name, job.place, trace, hours, objective)
     return CoordinatorRuns(job, trace, hours).best(objective)
@@ -123,13 +125,13 @@ def compared(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One answer to where, and on how many nodes."""
+    """A choice of zones and number of nodes."""
 
     trace: Trace
     job: ComparedJob
-    bound: float  # samples, if at every moment the fastest grid of all that fit ran without a pause
+    bound: float  # samples, if the fastest fitting grid of all nodes ran at every moment without a pause
     duration: float
-    usd: float  # of the nodes that the trace has for it, and of what such grids would send across zones
+    usd: float  # of the trace's nodes for it, and of such grids' traffic between zones
 
     @property
     def throughput(self) -> float:
@@ -137,15 +139,14 @@ class _Choice:
 
     @property
     def value(self) -> float:
-        """Samples for a dollar."""
+        """Samples per dollar."""
         return self.bound / self.usd if self.usd else 0.0
 
 
 @dataclass(slots=True)
 class CoordinatorRuns:
-    """Runs of the coordinator for a job under a trace; each is made once, whatever it is asked for.
-
-    Tried are the choices that could be the best, by what they could come to without a pause, `MOST_RUNS` at most.
+    """Runs of the coordinator for a job under a trace, each made once. At most `MOST_RUNS` choices are tried, the best
+    ones if there were no pauses.
     """
 
     job: ComparedJob
@@ -155,22 +156,22 @@ class CoordinatorRuns:
     _choices: dict[Aim, list[_Choice]] = field(default_factory=dict)
 
     def best(self, objective: Aim) -> StrategyResult:
-        """Raises SimulationError for what cannot be compared."""
+        """Return the best result. Raises SimulationError for what cannot be compared."""
         choose.check(self.job.place, self.trace)
-        speed, found = choose.on_demand_speed(self.job.place), list[StrategyResult]()
+        speed, results = choose.on_demand_speed(self.job.place), list[StrategyResult]()
         for choice in self._ordered(objective, speed)[:MOST_RUNS]:
             by_bound = not gives_back(self.job.spec)  # else it does not pay for all of those nodes
             if (
-                found
+                results
                 and by_bound
-                and not _may_be_better(choice, choose.chosen(found, objective, speed), objective, speed)
+                and not _may_be_better(choice, choose.chosen(results, objective, speed), objective, speed)
             ):
                 break
-            found.append(self._run(choice))
-        return choose.chosen(found, objective, speed)
+            results.append(self._run(choice))
+        return choose.chosen(results, objective, speed)
 
     def bound(self, objective: Aim) -> float:
-        """Samples a second that nobody can exceed who has these nodes and these grids: the most of all choices."""
+        """Return an upper bound of samples per second with these nodes and grids: the most of all choices."""
         return max(choice.throughput for choice in self._of(objective))
 
     def _of(self, objective: Aim) -> list[_Choice]:
@@ -225,24 +226,24 @@ def _may_be_better(choice: _Choice, best: StrategyResult, objective: Aim, speed:
 
 
 def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
-    """Steps that the fastest grid of the nodes of each moment would do if every change took no time."""
-    there, since, steps = 0, 0.0, 0.0
+    """Return the steps that the fastest grid of each moment's nodes would do if changes took no time."""
+    present, since, steps = 0, 0.0, 0.0
     for at, more in (*((one.at, len(one.joined) - len(one.lost)) for one in nodes.changes), (nodes.duration, 0)):
-        found = rates.best(there) if there and at > since else None
-        steps += (at - since) / found.seconds if found is not None else 0.0
-        since, there = at, there + more
+        best = rates.best(present) if present and at > since else None
+        steps += (at - since) / best.seconds if best is not None else 0.0
+        since, present = at, present + more
     return steps
 
 
 def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
-    """The USD of a sample for what crosses zones, on the best grid of as many nodes as there are on average, as many in
-    each zone as in the others. Every worker's final gradient goes to its shadow.
+    """Return the USD per sample for traffic between zones, on the best grid of the mean number of nodes. Zones have
+    equal shares. Every worker's final gradient goes to its shadow.
     """
     zones = sorted(set(nodes.zones.values()))
-    found = rates.best(max(1, round(nodes.node_seconds / nodes.duration)))
-    if len(zones) < 2 or found is None:
+    best = rates.best(max(1, round(nodes.node_seconds / nodes.duration)))
+    if len(zones) < 2 or best is None:
         return 0.0
-    grid, costs = found.grid, job.place.costs
+    grid, costs = best.grid, job.place.costs
     cells = [str(number) for number in range(grid.cells)]
     packs = job.spec.spread.policy.packs
     places = [zones[n * len(zones) // grid.cells if packs else n % len(zones)] for n in range(grid.cells)]
@@ -251,7 +252,7 @@ def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
 
 
 def result_of(figures: JobFigures, batch: int) -> StrategyResult:
-    """A run of the coordinator in the terms of the strategies: what is left of the time is stalled."""
+    """Return a run of the coordinator as a strategy's result: the rest of the time is stalled."""
     duration, steps = figures.hours * HOUR, figures.steps
     trained, redone = figures.trained * HOUR, figures.redone * HOUR
     idle = min(figures.waited * HOUR, max(0.0, duration - trained - redone))

@@ -1,7 +1,7 @@
-"""What a step, a stage's state and a way back cost on a grid, from a profile: the same for all strategies.
+"""The costs of a step, of a stage's state and of recoveries on a grid, from a profile: the same for all strategies.
 
-Steps, the split of layers and the memory that workers need are those of `bamboo_core.planning.steps`, by which the
-coordinator chooses its grid and by which jobs are simulated. Seconds, bytes, samples. Pure, but for what is remembered.
+Steps, the split of layers and the workers' memory are those of `bamboo_core.planning.steps`, which the coordinator's
+choice of grids and simulations use. Seconds, bytes, samples. Pure, with caches.
 """
 
 import math
@@ -20,14 +20,14 @@ from bamboo_core.planning.steps.grid_rates import GridRates
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE
 from bamboo_core.planning.steps.step_times import ALMOST
 
-SNAPSHOT_BYTES = 3e9  # a second, from a V100 to pageable host memory
+SNAPSHOT_BYTES = 3e9  # per second, from a V100 to pageable host memory
 NOTHING = Grid(0, 0)  # trains nothing
-SETTLED = 8  # microbatches beyond two for each stage, after which each further one adds the same time
+SETTLED = 8  # microbatches beyond two per stage, after which each further one adds the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """The largest of all stages."""
+    """The largest values of all stages."""
 
     seconds: float  # of a microbatch's forward and backward
     state: int  # parameters and optimizer
@@ -36,8 +36,8 @@ class StageCost:
 
 
 class Costs:
-    """The costs of a job on one kind of machine. Its redundancy, its bounds and sums that do not depend on the grid are
-    what other systems do not have; everything else is as the job says.
+    """The costs of a job on one kind of machine. Without its redundancy, bounds and grid-independent sums, which other
+    systems do not have; otherwise by the job.
     """
 
     def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
@@ -62,37 +62,37 @@ class Costs:
         return self.spec.training.microbatches
 
     def stage(self, stages: int) -> StageCost:
-        found = self._stages.get(stages)
-        if found is None:
+        cost = self._stages.get(stages)
+        if cost is None:
             sums = self._rates.stages(stages)
             parts = [self.profile.layers[first:end] for first, end in self._rates.ranges(stages)]
-            found = self._stages[stages] = StageCost(
+            cost = self._stages[stages] = StageCost(
                 seconds=max(map(sum, zip(sums.forward, sums.backward, strict=True))),
                 state=max(sum(layer.parameters + layer.optimizer for layer in part) for part in parts),
                 gradients=max(sums.gradients),
                 boundary=max(sums.boundary),
             )
-        return found
+        return cost
 
     def fits(self, grid: Grid) -> bool:
         """Whether devices have the memory for its stages."""
         return grid.stages <= len(self.profile.layers) and any(map(self._rates.fits, self._ways(grid)))
 
     def step(self, grid: Grid) -> float:
-        """The seconds of a step of the whole batch, with a node for each stage; by the best schedule, if the job leaves
-        that open.
+        """Return the seconds of a step of the whole batch, with a node per stage, by the best schedule if the job
+        leaves it open.
         """
-        found = self._steps.get(grid)
-        if found is None:
-            found = self._steps[grid] = min(map(self._rates.seconds, self._fitting(grid)))
-        return found
+        seconds = self._steps.get(grid)
+        if seconds is None:
+            seconds = self._steps[grid] = min(map(self._rates.seconds, self._fitting(grid)))
+        return seconds
 
     def _ways(self, grid: Grid) -> list[Grid]:
-        """The grid by each schedule that the job may run by. What strategies call a grid says nothing of that."""
+        """Return the grid with each schedule that the job allows; a strategy's grid has none."""
         return [grid._replace(schedule=schedule) for schedule in self._schedules]
 
     def _fitting(self, grid: Grid) -> list[Grid]:
-        """The grids of `_ways` for which there is the memory; the first one if there is for none."""
+        """Return the grids of `_ways` that fit into memory; the first one if none fits."""
         ways = self._ways(grid)
         return [way for way in ways if self._rates.fits(way)] or ways[:1]
 
@@ -100,22 +100,22 @@ class Costs:
         return StageOrder(schedule)
 
     def paced(self, stages: int) -> float:
-        """The seconds between two microbatches of the slowest stage: computing, or the way of what it sends."""
+        """Return the seconds between two microbatches of the slowest stage: computing, or sending its output."""
         cost = self.stage(stages)
         return max(cost.seconds, cost.boundary / self._link(cost.boundary) if stages > 1 else 0.0)
 
     def uneven(self, lengths: tuple[int, ...]) -> float:
-        """A step on pipelines with so many stages each, to which the microbatches are given so that the last one ends
-        as early as possible. Gradients are summed as by stages of the shortest one.
+        """Return the seconds of a step on pipelines with these numbers of stages. Microbatches are distributed so that
+        the last pipeline ends as early as possible. Gradients are summed by stages of the shortest one.
         """
-        found = self._uneven.get(lengths)
-        if found is None:
+        seconds = self._uneven.get(lengths)
+        if seconds is None:
             ways = self._fitting(Grid(min(lengths), len(lengths)))
-            found = self._uneven[lengths] = min(self._uneven_step(lengths, way) for way in ways)
-        return found
+            seconds = self._uneven[lengths] = min(self._uneven_step(lengths, way) for way in ways)
+        return seconds
 
     def _uneven_step(self, lengths: tuple[int, ...], grid: Grid) -> float:
-        """The seconds of a step by the grid's schedule; the grid has as many pipelines, all as long as the shortest
+        """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all as long as the shortest
         one.
         """
         order = self._order(grid.schedule)
@@ -126,8 +126,8 @@ class Costs:
         return self._rates.completed(grid, ends)
 
     def _shares(self, lengths: tuple[int, ...], order: StageOrder) -> set[tuple[int, int]]:
-        """The length and the microbatches of each pipeline, at least one: the next one is for whoever is done with it
-        first, of equals for the first of them. Those of one length side by side are served in turn.
+        """Return the length and microbatches of each pipeline, at least one microbatch each. Each further microbatch
+        goes to the pipeline that is done with it first, the first of equals; adjacent ones of equal length take turns.
         """
         runs = [(length, len(list(them))) for length, them in groupby(lengths)]
 
@@ -135,7 +135,7 @@ class Costs:
             return max(self._ends(length, microbatches, order))
 
         def until(length: int, seconds: float) -> int:
-            """Microbatches that are done by then; 1 where each further one does not add the same time yet."""
+            """Return the microbatches done by then; 1 where the time per further one is not constant yet."""
             settled = 2 * length + SETTLED
             counts = range(settled + 1, self.microbatches + 1)
             more = bisect_right(counts, seconds, key=partial(done, length))
@@ -146,25 +146,24 @@ class Costs:
         left = self.microbatches - sum(share * number for share, (_, number) in zip(shares, runs, strict=True))
         if left < 0:
             shares, left = [1] * len(runs), self.microbatches - len(lengths)
-        found: set[tuple[int, int]] = set()
+        shares_of: set[tuple[int, int]] = set()
         while left > 0:
             ends = [done(length, shares[i] + 1) for i, (length, _) in enumerate(runs)]
             first = ends.index(min(ends))
             length, number = runs[first]
             if left < number:
-                found.add((length, shares[first] + 1))
+                shares_of.add((length, shares[first] + 1))
             else:
                 shares[first] += 1
             left -= number
-        return found | {(length, shares[i]) for i, (length, _) in enumerate(runs)}
+        return shares_of | {(length, shares[i]) for i, (length, _) in enumerate(runs)}
 
     def best_lengths(self, nodes: int, shortest: int, longest: int, fewest: int) -> tuple[int, ...]:
-        """The lengths of the fastest pipelines, at least `fewest` of them, of equal length or of two lengths that use
-        all nodes; () if there are none that fit. No step is computed for those of whom it is clear that others are
-        faster.
+        """Return the lengths of the fastest pipelines, at least `fewest`, of one length or of two that use all nodes.
+        () if none fit. Skips clearly slower candidates.
         """
-        asked = nodes, shortest, longest, fewest
-        if asked not in self._lengths:
+        key = nodes, shortest, longest, fewest
+        if key not in self._lengths:
             possible: dict[tuple[int, ...], None] = {}
             for count in range(fewest, min(nodes // shortest, self.microbatches) + 1):
                 whole = min(nodes, count * longest)
@@ -178,14 +177,14 @@ class Costs:
                 if least > best[0]:
                     break
                 best = min(best, (self.uneven(lengths), place, lengths))
-            self._lengths[asked] = best[2]
-        return self._lengths[asked]
+            self._lengths[key] = best[2]
+        return self._lengths[key]
 
     def _least_uneven(self, lengths: tuple[int, ...]) -> float:
-        """Seconds in which no step on pipelines of these lengths can be done: all microbatches have to pass their
-        slowest stages, each after the stages before it, which then have a last backward to do.
+        """Return a lower bound of the seconds of a step on pipelines of these lengths. All microbatches have to pass
+        the slowest stages, each after the stages before it, which then still have a last backward.
         """
-        # microbatches of all pipelines in a second, and while their slowest stages can do nothing
+        # microbatches of all pipelines per second, and while their slowest stages are idle
         passed = missed = 0.0
         for length, number in Counter(lengths).items():
             waits, pace = self._slowest(length)
@@ -196,9 +195,7 @@ class Costs:
         return ALMOST * (self.microbatches + missed) / passed
 
     def _slowest(self, length: int) -> tuple[float, float]:
-        """The seconds of a pipeline's slowest stage: those in a step in which it can do nothing, and those of a
-        microbatch.
-        """
+        """Return the seconds of a pipeline's slowest stage: idle per step, and per microbatch."""
         if length not in self._paces:
             sums = self._rates.stages(length)
             each = [forward + backward for forward, backward in zip(sums.forward, sums.backward, strict=True)]
@@ -208,90 +205,88 @@ class Costs:
         return self._paces[length]
 
     def rerouted(self, grid: Grid, least: int) -> float:
-        """A step in which some stage has only so many nodes for all microbatches.
-
-        They postpone weight gradients if they have the memory for that.
+        """Return the seconds of a step in which some stage has only `least` nodes for all microbatches. They postpone
+        weight gradients if they have the memory for that.
         """
-        found = self._rerouted.get((grid, least))
-        if found is None:
+        seconds = self._rerouted.get((grid, least))
+        if seconds is None:
             share = math.ceil(self.microbatches / least)
             late = self._rates.fits(Grid(grid.stages, least, PipelineSchedule.ZB_H1))
             schedule = PipelineSchedule.ZB_H1 if late else self._schedules[0]
             done = self._ends(grid.stages, share, self._order(schedule))
-            found = self._rerouted[grid, least] = max(self._rates.completed(grid, done), self.step(grid))
-        return found
+            seconds = self._rerouted[grid, least] = max(self._rates.completed(grid, done), self.step(grid))
+        return seconds
 
     def _ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
-        """The seconds after which each stage of a pipeline is done. From some number of microbatches on each one adds
-        the same.
+        """Return the seconds after which each stage of a pipeline is done. Beyond some number each microbatch adds the
+        same.
         """
-        found = self._pipelines.get((stages, microbatches, order))
-        if found is None:
+        ends = self._pipelines.get((stages, microbatches, order))
+        if ends is None:
             most = 2 * stages + SETTLED
-            found = self._rates.pipeline_ends(stages, min(microbatches, most), order)
+            ends = self._rates.pipeline_ends(stages, min(microbatches, most), order)
             if microbatches > most:
                 before = self._rates.pipeline_ends(stages, most - stages, order)
-                more = (microbatches - most) * (max(found) - max(before)) / stages
-                found = tuple(end + more for end in found)
-            self._pipelines[stages, microbatches, order] = found
-        return found
+                more = (microbatches - most) * (max(ends) - max(before)) / stages
+                ends = tuple(end + more for end in ends)
+            self._pipelines[stages, microbatches, order] = ends
+        return ends
 
     def rate(self, grid: Grid) -> float:
-        """Samples a second; 0 for no grid."""
+        """Return the samples per second; 0 for no grid."""
         return self.batch / self.step(grid) if grid.pipelines else 0.0
 
     def most_rate(self, grid: Grid) -> float:
-        """Samples a second that it does not exceed, found much sooner."""
+        """Return an upper bound of the samples per second, which is computed much faster."""
         return self.batch / min(map(self._rates.least, self._fitting(grid)))
 
     def grid(self, nodes: int, stages: int) -> Grid:
-        """The fastest grid of so many stages that the nodes have the memory for."""
-        found = self._rates.fastest(nodes, stages)
-        return Grid(found.grid.stages, found.grid.pipelines) if found else NOTHING
+        """Return the fastest grid with that many stages that fits into the nodes' memory."""
+        fastest = self._rates.fastest(nodes, stages)
+        return Grid(fastest.grid.stages, fastest.grid.pipelines) if fastest else NOTHING
 
     def fills(self, nodes: int, stages: int) -> bool:
-        """Is there a grid of so many stages that the nodes have the memory for?"""
+        """Whether a grid with that many stages fits into the nodes' memory."""
         return self._rates.least_of(nodes, stages) is not None
 
     def best(self, nodes: int, choices: Sequence[int]) -> Grid:
-        """The fastest of the grids with one of these numbers of stages; of equals the one with fewer stages."""
-        found = self.best_stages(nodes, choices, 1)
-        return self.grid(nodes, found[0]) if found else NOTHING
+        """Return the fastest grid with one of these numbers of stages; of equals the one with fewer stages."""
+        fastest = self.best_stages(nodes, choices, 1)
+        return self.grid(nodes, fastest[0]) if fastest else NOTHING
 
     def best_stages(self, nodes: int, choices: Sequence[int], count: int) -> list[int]:
-        """That many of these numbers of stages, those whose grids are the fastest; of equals those with fewer stages.
-
-        No step is looked at of those of whom it is clear that others are faster.
+        """Return the `count` numbers of stages with the fastest grids; of equals those with fewer stages. Skips clearly
+        slower candidates.
         """
         least = ((self._rates.least_of(nodes, stages), stages) for stages in choices)
-        found: list[tuple[float, int]] = []  # seconds of a step, and stages; in order
+        fastest: list[tuple[float, int]] = []  # seconds of a step, and stages; in order
         for bound, stages in sorted((bound, stages) for bound, stages in least if bound is not None):
-            if len(found) == count and bound > found[-1][0]:
+            if len(fastest) == count and bound > fastest[-1][0]:
                 break
-            found = sorted([*found, (self.step(self.grid(nodes, stages)), stages)])[:count]
-        return [stages for _, stages in found]
+            fastest = sorted([*fastest, (self.step(self.grid(nodes, stages)), stages)])[:count]
+        return [stages for _, stages in fastest]
 
-    # ways back
+    # recoveries
 
     @property
     def detection(self) -> float:
         return self.profile.times.detection
 
     def regroup(self, stages: int) -> float:
-        """Processes that stay find each other anew, and get a stage's state from a peer."""
+        """Return the seconds until surviving processes reconnect and get a stage's state from a peer."""
         return self.profile.times.regroup + self.moved(self.stage(stages).state)
 
     def restart(self, stages: int) -> float:
-        """Processes begin anew, and each reads its stage from the store."""
+        """Return the seconds until processes restart and each reads its stage from the store."""
         storage = self.profile.storage
         return self.profile.times.rendezvous + storage.latency + self.stage(stages).state / storage.read
 
     def copy(self, stages: int) -> float:
-        """A stage's state from one node to another."""
+        """Return the seconds to copy a stage's state between nodes."""
         return self.profile.network.latency + self.moved(self.stage(stages).state)
 
     def moved(self, size: float) -> float:
-        """Seconds that so many bytes take between two nodes."""
+        """Return the seconds to move that many bytes between two nodes."""
         return size / self._link(size)
 
     def _link(self, size: float) -> float:

@@ -1,6 +1,5 @@
-"""Time goes by: a strategy's reactions to a timeline, and what they come to. Pure.
-
-Checkpoints are taken every so many seconds of training, and cost their pause evenly spread.
+"""Drives a strategy through a timeline, and sums up the result. Pure. Checkpoints are taken at intervals of training
+time, and their pauses are spread evenly.
 """
 
 from collections import deque
@@ -18,22 +17,22 @@ class StrategyResult:
     """The result of a run."""
 
     duration: float
-    samples: float  # trained, without those that were trained again
-    usd: float  # of nodes and of what crosses zones
+    samples: float  # trained, without repetitions
+    usd: float  # of nodes and of traffic between zones
     node_seconds: float
     preemptions: int
-    # seconds, which together are the duration
+    # seconds, which add up to the duration
     productive: float
-    redone: float  # done again
-    stalled: float  # without progress while something is repaired
-    idle: float  # for want of nodes
-    saving: float  # pauses of checkpoints
+    redone: float  # repeated
+    stalled: float  # without progress during a repair
+    idle: float  # without enough nodes
+    saving: float  # pauses for checkpoints
     crossed: float = 0.0  # bytes that crossed zones
-    zone_usd: float = 0.0  # of usd, for what crossed zones
+    zone_usd: float = 0.0  # the part of usd for traffic between zones
 
     @property
     def throughput(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.duration
 
     @property
@@ -42,12 +41,12 @@ class StrategyResult:
 
     @property
     def value(self) -> float:
-        """Samples a second for each USD an hour."""
+        """Samples per second for each USD per hour."""
         return self.throughput / self.usd_per_hour if self.usd else 0.0
 
     @property
     def goodput(self) -> float:
-        """The share of the time in which what is kept was trained, however fast."""
+        """The share of the time in which kept samples were trained, at any speed."""
         return self.productive / self.duration
 
     @property
@@ -56,16 +55,16 @@ class StrategyResult:
 
 
 def drive(policy: Policy, nodes: Timeline, zone_price: float = ZONE_TRAFFIC_PRICE) -> StrategyResult:
-    """The whole timeline under one strategy. zone_price: USD for a GB that crosses zones, and for each of both ways."""
+    """Run the whole timeline under one strategy. zone_price: USD per GB that crosses zones, in each direction."""
     return _Drive(policy, nodes, zone_price).run()
 
 
 class _Drive:
-    """One run, and all of its state. unsaved: (seconds, rate) of what was trained since the newest checkpoint."""
+    """One run, and all of its state. unsaved: (seconds, rate) of the training since the newest checkpoint."""
 
     def __init__(self, policy: Policy, nodes: Timeline, zone_price: float) -> None:
         self._policy, self._nodes, self._zone_price = policy, nodes, zone_price
-        self._crossing = self._crossed = 0.0  # bytes between zones: of a sample at present, and of all so far
+        self._crossing = self._crossed = 0.0  # bytes between zones: per sample at present, and of all so far
         self._now = self._samples = self._rate = 0.0
         self._until = 0.0  # nothing is trained before
         self._wake: float | None = None
@@ -102,7 +101,7 @@ class _Drive:
         return self._result()
 
     def _ordered(self, ready: Iterable[str]) -> tuple[str, ...]:
-        """Zone by zone, so that pipelines that are formed are in as few as possible; else as they came."""
+        """Sort nodes by zone, so that pipelines span few zones; without zones in order of arrival."""
         zones = self._nodes.zones
         return tuple(sorted(ready, key=lambda name: zones.get(name, ""))) if zones else tuple(ready)
 
@@ -125,7 +124,7 @@ class _Drive:
             self._save()
 
     def _save(self) -> None:
-        """Drop what is safe: each checkpoint becomes so `delay` seconds after it was taken."""
+        """Drop what is safe: a checkpoint is, `delay` seconds after it was taken."""
         saving = self._policy.saving
         assert saving is not None
         safe = int((self._since - saving.delay * self._share) // saving.every) * saving.every

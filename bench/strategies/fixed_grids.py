@@ -1,8 +1,8 @@
-"""Which fixed grids may be the best under a timeline, by an account of their restarts alone. Pure.
+"""Which fixed grids may be the best under a timeline, judging by their restarts alone. Pure.
 
-A grid that nobody changes begins anew whenever one of its nodes is lost, as soon as there are as many nodes again; what
-happens to other nodes does not concern it. So when it begins and is lost depends on how many nodes it has and not on
-how these are arranged, and a thousand numbers of nodes are looked at in one walk through the changes.
+A grid that never changes restarts whenever one of its nodes is lost, as soon as there are enough nodes again; other
+nodes do not matter. So its start and loss depend only on its number of nodes, not on their arrangement, and a thousand
+numbers of nodes are examined in one pass through the changes.
 """
 
 from bisect import bisect_left
@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from strategies.policy import Saving
 from strategies.timeline import Timeline
 
-EDGE = 1e-6  # of an interval: so near to its end a checkpoint counts as taken
+EDGE = 1e-6  # of an interval: this close to its end a checkpoint counts as taken
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A grid of so many nodes stands from `since` until one of them is lost, or until the end: then lost is False."""
+    """The period from `since` in which a grid runs, until one of its nodes is lost, or until the end: then lost is
+    False.
+    """
 
     since: float
     until: float
     lost: bool
-    after_loss: bool  # it had stood before, and lost a node at that moment
+    after_loss: bool  # it had run before, and lost a node at that moment
 
 
 def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Standing]]:
-    """The times for which grids of each of these numbers of nodes stand. A grid takes those that have been there
-    longest.
-    """
-    found: dict[int, list[Standing]] = {size: [] for size in sizes}
-    numbers: dict[str, int] = {}  # of nodes that are ready, in the order in which they came
+    """Return the periods in which grids of each number of nodes run. A grid takes the oldest nodes."""
+    periods: dict[int, list[Standing]] = {size: [] for size in sizes}
+    numbers: dict[str, int] = {}  # of ready nodes, in the order in which they came
     ready: list[int] = []
-    begun: dict[int, tuple[float, int, bool]] = {}  # of each size: since when, the newest of its nodes, after a loss?
-    waiting = set(found)
+    begun: dict[int, tuple[float, int, bool]] = {}  # of each size: since when, its newest node, whether after a loss
+    waiting = set(periods)
     count = 0
     for change in nodes.changes:
         if change.at >= nodes.duration:
@@ -49,7 +49,7 @@ def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Stan
         first, hit = min(gone, default=count + 1), set[int]()
         for size, (since, newest, after_loss) in begun.items():
             if first <= newest:
-                found[size].append(Standing(since, change.at, lost=True, after_loss=after_loss))
+                periods[size].append(Standing(since, change.at, lost=True, after_loss=after_loss))
                 hit.add(size)
         for size in hit:
             del begun[size]
@@ -58,13 +58,12 @@ def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Stan
             begun[size] = change.at, ready[size - 1], size in hit
             waiting.discard(size)
     for size, (since, _, after_loss) in begun.items():
-        found[size].append(Standing(since, nodes.duration, lost=False, after_loss=after_loss))
-    return found
+        periods[size].append(Standing(since, nodes.duration, lost=False, after_loss=after_loss))
+    return periods
 
 
 def kept_seconds(stood: Collection[Standing], saving: Saving, restart: float, detection: float) -> float:
-    """Seconds of training that are not lost with a node, at most: of checkpoints that are safe when they are taken.
-
+    """Return an upper bound of the seconds of training that are kept, with checkpoints that are safe once taken.
     restart: seconds from the begin of a grid until it trains; detection: before that, after a loss.
     """
     share, kept = saving.every / (saving.every + saving.pause), 0.0

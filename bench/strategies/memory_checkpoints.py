@@ -1,10 +1,10 @@
 """Checkpoints in the memory of peers, taken in small parts at every step (MoEvement, NSDI 2026).
 
-Each step a part of every node's state goes to a peer's host memory, as much as the network moves beside the step; after
-a window of steps all of it is there. Boundary tensors are logged. A lost node's place is taken by a spare one, which
-gets the newest whole snapshot, and only its own pipeline does the steps since then again, from the logs, without
-bubbles, while the others wait. Without a spare node there is one pipeline less. If a stage and its snapshot are lost
-everywhere, the job goes back to its checkpoint in the store.
+At each step a part of every node's state goes to a peer's host memory, as much as the network moves during the step;
+after a window of steps it is complete. Boundary tensors are logged. A spare node replaces a lost one and gets the
+newest whole snapshot; only its own pipeline repeats the steps since then, from the logs, without bubbles, while the
+others wait. Without a spare node there is one pipeline less. If a stage and its snapshot are lost everywhere, the job
+goes back to its checkpoint in the store.
 """
 
 import math
@@ -46,18 +46,20 @@ class MemoryCheckpoints:
         return after, Reaction(rate=self._rate(after), stall=stall)
 
     def placement(self, state: Places) -> Placement:
-        """Each part of a snapshot goes to the node of the next stage."""
+        """Return the placement; each part of a snapshot goes to the node of the next stage."""
         if not state.cells:
             return Placement()
         each = self.costs.stage(self.stages).state / self.window(state.grid)
         return Placement(rows=in_rows(state.cells, self.stages), copied=each)
 
     def window(self, grid: Grid) -> int:
-        """Steps until a whole snapshot is with the peer."""
+        """Return the steps until a whole snapshot is with the peer."""
         return max(1, math.ceil(self.costs.moved(self.costs.stage(self.stages).state) / self.costs.step(grid)))
 
     def replay(self, grid: Grid) -> float:
-        """Seconds: on average one and a half windows, as the newest whole snapshot is one or two windows old."""
+        """Return the mean seconds of a replay: one and a half windows, as the newest whole snapshot is one or two
+        windows old.
+        """
         count = math.ceil(self.costs.microbatches / grid.pipelines)
         return 1.5 * self.window(grid) * count * self.costs.paced(self.stages)
 
@@ -65,24 +67,24 @@ class MemoryCheckpoints:
         return self.costs.rate(state.grid) / (1 + OVERHEAD)
 
     def _safe(self, state: Places, place: int, lost: set[str]) -> bool:
-        """Whether the stage is held by somebody else, or its snapshot by the node of the next stage."""
+        """Whether another node holds the stage, or the next stage's node its snapshot."""
         pipeline, stage = divmod(place, self.stages)
         peer = state.cells[pipeline * self.stages + (stage + 1) % self.stages]
         holders = {*state.cells[stage :: self.stages]}
         return not holders <= lost or (self.stages > 1 and peer not in lost)
 
     def _replaced(self, state: Places, view: View) -> Places:
-        """The places with spare nodes for those that are gone, else the pipelines that are filled by who is left."""
-        there, used = set(view.ready), set(state.cells)
+        """Return the places with spare nodes instead of lost ones, else the pipelines that the remaining nodes fill."""
+        present, used = set(view.ready), set(state.cells)
         spare = [name for name in view.ready if name not in used]
-        missing = sum(1 for name in state.cells if name not in there)
+        missing = sum(1 for name in state.cells if name not in present)
         if missing <= len(spare):
-            return replace(state, cells=tuple(name if name in there else spare.pop(0) for name in state.cells))
-        kept = [name for name in state.cells if name in there]
+            return replace(state, cells=tuple(name if name in present else spare.pop(0) for name in state.cells))
+        kept = [name for name in state.cells if name in present]
         return Places.filled(self.costs, self.stages, (*kept, *spare))
 
     def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
-        """A new pipeline gets its states in the background; then all regroup."""
+        """Return the places with a new pipeline, which gets its states in the background; then all regroup."""
         grid = self.costs.grid(len(view.ready), self.stages)
         if grid.pipelines <= state.grid.pipelines:
             return replace(state, planned=0.0), None

@@ -1,5 +1,5 @@
-"""The interface of all strategies: what they are told, what they may do about it, how often they take checkpoints, and
-what they send from zone to zone. Pure.
+"""The interface of all strategies: their input, their reactions, checkpoint intervals and traffic between zones.
+Pure.
 """
 
 import math
@@ -15,49 +15,49 @@ from strategies.costs import SNAPSHOT_BYTES, Costs
 class Saving:
     """The checkpoints that a policy takes, in seconds."""
 
-    every: float  # seconds of training between two
-    pause: float  # for which training stops at each
-    delay: float  # until what was copied in that pause is safe
+    every: float  # of training between two
+    pause: float  # in which training stops for each
+    delay: float  # until the copies of that pause are safe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a strategy is told at one instant."""
+    """What a strategy sees at one moment."""
 
     now: float
     ready: tuple[str, ...]  # nodes in the order in which they came
     joined: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    next_save: float = 0.0  # in how many seconds the next checkpoint is taken; 0 if nothing is trained
+    next_save: float = 0.0  # seconds until the next checkpoint; 0 if nothing is trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """What follows for the training."""
+    """The effect on training."""
 
-    rate: float  # samples a second from then on
-    stall: float = 0.0  # seconds until then, in which nothing is trained
-    redo: float | None = 0.0  # samples that are trained again; None for all since the newest checkpoint
-    wake: float | None = None  # seconds until the strategy wants to be asked again; an earlier wish is forgotten
+    rate: float  # samples per second from then on
+    stall: float = 0.0  # seconds until then, without training
+    redo: float | None = 0.0  # samples to train again; None for all since the newest checkpoint
+    wake: float | None = None  # seconds until the strategy is called again; replaces an earlier wish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The nodes on which training is."""
+    """The nodes that train."""
 
-    # nodes of each pipeline in the order of its stages; "" where others do the work
+    # nodes of each pipeline by stage; "" where others do the work
     rows: tuple[tuple[str, ...], ...] = ()
-    # bytes that each node gives at every step to a neighbour in its pipeline, beside what the next stage needs
+    # bytes that each node sends a neighbour in its pipeline at every step, in addition to the next stage's input
     copied: float = 0.0
 
 
 def in_rows(cells: Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
-    """Cells one pipeline after the other, as pipelines."""
+    """Return cells that are listed pipeline by pipeline as pipelines."""
     return tuple(tuple(cells[at : at + stages]) for at in range(0, len(cells), stages)) if stages else ()
 
 
 class Policy(Protocol):
-    """A strategy with its parameters. State is whatever it wants to remember, a frozen value."""
+    """A strategy with its parameters. Its state is a frozen value of any type."""
 
     @property
     def costs(self) -> Costs: ...
@@ -66,21 +66,20 @@ class Policy(Protocol):
     def saving(self) -> Saving | None: ...
 
     def begin(self) -> Any:
-        """The state in which there are no nodes."""
+        """Return the state without nodes."""
 
     def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
-        """The new state, and how training goes on, after nodes came or went, or after a wish to be asked. None: as
-        before.
-        """
+        """Return the new state and the effect on training, after nodes came or went or a wake-up. None: no effect."""
 
     def placement(self, state: Any) -> Placement:
-        """The placement of what the policy trains in that state."""
+        """Return the placement of the policy's training in that state."""
 
 
 def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
-    """The interval of Young (1974) and Daly (2006): sqrt(2 x pause x mtbf), but at least what writing takes. Training
-    pauses while a stage's state is copied to host memory, and goes on while that is written. mtbf: seconds between two
-    losses that make the job go back.
+    """Return the interval of Young (1974) and Daly (2006): sqrt(2 x pause x mtbf), but at least the writing time.
+
+    Training pauses while a stage's state is copied to host memory, and goes on while that is written. mtbf: seconds
+    between two losses that make the job go back.
     """
     state, storage = costs.stage(stages).state, costs.profile.storage
     pause, delay = state / SNAPSHOT_BYTES, storage.latency + state / storage.write
@@ -88,8 +87,8 @@ def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
 
 
 def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
-    """The interval of `young_daly` for checkpoints during which training stops until they are in the store, as
-    `torch.save` and the `save_checkpoint` of Megatron-LM and DeepSpeed do it if nothing is said about it.
+    """Return the interval of `young_daly` for checkpoints that stop training until they are in the store. That is the
+    default of `torch.save` and the `save_checkpoint` of Megatron-LM and DeepSpeed.
     """
     storage = costs.profile.storage
     pause = storage.latency + costs.stage(stages).state / storage.write
@@ -97,14 +96,13 @@ def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
 
 
 def pays(rate: float, new: float, stall: float, mtbf: float) -> bool:
-    """Whether a stall is won back, by being faster, until the next loss."""
+    """Whether the gain in speed until the next loss outweighs a stall."""
     return new * max(0.0, mtbf - stall) > rate * mtbf
 
 
 def crossing_bytes(costs: Costs, placed: Placement, zones: Mapping[str, str]) -> float:
-    """The bytes that cross zones for each sample, by the zones of nodes: outputs of stages and their gradients, the sum
-    of gradients in a ring over the pipelines, and what a policy copies to neighbours; not states that are copied after
-    a loss.
+    """Return the bytes per sample that cross zones: stages' outputs and their gradients, the sum of gradients in a ring
+    over the pipelines, and copies to neighbours; not states that are copied after a loss.
     """
     rows = [row for row in placed.rows if row]
     if not rows:

@@ -1,9 +1,9 @@
 """A quorum at every step, of replicas that each hold the whole model (torchft).
 
-A replica is a whole pipeline. If one of its nodes is lost, the step in flight is not committed, and from the next one
-on the others go on without it: they regroup, and the batch is smaller by its share. What is left of the replica waits
-for nodes, starts anew, gets the state from a peer while the others train, and joins at a step. If nobody is left, the
-job goes back to its checkpoint.
+A replica is a whole pipeline. If one of its nodes is lost, the step in flight is not committed, and the others go on
+without it from the next one: they regroup, and the batch is smaller by its share. The rest of the replica waits for
+nodes, restarts, gets the state from a peer while the others train, and joins at a step. Without replicas the job goes
+back to its checkpoint.
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from strategies.policy import Placement, Reaction, Saving, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """The replicas of a model that train, and will."""
+    """The training replicas of a model, and joining ones."""
 
-    rows: tuple[tuple[str, ...], ...] = ()  # nodes of each replica that trains
-    joining: tuple[tuple[str, ...], ...] = ()  # of those that will from `planned` on
+    rows: tuple[tuple[str, ...], ...] = ()  # nodes of each training replica
+    joining: tuple[tuple[str, ...], ...] = ()  # replicas that train from `planned` on
     planned: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum:
-    """A policy of replicas that go on without those that are lost."""
+    """A policy of replicas that go on without lost ones."""
 
     costs: Costs
-    grid: Grid  # wanted; each replica does its share of the batch, however many there are
+    grid: Grid  # the desired grid; each replica does its share of the batch, however many there are
     saving: Saving
 
     def begin(self) -> Replicas:
@@ -64,7 +64,7 @@ class Quorum:
         return Placement(rows=state.rows)
 
     def _more(self, view: View, rows: tuple[tuple[str, ...], ...], count: int) -> tuple[tuple[str, ...], ...]:
-        """The rows of nodes that are in no replica yet, `count` at most."""
+        """Return at most `count` rows of nodes that are in no replica yet."""
         used = {name for row in rows for name in row}
         free = [name for name in view.ready if name not in used]
         stages = self.grid.stages

@@ -1,10 +1,10 @@
 """Microbatches of a lost node go to its data-parallel peers (ReCycle, SOSP 2024).
 
 The nodes of the same stage in other pipelines hold the same parameters, so they do the lost node's microbatches, partly
-in bubbles, since weight gradients can be postponed and optimizers' steps are staggered. Nothing is copied in advance.
-Losses are spread evenly over the stages (normalised), which moves states; as many losses as a pipeline has stages make
-one pipeline less. A new node gets its state in the background, and takes a place between two steps. If a stage has
-nobody left, the job goes back to its checkpoint.
+in bubbles, since weight gradients can be postponed and optimizer steps are staggered. Nothing is copied in advance.
+Losses are spread evenly over the stages (normalised), which moves states; as many losses as a pipeline has stages
+remove a pipeline. A new node gets its state in the background, and takes a place between two steps. If a stage has no
+node left, the job goes back to its checkpoint.
 """
 
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ class Rerouting:
         return Placement(rows=in_rows(state.cells, self.stages))
 
     def _alive(self, state: Places) -> list[int]:
-        """The number of living nodes of each stage."""
+        """Return the number of living nodes of each stage."""
         alive, place = [len(state.cells) // self.stages] * self.stages, -1
         for _ in range(state.cells.count("")):
             place = state.cells.index("", place + 1)
@@ -62,27 +62,27 @@ class Rerouting:
         return alive
 
     def _normalised(self, state: Places) -> Places:
-        """Losses spread over the stages, or a pipeline less, if either makes the step faster."""
+        """Return the places with losses spread over the stages, or a pipeline less, if either makes the step faster."""
         if "" not in state.cells:
             return state
         names = [name for name in state.cells if name]
         pipelines = -(-len(names) // self.stages)
         fewer = len(names) // self.stages
         spread = self._spread(names, pipelines)
-        found = max((state, spread), key=self._rate)
+        better = max((state, spread), key=self._rate)
         if 0 < fewer < pipelines:
             whole = Places(
                 grid=Grid(self.stages, fewer), cells=tuple(names[: fewer * self.stages]), planned=state.planned
             )
-            found = max((found, whole), key=self._rate)
-        return found if self._rate(found) > 1.001 * self._rate(state) else state
+            better = max((better, whole), key=self._rate)
+        return better if self._rate(better) > 1.001 * self._rate(state) else state
 
     def _spread(self, names: list[str], pipelines: int) -> Places:
         cells = [*names, *[""] * (pipelines * self.stages - len(names))]
         return Places(grid=Grid(self.stages, pipelines), cells=tuple(cells))
 
     def _wanted(self, state: Places, view: View) -> bool:
-        """Whether there are nodes that could fill a place, or make a pipeline."""
+        """Whether there are nodes that could fill a place, or form a pipeline."""
         spare = len(view.ready) - len(state.cells) + state.cells.count("")
         more = min(len(view.ready) // self.stages, self.costs.microbatches)
         return spare > 0 and ("" in state.cells or more > state.grid.pipelines)
@@ -96,9 +96,7 @@ class Rerouting:
         return Places(grid=Grid(self.stages, len(cells) // self.stages), cells=tuple(cells))
 
     def _rate(self, state: Places) -> float:
-        """The samples a second, which are those of the stage with the fewest peers, as these have all of its
-        microbatches.
-        """
+        """Return the samples per second: those of the stage with the fewest peers, which do all of its microbatches."""
         if not state.grid.pipelines:
             return 0.0
         costs, least = self.costs, min(self._alive(state))

@@ -1,12 +1,12 @@
-"""Checkpoint and restart, and job morphing: whoever is left begins anew from the newest checkpoint.
+"""Checkpoint and restart, and job morphing: the remaining nodes restart from the newest checkpoint.
 
 Checkpoint and restart keeps the number of stages, and runs as many pipelines as there are nodes for (TorchElastic with
-checkpoints, the first strawman of Bamboo, NSDI 2023). Job morphing chooses both anew, the fastest grid for the nodes
-that are there (Varuna, EuroSys 2022), since its checkpoints are by layer. Both grow only right after a checkpoint, when
-nothing is lost by it, and only if that pays before the next loss is to be expected.
+checkpoints, the first strawman of Bamboo, NSDI 2023). Job morphing chooses both anew, the fastest grid for the
+available nodes (Varuna, EuroSys 2022), since its checkpoints are by layer. Both grow only right after a checkpoint,
+when that loses nothing, and only if it pays before the next expected loss.
 
-What torchrun does of itself is less clever: with --nnodes=MIN:MAX every node that comes or goes stops all workers, and
-they begin anew ("Membership Changes" in its documentation); with --nnodes=N nobody trains while a node is missing.
+torchrun by itself is less clever: with --nnodes=MIN:MAX every node that comes or goes stops all workers, and they
+restart ("Membership Changes" in its documentation); with --nnodes=N training stops while a node is missing.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from strategies.policy import Placement, Reaction, Saving, View, in_rows, pays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A grid that trains, and what it waits for."""
+    """A training grid, and its planned growth."""
 
     grid: Grid = NOTHING
     used: tuple[str, ...] = ()  # the nodes of the grid
@@ -30,11 +30,11 @@ class Restarting:
     """A policy that restarts all from the newest checkpoint."""
 
     costs: Costs
-    choices: tuple[int, ...]  # numbers of stages; one of them for checkpoint and restart, several for morphing
+    choices: tuple[int, ...]  # numbers of stages; one for checkpoint and restart, several for morphing
     saving: Saving
     mtbf: float
-    fixed: Grid | None = None  # the only grid that is ever run; None: the fastest for the nodes that are there
-    at_every_change: bool = False  # all begin anew with every node that comes or goes
+    fixed: Grid | None = None  # the only grid that is ever run; None: the fastest for the available nodes
+    at_every_change: bool = False  # restarts with every node that comes or goes
 
     def begin(self) -> Running:
         return Running()

@@ -1,9 +1,9 @@
-"""Pipeline templates (Oobleck, SOSP 2023): pipelines of different lengths, made for any number of nodes in advance.
+"""Pipeline templates (Oobleck, SOSP 2023): pipelines of different lengths, prepared for any number of nodes.
 
-All nodes are used if that is faster. After a loss the pipelines are instantiated anew from the templates for the nodes
-that are left, and layers that a pipeline now lacks come from another one; the step in flight is done again. At least
-f + 1 pipelines are kept, so that f losses at once leave a copy of every layer; below that many nodes, or if a layer has
-no copy left, the job goes back to its checkpoint.
+All nodes are used if that is faster. After a loss the pipelines are instantiated anew from the templates for the
+remaining nodes, and layers that a pipeline lacks come from another one; the step in flight is repeated. At least f + 1
+pipelines are kept, so that f losses at once leave a copy of every layer; below that many nodes, or if a layer has no
+copy left, the job goes back to its checkpoint.
 """
 
 from dataclasses import dataclass
@@ -52,16 +52,16 @@ class Templates:
         return Placement(rows=state)
 
     def _instantiate(self, ready: tuple[str, ...]) -> Pipelines:
-        """The fastest pipelines of equal length, or of two lengths that use all nodes."""
+        """Return the fastest pipelines of equal length, or of two lengths that use all nodes."""
         lengths = self.costs.best_lengths(len(ready), self.shortest, self.longest, self.tolerated + 1)
         return tuple(ready[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
 
     def rate(self, lengths: tuple[int, ...]) -> float:
-        """Samples a second, with microbatches given to the pipelines as these are fast."""
+        """Return the samples per second, with microbatches distributed by the pipelines' speed."""
         return self.costs.batch / self.costs.uneven(lengths) if lengths else 0.0
 
     def _all_layers(self, state: Pipelines, lost: set[str]) -> bool:
-        """Whether every part of the model is on a node that is left; node i of n has the part from i/n to (i+1)/n."""
+        """Whether every part of the model is on a remaining node; node i of n has the part from i/n to (i+1)/n."""
         if any(map(lost.isdisjoint, state)):
             return True
         kept = sorted(

@@ -1,6 +1,4 @@
-"""The way from a trace to what a job sees: nodes that it holds, when they are ready and gone, and what they
-cost. Pure.
-"""
+"""Timelines: from a trace to the nodes that a job holds, when they are ready and gone, and their cost. Pure."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -13,16 +11,16 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesChange:
-    """What happened to nodes at one instant."""
+    """The changes of nodes at one moment."""
 
     at: float
-    joined: tuple[str, ...] = ()  # they are ready
-    lost: tuple[str, ...] = ()  # they were ready
+    joined: tuple[str, ...] = ()  # ready now
+    lost: tuple[str, ...] = ()  # were ready before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What a job sees of nodes, in seconds."""
+    """A job's nodes over time, in seconds."""
 
     duration: float
     changes: tuple[NodesChange, ...]
@@ -35,9 +33,10 @@ class Timeline:
 def timeline(
     trace: Trace, *, capacity: int, start: float, usd_per_hour: float, duration: float | None = None
 ) -> Timeline:
-    """The job holds at most `capacity` nodes, first come first served, and takes another as soon as one is gone. A node
-    is paid for from the moment that it is held, at the trace's price of its zone, else at usd_per_hour; it is ready
-    `start` seconds later.
+    """Return the timeline of a job that holds at most `capacity` nodes, first come first served.
+
+    It takes another node as soon as one is gone. A node is paid for while it is held, at the trace's price of its zone,
+    else at usd_per_hour; it is ready `start` seconds later.
     """
     end = trace.duration if duration is None else min(duration, trace.duration)
     spans = _held(trace, capacity, end)
@@ -69,7 +68,7 @@ def timeline(
 
 
 def steady(nodes: int, hours: float, usd_per_hour: float) -> Timeline:
-    """Nodes that nobody takes away, ready from the beginning."""
+    """Return a timeline of nodes that are never taken away, ready from the beginning."""
     names = tuple(f"node{number}" for number in range(1, nodes + 1))
     seconds = nodes * hours * HOUR
     return Timeline(
