@@ -1,1 +1,1 @@
-"""A worker's checkpoints: written, committed, found and read; layers as files, and checkpoints as plain state dicts."""
+"""A worker's checkpoints: writing, committing, finding, reading; layers as files, and exports as plain state dicts."""

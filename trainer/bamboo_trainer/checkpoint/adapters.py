@@ -1,4 +1,4 @@
-"""Adapters of `bamboo_trainer.lora` in a checkpoint or in weights: merged into the model, or as PEFT's own folder."""
+"""Adapters of `bamboo_trainer.lora` in a checkpoint or in weights: merged into the model, or as a folder for PEFT."""
 
 import json
 import math
@@ -22,7 +22,7 @@ _TASK_TYPES: Final = {"causal": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntries:
-    """The tensors of one adapter, and the weight that it is beside. name: that of the linear layer."""
+    """The tensors of one adapter, and the weight that it adapts. name: that of the linear layer."""
 
     name: str
     base: StateEntry
@@ -35,20 +35,20 @@ def adapters_in(entries: Sequence[StateEntry]) -> tuple[AdapterEntries, ...]:
     by_name = {entry.name: entry for entry in entries}
     first = f".{ADAPTER[0]}"
     names = [entry.name.removesuffix(first) for entry in entries if entry.name.endswith(first)]
-    found = []
+    adapters = []
     for name in names:
         a, b, scale = (by_name[f"{name}.{part}"] for part in ADAPTER)
-        found.append(AdapterEntries(name=name, base=by_name[f"{name}.base.weight"], a=a, b=b, scale=scale))
-    return tuple(found)
+        adapters.append(AdapterEntries(name=name, base=by_name[f"{name}.base.weight"], a=a, b=b, scale=scale))
+    return tuple(adapters)
 
 
 class MergedSource:
-    """See `StateSource`: another one, whose adapters are added to the weights that they are beside. A source without
-    adapters stays what it is.
+    """A `StateSource` that adds another source's adapters to the weights that they adapt. A source without adapters
+    stays unchanged.
     """
 
     def __init__(self, source: StateSource) -> None:
-        """Raises ExportError if a weight with an adapter is another layer's, too."""
+        """Raises ExportError if a weight with an adapter is also another layer's."""
         self._source = source
         entries = source.entries()
         self._adapters = {(one.base.layer, one.base.tensor): one for one in adapters_in(entries)}
@@ -88,8 +88,8 @@ def _without_base(entry: StateEntry, bases: Collection[str]) -> StateEntry:
 
 
 def peft_entries(entries: Sequence[StateEntry], trained: Collection[str]) -> tuple[StateEntry, ...]:
-    """Those of adapters and of parameters that are trained beside them, under PEFT's names. entries: under the model's
-    own names. Raises ExportError if there are no adapters.
+    """Return the entries of adapters, and of parameters trained in addition, under PEFT's names. entries: under the
+    model's own names. Raises ExportError if there are no adapters.
     """
     adapters = adapters_in(entries)
     if not adapters:
@@ -102,7 +102,7 @@ def peft_entries(entries: Sequence[StateEntry], trained: Collection[str]) -> tup
 def describe(
     source: StateSource, entries: Sequence[StateEntry], trained: Collection[str], facts: Mapping[str, Any], folder: Path
 ) -> None:
-    """Writes adapter_config.json. entries: under the model's own names. facts: objective, base, revision, dropout."""
+    """Write adapter_config.json. entries: under the model's own names. facts: objective, base, revision, dropout."""
     adapters = adapters_in(entries)
     scales: dict[str, float] = {}
     for file, found in by_file([one.scale for one in adapters]).items():
@@ -132,14 +132,14 @@ def describe(
 
 
 def _alpha(scale: float, rank: int) -> float:
-    """The number that gives this scale in fp32, a short one if there is one."""
+    """Return the number that gives this scale in fp32, a short one if there is one."""
     short = float(f"{scale * rank:.6g}")
     found = short if float(torch.tensor(short / rank, dtype=torch.float32)) == scale else scale * rank
     return int(found) if math.isfinite(found) and found == int(found) else found
 
 
 def _targets(adapted: Collection[str], entries: Sequence[StateEntry]) -> list[str]:
-    """The last parts of the names, where every module of that name has an adapter; else the whole names."""
+    """Return the last parts of the names, where every module of that name has an adapter; else the whole names."""
     others = {entry.name.removesuffix(".weight").rpartition(".")[2] for entry in entries if _is_weight(entry.name)}
     leaves = {name: name.rpartition(".")[2] for name in adapted}
     return sorted({name if leaf in others else leaf for name, leaf in leaves.items()})

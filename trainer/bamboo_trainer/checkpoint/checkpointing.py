@@ -1,6 +1,6 @@
-"""A worker's part in checkpoints: writes and commits them while training goes on, finds them, and reads them.
+"""A worker's checkpoints: writes and commits them while training continues, finds them, and reads them.
 
-What is written goes through one thread, which alone waits for the store.
+One thread does all writing, and alone waits for the store.
 """
 
 import logging
@@ -50,18 +50,18 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 64  # pieces of work: a store that cannot keep up fails checkpoints, not the training
 END_SECONDS: Final = 5.0  # for the thread, at the worker's end
-MOST_PASSED: Final = 20  # checkpoints that are told of
+MOST_PASSED: Final = 20  # checkpoints that are reported
 
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
     checkpoint: CheckpointId
-    states: dict[int, LayerState]  # those that are not written yet
+    states: dict[int, LayerState]  # not written yet
 
 
 @dataclass(frozen=True, slots=True)
 class _Remains:
-    checkpoint: CheckpointId  # of which nothing is of use any more, unless it is complete
+    checkpoint: CheckpointId  # nothing of it is needed any more, unless it is complete
 
 
 Work = _Layers | _Remains | CommitCheckpoint | FindCheckpoint
@@ -69,7 +69,7 @@ AboutCheckpoint = PartsWritten | CheckpointCommitted | CheckpointFailed
 
 
 def versions() -> Versions:
-    """The versions of the code that writes a checkpoint here, for its manifest."""
+    """Return the versions of the code that writes a checkpoint here, for its manifest."""
     return Versions(bamboo=version("bamboo-spot-core"), torch=str(torch.__version__), python=platform.python_version())
 
 
@@ -83,7 +83,7 @@ class Checkpointing:
         self._layers, self._data = layers, data
         self._spec, self._tell_coordinator = spec, tell
         self._url = spec.checkpoint.place(spec.name) if spec.checkpoint else None
-        self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
+        self._told: tuple[AboutCheckpoint, ...] = ()  # the newest messages, about one checkpoint
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
         self._last: list[_Remains | CommitCheckpoint] = []  # what is done before the thread ends
@@ -92,10 +92,10 @@ class Checkpointing:
         self._opening = threading.Lock()
         self._probed = False  # of the thread
         self._manifests: dict[CheckpointId, CheckpointManifest] = {}
-        self._newest: CheckpointId | None = None  # of which layers were to be written
-        self._begun: CheckpointId | None = None  # of which this worker has begun to write; of the thread
-        self._in_part: CheckpointId | None = None  # of which it has not written all that it was to; of the thread
-        self._stall = 0.0  # seconds that copying them took
+        self._newest: CheckpointId | None = None  # the newest with layers to write
+        self._begun: CheckpointId | None = None  # this worker has begun to write it; of the thread
+        self._in_part: CheckpointId | None = None  # this worker has not written all its layers of it; of the thread
+        self._stall = 0.0  # seconds that copying its layers took
         self.stalled = 0.0  # the same of all checkpoints
         self.written = 0  # bytes
         self.read = 0  # layers, from the store
@@ -103,7 +103,7 @@ class Checkpointing:
     # in the worker's thread
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Write these layers; they are copies, which took so long."""
+        """Write these layers, which are copies. seconds: that copying took."""
         self._stall = seconds + (self._stall if self._newest == checkpoint else 0.0)
         self.stalled += seconds
         self._newest = checkpoint
@@ -113,9 +113,7 @@ class Checkpointing:
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Each was given up, or there is a newer one. If it is that which is being written, no more of it is, and what
-        is there is removed.
-        """
+        """Drop checkpoints that were given up or have a newer one. Stop writing one of them, and remove its files."""
         if self._newest is not None and self._newest in checkpoints:
             self._do(_Remains(self._newest))
             self._newest = None
@@ -126,7 +124,7 @@ class Checkpointing:
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
-        """Take over a checkpoint's state, whatever grid has written it; what has been read. Raises RestoreError.
+        """Restore a checkpoint's state, written by any grid, and return the layers read. Raises RestoreError.
 
         here: layers that need not be read.
         """
@@ -148,7 +146,7 @@ class Checkpointing:
         return read
 
     def report(self) -> None:
-        """What was said last may be lost: say it again."""
+        """Send the newest messages again, which may be lost."""
         for message in self._told:
             self._tell_coordinator(message)
 
@@ -158,7 +156,7 @@ class Checkpointing:
         self._tell_coordinator(message)
 
     def close(self) -> None:
-        """End the thread. It writes no more parts, removes what is written of a checkpoint in part, and commits one
+        """End the thread. It writes no more parts, removes the files of a checkpoint written in part, and commits one
         that is written in whole.
         """
         if self._thread is None:
@@ -190,14 +188,16 @@ class Checkpointing:
                     CheckpointFailed(checkpoint=work.checkpoint, message="the store is too slow for this worker")
                 )
 
-    # in the thread of its own
+    # in the checkpoint thread
 
     def _run(self) -> None:
         while self._do_next():
             pass
 
     def _do_next(self) -> bool:
-        """False at the end. A function of its own, so that no copy is held while there is nothing to do."""
+        """Do one piece of work; False at the end. A separate function, so that no copy is held while there is nothing
+        to do.
+        """
         work = self._work.get()
         if work is None:
             remains = [_Remains(self._in_part)] if self._in_part else []
@@ -231,7 +231,7 @@ class Checkpointing:
             self._clear(work.checkpoint)
 
     def _clear(self, checkpoint: CheckpointId) -> None:
-        """What all have written of it, and what others have left behind long ago. If the store is away that stays."""
+        """Remove all workers' files of a checkpoint, and old remains of others, unless the store is unavailable."""
         try:
             self._remove(checkpoint)
         except StorageError as error:
@@ -264,11 +264,11 @@ class Checkpointing:
             case _Remains(checkpoint):
                 self._remove(checkpoint)
             case FindCheckpoint():
-                self._tell_coordinator(self._find(work))  # if it is lost it is asked for again
+                self._tell_coordinator(self._find(work))  # if it is lost the coordinator asks again
                 self._probe()
 
     def _probe(self) -> None:
-        """Once: whoever looks for a checkpoint when the job begins says then whether one can be written."""
+        """Once, when the job looks for a checkpoint at its beginning, report if none can be written."""
         if not self._probed:
             self._probed = True
             try:
@@ -299,7 +299,7 @@ class Checkpointing:
         self._open().commit(manifest)
 
     def _collect(self, dead_after: float = DEAD_AFTER_SECONDS) -> None:
-        """Remove what keepLatest does not keep. What cannot be removed now is found the next time."""
+        """Remove the checkpoints that keepLatest does not keep. What cannot be removed now is found the next time."""
         assert self._spec.checkpoint is not None
         store, spec = self._open(), self._spec.checkpoint
         try:
@@ -337,7 +337,7 @@ class Checkpointing:
         return CheckpointFound(number=number, checkpoint=found, passed=passed, other_data=other[:MOST_TEXT])
 
     def _other_data(self, manifest: CheckpointManifest) -> str:
-        """What a checkpoint was trained with and what this worker has, if these differ and may not."""
+        """Describe how a checkpoint's data differ from this worker's, if they may not; "" otherwise."""
         found = difference(manifest.of_data, self._data)
         return "" if found is None else f"data with {found[0]}, and the job's have {found[1]}"
 

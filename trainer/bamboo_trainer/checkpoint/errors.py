@@ -1,4 +1,4 @@
-"""What keeps a stage from beginning with a checkpoint, and what an export may end with."""
+"""Errors of restoring a checkpoint, and of an export."""
 
 from bamboo_core.planning.plan import CheckpointId
 

@@ -1,7 +1,7 @@
-"""`bamboo export`: a checkpoint as one plain state dict that needs no Bamboo to be read.
+"""`bamboo export`: a checkpoint as one plain state dict that can be read without Bamboo.
 
-Layer by layer: memory is bounded by the largest layer's file, whatever the model's size. The output appears under its
-name as a whole or not at all.
+It works layer by layer, so the largest layer's file bounds memory, whatever the model's size. The output appears under
+its name as a whole or not at all.
 """
 
 import math
@@ -32,13 +32,13 @@ from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
 from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.models.parts import peft_files
 
-Progress = Callable[[int, int], None]  # files that are done, of so many
+Progress = Callable[[int, int], None]  # files done, files in total
 _ALIGNMENT: Final = 64
 
 
 class ExportForm(StrEnum):
     """safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint.
-    huggingface: a folder for transformers' `from_pretrained`. peft: the adapters alone, a folder for PEFT's.
+    huggingface: a folder for transformers' `from_pretrained`. peft: only the adapters, a folder for PEFT's.
     """
 
     SAFETENSORS = "safetensors"
@@ -53,12 +53,12 @@ class ExportForm(StrEnum):
 
     @property
     def of_model(self) -> bool:
-        """Does it need to be known what the model is?"""
+        """Whether the export needs the model."""
         return self in (ExportForm.HUGGINGFACE, ExportForm.PEFT)
 
     @property
     def streamed(self) -> bool:
-        """Is the file with the tensors written as it stays?"""
+        """Whether the file with the tensors is written in its final form."""
         return self is ExportForm.SAFETENSORS or self.of_model
 
 
@@ -78,7 +78,7 @@ def export(
     progress: Progress,
     task_config: Mapping[str, Any] | None = None,
 ) -> Exported:
-    """Raises StorageError, ExportError; then there is no output, or still the one before.
+    """Export a source. Raises StorageError, ExportError; then the output is missing, or still the one before.
 
     force: replace what is there. task_config: the job's, for a form that needs the model.
     """
@@ -112,8 +112,8 @@ def export(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfModel:
-    """A folder for `from_pretrained`. file: with the tensors, the entries of the source; describe: writes the others
-    into a folder.
+    """A folder for `from_pretrained`. file: for the tensors, the entries of the source; describe: writes the other
+    files into a folder.
     """
 
     source: StateSource
@@ -123,7 +123,7 @@ class _OfModel:
 
     @classmethod
     def read(cls, source: StateSource, form: ExportForm, task_config: Mapping[str, Any]) -> "_OfModel":
-        """Raises ExportError."""
+        """Read the model and its entries. Raises ExportError."""
         model = published.ModelToExport.read(task_config)
         if form is ExportForm.HUGGINGFACE:
             merged = adapters.MergedSource(source)
@@ -141,8 +141,8 @@ class _OfModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """A file of all tensors: its header, and where each entry's bytes begin. A tensor with several names is written
-    once for each in a safetensors file, and once in any other.
+    """The layout of a file of all tensors: its header, and where each entry's bytes begin. A tensor with several names
+    is written once for each in a safetensors file, and once in any other.
     """
 
     header: bytes
@@ -181,7 +181,7 @@ class _Layout:
 
 
 def _write(source: StateSource, layout: _Layout, path: Path, progress: Progress) -> None:
-    """Each file of the source is read once, checked, and its tensors put where they belong."""
+    """Read and check each file of the source once, and write its tensors at their places."""
     offsets: dict[str, int] = {entry.name: offset for entry, offset in layout.places}
     files = by_file([entry for entry, _ in layout.places])
     with path.open("xb") as out:
@@ -196,7 +196,7 @@ def _write(source: StateSource, layout: _Layout, path: Path, progress: Progress)
 
 
 def _save_mapped(layout: _Layout, raw: Path, form: ExportForm, partial: Path) -> None:
-    """torch writes from a mapped file, so that not all tensors need be in memory."""
+    """Save with torch from a mapped file, so that not all tensors need be in memory."""
     with raw.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if layout.size else None
     state: dict[str, Any] = {}
@@ -248,7 +248,7 @@ def _check_space(output: Path, needed: int) -> None:
 
 @contextmanager
 def _partial(output: Path) -> Iterator[Path]:
-    """A name beside the output; what is there in the end is removed."""
+    """Yield a temporary name beside the output; remove what is there in the end."""
     partial = output.absolute().with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
     try:
         yield partial

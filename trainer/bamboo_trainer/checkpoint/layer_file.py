@@ -1,7 +1,7 @@
-"""One layer's state as the bytes of a file, in the safetensors format, which any of its readers can read.
+"""One layer's state as a file in the safetensors format, which any reader of that format can read.
 
-The format's metadata has one entry, "bamboo": JSON with what a safetensors file has no place for. Complex tensors are
-kept as real ones, with a last dimension of two, and named there.
+The format's metadata has one entry, "bamboo": JSON for facts that safetensors has no place for. Complex tensors are
+stored as real ones, with a last dimension of two, and named there.
 """
 
 import json
@@ -41,12 +41,14 @@ _NAMES: Final = {
 }
 _SIZES: Final = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 _COMPLEX: Final = {torch.complex64: "c64", torch.complex128: "c128"}
-_PARTS: Final = {"c64": "F32", "c128": "F64"}  # as which a complex tensor is stored
+_PARTS: Final = {"c64": "F32", "c128": "F64"}  # the type in which a complex tensor is stored
 assert set(DTYPES.values()) == _NAMES.keys() | _COMPLEX.keys()
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor in a file's header. data_offsets: of its first byte and the one after its last, behind the header."""
+    """A tensor in a file's header. data_offsets: of its first byte and the one after its last, counted from the
+    header's end.
+    """
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
@@ -63,7 +65,7 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the metadata's entry says. complex: names of the tensors that were complex, and their dtypes."""
+    """The metadata's entry. complex: names of the tensors that were complex, and their dtypes."""
 
     format: int
     layer: Annotated[int, msgspec.Meta(ge=0)]
@@ -74,9 +76,9 @@ class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def encode(state: LayerState) -> list[Buffer]:
-    """The file's bytes, one piece after the other; they share the tensors' storage, and nothing large is copied.
+    """Return the file's bytes in pieces that share the tensors' storage; nothing large is copied.
 
-    ValueError for a dtype that no tensor of a stage has.
+    Raises ValueError for a dtype that no tensor of a stage has.
     """
     tensors = {name: tensor.detach().cpu().resolve_conj().resolve_neg() for name, tensor in state.tensors.items()}
     unknown = {tensor.dtype for tensor in tensors.values()} - _NAMES.keys() - _COMPLEX.keys()
@@ -91,12 +93,12 @@ def encode(state: LayerState) -> list[Buffer]:
         scalars=dict(state.scalars),
         complex={n: _COMPLEX[t.dtype] for n, t in tensors.items() if t.dtype in _COMPLEX},
     )
-    # json, because JSON of others has no place for the numbers that are not finite
+    # json, because other JSON encoders have no place for numbers that are not finite
     return safetensors_bytes(stored, {_ENTRY: json.dumps(msgspec.to_builtins(header))})
 
 
 def decode(data: bytes) -> LayerState:
-    """Raises CheckpointDamaged; the text says what is wrong, without the file's name."""
+    """Decode a layer's file. Raises CheckpointDamaged; its text describes the damage, without the file's name."""
     header = read_header(data)[0]
     try:
         stored = load(data)
@@ -109,7 +111,7 @@ def decode(data: bytes) -> LayerState:
 
 
 def header_size(start: bytes) -> int:
-    """Bytes before the first tensor, its own length included. start: a file's first LENGTH_BYTES or more."""
+    """Return the bytes before the first tensor, with the length field. start: a file's first LENGTH_BYTES or more."""
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if len(start) < LENGTH_BYTES or length > MOST_HEADER:
         raise CheckpointDamaged("no safetensors file of a layer (its header's length)")
@@ -117,7 +119,8 @@ def header_size(start: bytes) -> int:
 
 
 def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
-    """What a file says of itself, and its tensors as they are stored. start: its first `header_size` bytes or more.
+    """Return a file's own description, and its tensors as they are stored. start: its first `header_size` bytes or
+    more.
 
     Raises CheckpointDamaged.
     """
@@ -141,9 +144,9 @@ def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
 
 
 def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Buffer]:
-    """A safetensors file, in pieces that share the tensors' storage.
+    """Return a safetensors file, in pieces that share the tensors' storage.
 
-    safetensors' own writer copies every tensor twice and lets no other thread run meanwhile; the one that trains must
+    safetensors' own writer copies every tensor twice and lets no other thread run meanwhile; the training thread must
     not wait for that.
     """
     whole = {name: tensor.resolve_conj().resolve_neg().contiguous() for name, tensor in tensors.items()}
@@ -156,7 +159,9 @@ def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def header_bytes(specs: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file's beginning. specs: name, dtype as the format calls it, shape and bytes, in their order."""
+    """Return a safetensors file's beginning. specs: name, dtype in the format's terms, shape and bytes, in
+    their order.
+    """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, dtype, shape, size in specs:

@@ -1,7 +1,7 @@
-"""Exports in the forms of Hugging Face: the folder that transformers' `from_pretrained` loads, and that of PEFT's.
+"""Exports for Hugging Face: a folder for transformers' `from_pretrained`, or one for PEFT.
 
-The first has config.json, model.safetensors, and what goes with the model (its tokenizer, settings for generation),
-which is copied; the second adapters alone.
+The first has config.json, model.safetensors, and copies of the model's companions (tokenizer, settings for generation);
+the second only adapters.
 """
 
 import re
@@ -31,19 +31,19 @@ WEIGHTS: Final = "model.safetensors"
 
 
 def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Under the model's own names. Raises ExportError for a model that was not split."""
-    found = []
+    """Return the entries under the model's own names. Raises ExportError for a model that was not split."""
+    renamed = []
     for entry in entries:
         _, _, inner = entry.name.removeprefix("layers.").partition(".")
         name = inner.removeprefix(MODULE)
         if not entry.name.startswith("layers.") or name == inner:
             raise ExportError(f"{entry.name} is no tensor of a model that bamboo_trainer.models.huggingface has split")
-        found.append(replace(entry, name=name))
-    return tuple(found)
+        renamed.append(replace(entry, name=name))
+    return tuple(renamed)
 
 
 def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """The entries without further names of a tensor: transformers ties those. Raises ExportError."""
+    """Return the entries without further names of a tensor: transformers ties those. Raises ExportError."""
     found: dict[tuple[int, str], StateEntry] = {}
     names: set[str] = set()
     for entry in inner_entries(entries):
@@ -55,7 +55,7 @@ def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
 
 
 def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """The task.config, which is given or is that of the job's manifest. model: where the folder it names is on this
+    """Return the task.config: the given one, or the job manifest's. model: where the folder that it names is on this
     machine.
     """
     from bamboo_core.job.manifest import load_manifest
@@ -73,7 +73,7 @@ def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelToExport:
-    """What a job's task.config says of its model. config: that of transformers."""
+    """The model in a job's task.config. config: that of transformers."""
 
     settings: HuggingFaceSettings
     config: Any
@@ -81,7 +81,7 @@ class ModelToExport:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "ModelToExport":
-        """config: the job's task.config. Raises ExportError."""
+        """Read the model. config: the job's task.config. Raises ExportError."""
         try:
             settings = read_settings(config)
             published = published_config(settings)
@@ -91,7 +91,7 @@ class ModelToExport:
         return cls(settings=settings, config=published, objective=objective)
 
     def describe(self, folder: Path) -> None:
-        """Writes everything of the folder but the weights."""
+        """Write all files of the folder except the weights."""
         classes = getattr(transformers(), AUTO[self.objective][1])
         self.config.architectures = [classes[type(self.config)].__name__]
         self.config.dtype = "float32"
@@ -103,7 +103,9 @@ class ModelToExport:
             _write_generation(source, self.config, folder)
 
     def trained(self, entries: Sequence[StateEntry]) -> set[str]:
-        """The names of parameters that are trained beside adapters. entries: under the model's own names."""
+        """Return the names of parameters that are trained in addition to adapters. entries: under the model's own
+        names.
+        """
         names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
         beside = trained_beside(self.settings, self.objective, self.config, names)
         return {name.removeprefix(MODULE) for name in beside}
@@ -114,7 +116,7 @@ class ModelToExport:
 
     @property
     def adapter_facts(self) -> Mapping[str, Any]:
-        """What `adapters.describe` writes of them beside their tensors."""
+        """The facts about adapters that `adapters.describe` writes in addition to their tensors."""
         given = lora_settings(self.settings.lora or {})
         dropout = given.dropout
         if dropout is None and given.adapter:
@@ -131,7 +133,7 @@ def _copy_companions(source: Path, folder: Path) -> None:
 
 
 def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
-    """As `save_pretrained` has them: the folder's settings for generation, or those that follow from the config."""
+    """Write the generation settings as `save_pretrained` does: the folder's, or those that follow from the config."""
     if source and (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, folder / GENERATION)
     else:

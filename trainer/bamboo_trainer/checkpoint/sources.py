@@ -1,4 +1,4 @@
-"""What can be exported: a checkpoint, or the weights that a run has kept. Both are files of a state dict's tensors."""
+"""Sources of an export: a checkpoint, or the weights that a run has kept. Both are files of a state dict's tensors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
 from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE, published_files
 from bamboo_trainer.tasks.user_code import same_bits
 
-OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # as `from_module` calls its layers' tensors
+OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `from_module` gives its layers' tensors
 DTYPES: Final = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -38,7 +38,7 @@ DTYPES: Final = {
 
 
 class StateSource(Protocol):
-    """entries: of the whole state dict; their `layer` numbers a file. step: None if it is not known."""
+    """entries: of the whole state dict; their `layer` numbers a file. step: None if unknown."""
 
     @property
     def step(self) -> int | None: ...
@@ -46,7 +46,7 @@ class StateSource(Protocol):
     def entries(self) -> tuple[StateEntry, ...]: ...
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """The tensors of these entries of one file, by name, as they are stored. Raises StorageError."""
+        """Return the tensors of these entries of one file, by name, as they are stored. Raises StorageError."""
         ...
 
 
@@ -65,7 +65,7 @@ class Checkpoint:
         return read_entries(self.store, self.manifest)
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """A layer's, after a comparison with what the file's beginning said."""
+        """Return a layer's tensors, after comparing them with the file's header."""
         state = read_layer(self.store, self.manifest, file)
         stored = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in state.tensors.items()}
         for entry in entries:
@@ -100,11 +100,11 @@ class TensorFiles:
             return {entry.tensor: opened.get_tensor(entry.tensor) for entry in entries}
 
     def _check(self, path: Path, metadata: Mapping[str, Any] | None) -> None:
-        """Raises CheckpointError if that file does not belong to the others."""
+        """Raise CheckpointError if that file does not belong to the others."""
 
 
 class WeightsFolder(TensorFiles):
-    """What `bamboo run --output` and jobs on a cluster leave: a file for each stage."""
+    """The output of `bamboo run --output` and of jobs on a cluster: a file for each stage."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(sorted(folder.glob(STAGE_FILES)))
@@ -140,7 +140,7 @@ def _opened(path: Path) -> Any:
 
 
 def tensor_files(path: Path) -> TensorFiles | None:
-    """Return what a file or a folder on this machine has: a file of safetensors, a folder of final weights, or one of a
+    """Return the tensors of a path on this machine: a file of safetensors, a folder of final weights, or a folder of a
     published model; None for anything else, such as a folder of checkpoints. Raises ValueError for a damaged index.
     """
     if path.is_file():
@@ -153,10 +153,10 @@ def tensor_files(path: Path) -> TensorFiles | None:
 
 
 def under_module_names(source: StateSource, entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return the entries of a module that `from_module` has split under the names of that module's own `state_dict`.
+    """Return the entries of a module split by `from_module` under the names of that module's own `state_dict`.
 
-    A tied tensor, which is in several layers, is there once. Entries of other layers stay as they are. Only tensors
-    that several layers have are read. Raises StorageError.
+    A tied tensor, which is in several layers, appears once. Entries of other layers stay as they are. Only tensors that
+    several layers have are read. Raises StorageError.
     """
     groups: dict[str, list[StateEntry]] = {}
     for entry in entries:
@@ -180,8 +180,8 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
 
 
 def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
-    """Return what a URL, a folder or a file holds: weights, or the checkpoint of that step, None for the newest; and
-    why newer ones were passed over. Raises StorageError, ExportError.
+    """Return the weights at a URL, folder or file, or the checkpoint of that step there, None for the newest; and why
+    newer ones were passed over. Raises StorageError, ExportError.
     """
     try:
         files = tensor_files(Path(url)) if step is None else None

@@ -1,6 +1,6 @@
-"""What a checkpoint's plain state dict consists of, known from the beginnings of its files: names, shapes, places.
+"""The entries of a checkpoint's plain state dict, read from the beginnings of its files: names, shapes, places.
 
-Here also files are read as layers: what is said of a damaged one is the same to whoever reads it.
+Layers' files are also read here, so that every reader reports a damaged one in the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,13 @@ from bamboo_trainer.checkpoint.layer_file import (
 )
 from bamboo_trainer.stage.state.layer_state import LayerState, layer_of
 
-_FIRST_BYTES: Final = 64 << 10  # that hold the whole header of most layers
+_FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntry:
-    """One tensor of the state dict. layer, tensor: the file that has it, and its name there; several may be the same.
+    """One tensor of the state dict. layer, tensor: its file, and its name there; several entries may be the same
+    tensor.
 
     dtype, shape: as the file stores them, a complex one with a last dimension of two. complex: "", "c64" or "c128".
     """
@@ -40,10 +41,10 @@ class StateEntry:
 
 
 def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[StateEntry, ...]:
-    """In the model's order: "layers.0.weight" and so on, as `StageValues.state_tensors` has them.
+    """Return the entries in the model's order: "layers.0.weight" and so on, like `StageValues.state_tensors`.
 
-    Raises CheckpointDamaged, StoreUnavailable. Only the files' beginnings are read, and they are not checked: whoever
-    reads a layer then must compare.
+    Raises CheckpointDamaged, StoreUnavailable. Reads only the files' beginnings, without checking them: a later reader
+    of a layer must compare.
     """
     headers = [_header(store, manifest, part.layer) for part in manifest.layers]
     try:
@@ -53,13 +54,13 @@ def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[
             for name, tensor in header.names.items()
         )
     except CheckpointDamaged:
-        for part in manifest.layers:  # one of two files: that which has changed is named
+        for part in manifest.layers:  # one of two files: the error names the one that has changed
             store.read_part(manifest, part.layer)
         raise
 
 
 def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int) -> LayerState:
-    """A layer's whole file, checked. Raises CheckpointDamaged, which names the file, or StoreUnavailable."""
+    """Read and check a layer's whole file. Raises CheckpointDamaged, which names the file, or StoreUnavailable."""
     data = store.read_part(manifest, layer)
     try:
         return decode(data)
@@ -68,7 +69,7 @@ def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int)
 
 
 def by_file(entries: Sequence[StateEntry]) -> Mapping[int, tuple[StateEntry, ...]]:
-    """The entries of each file."""
+    """Group entries by file."""
     files: dict[int, list[StateEntry]] = {}
     for entry in entries:
         files.setdefault(entry.layer, []).append(entry)
@@ -88,7 +89,7 @@ def _header(
         if sum(entry.bytes for entry in entries.values()) != manifest.layers[layer].bytes - size:
             raise CheckpointDamaged("its tensors are not as large as its header says")
     except CheckpointDamaged as error:
-        store.read_part(manifest, layer)  # if it has changed, that is what is wrong with it
+        store.read_part(manifest, layer)  # raises if the file has changed, which then is the cause
         raise CheckpointDamaged(f"{_shown(store, manifest, layer)}: {error}") from None
     return header, entries
 

@@ -1,7 +1,7 @@
-"""The folder of a job's final weights, with a file for each stage: it is there as a whole or not at all.
+"""The folder of a job's final weights, a file for each stage, which appears as a whole or not at all.
 
-Each saving has a hidden folder of its own beside it, which takes the folder's name once all stages are in it. So a
-saving that was given up, and a worker that does not belong to the job any more, never leave a file among the weights.
+Each save has a hidden folder of its own next to it, which is renamed to the folder once all stages are in it. So a save
+that was given up, or a worker that does not belong to the job any more, never leaves a file among the weights.
 """
 
 import errno
@@ -24,8 +24,8 @@ from bamboo_trainer.checkpoint.layer_file import safetensors_bytes
 logger = logging.getLogger(__name__)
 
 STAGE_FILES: Final = "stage-*.safetensors"
-_ENTRY: Final = "bamboo"  # the only one of a file's metadata, of which several have no certain order
-_BEFORE: Final = "-before"  # behind a saving's name: what was in the folder before it
+_ENTRY: Final = "bamboo"  # the only entry: several would have no certain order
+_BEFORE: Final = "-before"  # suffix of a save's name: the folder's content before it
 
 
 def stage_file(stage: int) -> str:
@@ -33,23 +33,24 @@ def stage_file(stage: int) -> str:
 
 
 def stages_of(metadata: Mapping[str, Any] | None) -> int | None:
-    """How many files there are beside the one with that metadata, itself included; None if it does not say.
+    """Return the number of files in the folder, from one file's metadata; None if it is not there.
 
-    ValueError if it says something else.
+    Raises ValueError for anything but a number.
     """
-    said = (metadata or {}).get(_ENTRY)
-    if not said:
+    entry = (metadata or {}).get(_ENTRY)
+    if not entry:
         return None
     try:
-        return int(json.loads(said)["stages"])
+        return int(json.loads(entry)["stages"])
     except (ValueError, LookupError, TypeError):
-        raise ValueError(f"metadata {_ENTRY!r}: {said!r}, expected the number of stages") from None
+        raise ValueError(f"metadata {_ENTRY!r}: {entry!r}, expected the number of stages") from None
 
 
 def write_stage(folder: Path, number: int, stage: int, stages: int, tensors: Mapping[str, Tensor], writer: str) -> None:
-    """For the folder; durable when it returns. number: of the saving. stages: of it. writer: no other one's name.
+    """Write a stage's file for the folder; durable on return. number: of the save. stages: their number. writer: a
+    unique name.
 
-    Raises OSError, or ValueError for a dtype that the format does not have, and then leaves no part of the file.
+    Raises OSError, or ValueError for a dtype that the format does not have; then no part of the file remains.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -63,12 +64,12 @@ def write_stage(folder: Path, number: int, stage: int, stages: int, tensors: Map
         partial.replace(file)
         sync_names(file.parent)
     finally:
-        with suppress(OSError):  # what keeps it from being written may keep it from being removed
+        with suppress(OSError):  # what prevents writing may also prevent removing
             partial.unlink(missing_ok=True)
 
 
 def commit_weights(folder: Path, number: int, stages: int) -> None:
-    """Let that saving be the folder's content, durably; may be said again, and by several workers at once.
+    """Make that save the folder's content, durably; may be repeated, and by several workers at once.
 
     Raises OSError: FileNotFoundError if neither all stages are written nor another worker has made the folder of them.
     """
@@ -91,8 +92,8 @@ def commit_weights(folder: Path, number: int, stages: int) -> None:
 
 
 def discard_weights(folder: Path, number: int) -> None:
-    """That saving will never be committed: remove its stages. One that is being written stays, to be removed by its
-    writer; the last one who says this removes the saving's own folder. What cannot be removed is logged.
+    """Remove the stages of a save that will never be committed. The writer of an unfinished stage removes it; the last
+    worker to call this removes the save's own folder. What cannot be removed is logged.
     """
     written = _hidden(folder, str(number))
     try:
@@ -111,8 +112,8 @@ def _hidden(folder: Path, name: str) -> Path:
 
 
 def _is_saving(path: Path, folder: Path) -> bool:
-    """Is that path what a save of that folder has left? Beside the folder are maybe those of others, such as .run-2-7
-    beside `run`, and what is none at all.
+    """Return whether that path is a save of that folder. Next to it may be saves of other folders, such as .run-2-7
+    beside `run`, and unrelated files.
     """
     return re.fullmatch(rf"{re.escape(_hidden(folder, '').name)}\d+({_BEFORE})?", path.name) is not None
 
@@ -125,7 +126,7 @@ def _holds_weights(folder: Path) -> bool:
 
 
 def _take_name(written: Path, folder: Path) -> None:
-    """In the place of what an earlier coordinator's saving has left there. Other workers may do the same meanwhile."""
+    """Move a save into the place of an earlier coordinator's. Other workers may do the same meanwhile."""
     before = written.with_name(written.name + _BEFORE)
     if written.exists() and _holds_weights(folder):
         _move_unless_done(folder, before)
@@ -133,11 +134,11 @@ def _take_name(written: Path, folder: Path) -> None:
         written.rename(folder)  # also over an empty one
     except FileNotFoundError:  # another worker was faster
         if not _holds_weights(folder):
-            _move_unless_done(before, folder)  # this is what it has put there
+            _move_unless_done(before, folder)  # that worker put it there
 
 
 def _move_unless_done(folder: Path, to: Path) -> None:
-    """Another worker may have moved it, and put something in its place."""
+    """Rename a folder; ignore that another worker has moved it, or put another in its place."""
     try:
         folder.rename(to)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""How a step is committed, and how the replicas of a stage follow its owner."""
+"""Committing steps, and keeping the replicas of a stage in step with its owner."""

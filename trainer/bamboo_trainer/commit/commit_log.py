@@ -1,4 +1,4 @@
-"""Which steps are committed, and what the root has heard of the step in progress."""
+"""The log of committed steps, and of the reports that the root has received for the step in progress."""
 
 from collections.abc import Container
 
@@ -10,14 +10,14 @@ KEPT_STEPS = 3
 
 
 class CommitLog:
-    """Commits and ready reports by step; remembers the last few, and those that a late replica still needs.
+    """Commits and ready reports by step: the last few, and older ones that a late replica still needs.
 
-    newest: the newest committed step that is known; if none is, the one before the first. end: the last state, if an
-    early stop has named it.
+    newest: the newest known committed step; before the first commit, the step before the first. end: the step of an
+    early stop, once known.
     """
 
     def __init__(self, first_step: int, loss_unit: float = 1.0) -> None:
-        """first_step: of the states that the workers began with. loss_unit: of losses that are sums (`StepPolicy`)."""
+        """first_step: the first step after the workers' initial states. loss_unit: see `StepPolicy`."""
         self.newest, self._loss_unit = first_step - 1, loss_unit
         self.commits: dict[int, Commit] = {}
         self.end: int | None = None
@@ -26,13 +26,15 @@ class CommitLog:
         self._reporters: dict[int, set[tuple[Cell, WorkerId]]] = {}
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
-        """The first report of a cell counts: a later one is the same, sent again, or by who repeats the step."""
+        """Record a cell's first report of a step; later ones repeat it, sent again or by a worker that repeats the
+        step.
+        """
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, report)
             self._reporters.setdefault(step, set()).add((report.cell, worker))
 
     def has_reported(self, step: int, cell: Cell, worker: WorkerId) -> bool:
-        """Has that very worker reported the cell's step, which is not committed yet?"""
+        """Return whether this worker has reported the cell's step, which is not committed yet."""
         return (cell, worker) in self._reporters.get(step, ())
 
     def record(self, step: int, commit: Commit) -> None:
@@ -45,18 +47,18 @@ class CommitLog:
             self.end = step
 
     def to_apply(self) -> Container[int]:
-        """The steps that all states go on with: not the one that an early stop has ended."""
+        """Return the steps that every state applies: all committed ones but the step of an early stop."""
         return self.commits if self.end is None else self.commits.keys() - {self.end}
 
     def generation(self, step: int) -> int | None:
-        """The generation of the step's layout, if a commit or another worker's state has told; else None."""
+        """Return the generation of the step's layout, known from a commit or another worker's state; else None."""
         return self._generations.get(step)
 
     def learn_generation(self, step: int, generation: int) -> None:
         self._generations.setdefault(step, generation)
 
     def forget(self, oldest_needed: int) -> None:
-        """Forget commits that no state held here, nor the last few steps, still need."""
+        """Forget commits older than the last few steps and than any state held here needs."""
         limit = min(oldest_needed, self.newest - KEPT_STEPS)
         for table in (self.commits, self._ready, self._reporters, self._generations):
             for step in [k for k in table if k < limit]:
@@ -66,7 +68,7 @@ class CommitLog:
         return sorted(self.commits.items())[-2:]
 
     def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:
-        """The commit of a step, once every cell of its layout has reported; always the same, whoever asks."""
+        """Return the commit of a step once every cell of its layout has reported; equal on every worker."""
         reports = self._ready.get(step, {})
         cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):

@@ -1,7 +1,4 @@
-"""How a step is committed: the root decides, a new root first hears what the one before it has said.
-
-See docs/design/commit.md.
-"""
+"""Committing steps: the root decides; a new root first collects the commits of the root before it."""
 
 import logging
 import math
@@ -36,7 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 class Committer:
-    """log: the commits that are known here. step_seconds: of the steps that this worker has committed as the root."""
+    """Commits steps as the root, and records the root's commits on every other worker. log: the commits known here.
+    step_seconds: durations of the steps that this worker committed as the root.
+    """
 
     def __init__(
         self,
@@ -50,20 +49,20 @@ class Committer:
         *,
         policy: StepPolicy = APPLIES_ALL,
     ) -> None:
-        """new_id: of an attempt to write a checkpoint."""
+        """new_id: makes the id of an attempt to write a checkpoint."""
         self._new_id, self._history, self._policy = new_id, history, policy
         self._plan, self._outbox, self._states, self._clock = plan, outbox, states, clock
         self._coordinator = coordinator
         self.log = CommitLog(plan.current.first_step, policy.loss_unit)
         self.step_seconds = Histogram(STEP_SECONDS)
-        self.awaited_reports: set[WorkerId] = set()  # of who may know a commit of the root before this one
-        self.ends_before: int | None = None  # the step that nobody begins, as the layers are split anew
-        self._root_since = 0  # epoch
-        self._marked: tuple[int, CheckpointId] | None = None  # the newest wish that a commit has fulfilled
+        self.awaited_reports: set[WorkerId] = set()  # workers that may know a commit of an earlier root
+        self.ends_before: int | None = None  # the step that no worker begins, because the layers are split anew
+        self._root_since = 0  # the epoch in which this worker became the root
+        self._marked: tuple[int, CheckpointId] | None = None  # the newest checkpoint request fulfilled by a commit
         self._committed_at: float | None = None
-        self._evaluations: Evaluations = {}  # the newest: the coordinator may lack them
+        self._evaluations: Evaluations = {}  # the newest ones, which the coordinator may lack
         self._wanted: TakeCheckpoint | None = None
-        self.pauses = False  # as the root: the job is to end with the state that was committed last
+        self.pauses = False  # as the root: the job is to end with the last committed state
 
     # the root
 
@@ -72,7 +71,7 @@ class Committer:
         return self._plan.owner(ROOT) == self._plan.worker
 
     def decide(self, step: int, layout: Layout) -> Commit | None:
-        """The root's commit of the step that it is in, once every cell has finished it."""
+        """Return the root's commit of the current step once every cell has finished it, else None."""
         if self.pauses or self.awaited_reports or step in self.log.commits:
             return None
         plan = self._plan.newest if self._may_change_hands(step, layout) else self._plan.current
@@ -88,14 +87,14 @@ class Committer:
         if commit is None or not commit.microbatches or self._wanted is None or step + 1 < self._wanted.at:
             return commit
         if commit.epoch != self._plan.current.epoch:
-            return commit  # with this commit stages change hands, and a writer may not have the state after it
+            return commit  # this commit hands over stages, so a writer may not have the state after it
         wanted = self._wanted
         mark = CheckpointMark(number=wanted.number, id=self._new_id(), writers=wanted.writers, hold=wanted.hold)
         return msgspec.structs.replace(commit, checkpoint=mark)
 
     def _may_change_hands(self, step: int, layout: Layout) -> bool:
-        """May a plan that waits take effect with the commit of that step? An owner that has not reported it itself is
-        repeating it, after whoever ran the cell before had reported it: the cell's next owner would wait for its last
+        """Return whether a waiting plan may take effect with this step's commit. An owner that has not reported the
+        step is repeating it after the cell's former owner reported it. The cell's next owner would wait for its last
         gradients for ever.
         """
         cells = layout.cells(self._plan.stages)
@@ -103,9 +102,8 @@ class Committer:
         return waits and all(self.log.has_reported(step, cell, self._plan.owner(cell)) for cell in cells)
 
     def _ended_early(self, commit: Commit) -> Commit:
-        """If the state before the step is the last one, all that the step says is how good that is.
-
-        A pure function of the reports and of the root's state, so a new root comes to the same.
+        """If the state before the step is the final one, reduce the commit to that state's evaluation and the early
+        stop. A pure function of the reports and the root's state, so a new root decides the same.
         """
         root = self._states.of(ROOT) if commit.microbatches else None
         if root is None:
@@ -125,17 +123,17 @@ class Committer:
         )
 
     def _with_decisions(self, step: int, commit: Commit) -> Commit:
-        """With what the task's decisions say after the step, asked here once, and obeyed by all who apply it."""
+        """Add the values of the task's decisions after the step: computed here once, used by every worker."""
         root = self._states.of(ROOT) if commit.microbatches else None
         if root is None:
             return commit
         return msgspec.structs.replace(commit, decided=root.decide(committed_step(step + 1, commit)))
 
     def _marked_for_history(self, step: int, commit: Commit) -> Commit:
-        """With what only the root knows."""
+        """Add the history mark: facts that only the root knows."""
         before = self._committed_at
         seconds = 0.0 if before is None else max(0.0, self._clock() - before)
-        rate = self._rate(step) if commit.microbatches else None  # an evaluation after the last step has none
+        rate = self._rate(step) if commit.microbatches else None  # an evaluation after the last step has no rate
         mark = self._history.mark(self._plan.current.origin, seconds, rate)
         return msgspec.structs.replace(commit, history=mark)
 
@@ -145,8 +143,8 @@ class Committer:
         return rate if math.isfinite(rate) else None
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """As the root: the state of the step that it names, or of a later one, is kept. The newest wish counts, and
-        ends a pause.
+        """As the root, mark a checkpoint with the commit of the requested step or a later one. The newest request
+        counts, and ends a pause.
         """
         if self._marked and self._marked[0] == wanted.number:
             self._coordinator.tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
@@ -154,7 +152,7 @@ class Committer:
             self._wanted, self.pauses = wanted, False
 
     def record(self, step: int, commit: Commit) -> bool:
-        """A step is committed: by this root, or by another one that told this worker. False if that is known."""
+        """Record a commit by this root or received from another. Return False if it is already known."""
         known = self.log.commits.get(step)
         if known is not None:
             if (known.generation, known.epoch) != (commit.generation, commit.epoch):
@@ -179,8 +177,8 @@ class Committer:
         self._evaluations = dict(sorted((self._evaluations | found).items())[-MOST_EVALUATIONS:])
 
     def evaluations_received(self, found: Evaluations) -> None:
-        """Keep the evaluations that another worker knows. The root tells the coordinator if some are new to it: it may
-        have joined after them, and the root that made them may be lost before the coordinator heard of them.
+        """Keep the evaluations that another worker knows. The root sends new ones to the coordinator: the root that
+        made them may have been lost before it sent them.
         """
         is_new = not self._evaluations.keys() >= found.keys()
         self._keep_evaluations(found)
@@ -192,7 +190,7 @@ class Committer:
         self._coordinator.tell(Evaluated(states=self._evaluations, early_stop=ended.early_stop if ended else None))
 
     def publish(self, step: int, commit: Commit) -> None:
-        """As the root, to everybody: a commit of the root before may have reached only some."""
+        """As the root, send a commit to all workers, even one of an earlier root, which may have reached only some."""
         now, before = self._clock(), self._committed_at
         self._committed_at = now
         if before is not None and commit.microbatches:
@@ -202,7 +200,9 @@ class Committer:
         self._tell_coordinator(step, commit, now - before if before is not None else 0.0)
 
     def meet_root(self, old: Plan | None) -> None:
-        """A new root decides nothing before it has heard which commits the others know from the root before it."""
+        """Introduce workers and root to each other under a new plan. A new root decides nothing before every worker has
+        sent the commits that it knows of earlier roots.
+        """
         others = self._plan.others()
         if not self.is_root:
             self.awaited_reports, self._wanted, self.pauses = set(), None, False
@@ -220,7 +220,7 @@ class Committer:
         self._look_whether_informed()
 
     def report_received(self, worker: WorkerId, epoch: int) -> None:
-        """A worker has told this root, under the plan of that epoch, all that it knows of the roots before."""
+        """Note that a worker has sent this root, under the plan of that epoch, all it knows of earlier roots."""
         if epoch >= self._root_since:
             self.awaited_reports.discard(worker)
             self._look_whether_informed()
@@ -230,14 +230,16 @@ class Committer:
             self._history.informed()
 
     def relinked(self, peer: WorkerId) -> None:
-        """What was said to that peer, or by it as the root, may be lost."""
+        """Repeat what may be lost of the messages between that peer and the root."""
         if self.is_root:
             self._tell_newest([peer])
         elif self._plan.owner(ROOT) == peer:
             self._introduce()
 
     def report(self) -> None:
-        """To the coordinator, which may have missed it, or not know that it has asked for a pause."""
+        """Repeat the newest commits and evaluations to the coordinator; end a pause, which it asks for again if it
+        wants it.
+        """
         self.pauses = False
         if self.is_root:
             if self._evaluations:
@@ -246,14 +248,14 @@ class Committer:
                 self._tell_coordinator(step, commit)
 
     def _introduce(self) -> None:
-        """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
+        """Send the root the commits known here, in one frame, so that it never receives only some of them."""
         root = self._plan.owner(ROOT)
         self._tell_of_the_past([root])
         self._send(FrameKind.HEARD, 0, self.log.latest(), [root])
 
     def _tell_newest(self, workers: Sequence[WorkerId]) -> None:
-        """As the root, to who may have missed it: the newest commits, and the steps before them that the history may
-        lack, so that more than those who were there know them if this worker is lost.
+        """As the root, send workers the newest commits and the records that the history may lack: then more workers
+        know them if this one is lost.
         """
         if workers:
             self._tell_of_the_past(workers)
@@ -297,16 +299,16 @@ class Committer:
     # layouts
 
     def generation(self, step: int) -> int:
-        """The generation of that step's layout; if nobody has told it, the first one now in force."""
+        """Return the generation of that step's layout; if unknown, the first one in force."""
         known = self.log.generation(step)
         return self._plan.current.layouts[0].generation if known is None else known
 
     def layout(self, step: int) -> Layout | None:
-        """None if the plan that has it is still on its way."""
+        """Return the step's layout; None if its plan has not arrived."""
         generation = self.generation(step)
         return next((layout for layout in self._plan.current.layouts if layout.generation == generation), None)
 
 
 def _told(number: float) -> float | None:
-    """None for what the coordinator is not told: no number, or one that is none of a training."""
+    """Return None for a number that the coordinator refuses: NaN, or larger than any in a real training."""
     return number if abs(number) <= MOST_NUMBER else None

@@ -6,7 +6,7 @@ from bamboo_core.control.protocol import Message
 
 
 class Coordinator(Protocol):
-    """Whoever runs the engine passes on what is told, and comes back later with what is answered."""
+    """Sends messages to the coordinator. Its answers reach the engine later, through the caller that runs it."""
 
     def tell(self, message: Message) -> None:
-        """Any thread may say something; none waits for it."""
+        """Send a message without waiting, from any thread."""

@@ -1,4 +1,4 @@
-"""A sum of numbers without rounding, as few numbers that are sent instead of all.
+"""Sums of numbers without rounding, each held as a few terms that workers send instead of all numbers.
 
 `math.fsum` of the terms of several such sums is the exactly rounded sum of all their numbers, so it does not depend on
 how they were divided. After Shewchuk, Adaptive Precision Floating-Point Arithmetic, 1997 (grow-expansion).
@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def exact_terms(numbers: Iterable[float]) -> list[float]:
-    """At most 40 or so terms, whose sum is exactly that of the numbers. One that is not finite is the only term."""
+    """Return at most about 40 terms whose sum is exactly that of the numbers, or the first number that is
+    not finite.
+    """
     terms: list[float] = []
     for number in numbers:
         if not math.isfinite(number):
@@ -26,23 +28,21 @@ def exact_terms(numbers: Iterable[float]) -> list[float]:
 def exact_sums(
     measured: Iterable[Mapping[str, tuple[float, float]]],
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """By name, of all sums and of all their weights."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Return for each name the exact terms of its sums and of its weights."""
+    pairs_by_name: dict[str, list[tuple[float, float]]] = {}
     for one in measured:
         for name, pair in one.items():
-            found.setdefault(name, []).append(pair)
+            pairs_by_name.setdefault(name, []).append(pair)
     return {
         name: (exact_terms(total for total, _ in pairs), exact_terms(weight for _, weight in pairs))
-        for name, pairs in sorted(found.items())
+        for name, pairs in sorted(pairs_by_name.items())
     }
 
 
 def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
-    """The quotient of the exactly rounded sums of these terms; NaN if one of them is no finite number, or the weight is
-    0.
-    """
+    """Return the quotient of the terms' exactly rounded sums; NaN if a term is not finite or the weight is 0."""
     if not all(map(math.isfinite, (*total, *weight))):
-        return math.nan  # fsum raises if infinities of both signs are among them
+        return math.nan  # fsum raises if they include infinities of both signs
     try:
         return math.fsum(total) / math.fsum(weight)
     except (OverflowError, ZeroDivisionError):
@@ -50,7 +50,7 @@ def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
 
 
 def _two_sum(a: float, b: float) -> tuple[float, float]:
-    """The rounded sum, and what rounding has left out (Knuth)."""
+    """Return the rounded sum and its rounding error (Knuth)."""
     total = a + b
     of_b = total - a
     return total, (a - (total - of_b)) + (b - of_b)

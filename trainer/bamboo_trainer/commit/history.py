@@ -1,4 +1,4 @@
-"""What the engine tells of its commits for the job's history, and asks of whoever keeps it."""
+"""The seam between the engine and the keeper of the job's history."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -8,32 +8,31 @@ from bamboo_trainer.frames.payloads import Commit, HistoryMark, Unwritten
 
 
 class History(Protocol):
-    """Called by the engine's thread; nothing here may take long."""
+    """Called on the engine's thread; no method may block."""
 
     def mark(self, origin: int, seconds: float, rate: float | None) -> HistoryMark | None:
-        """As the root: what the next commit says for the history; None if none is kept.
-
-        seconds: since the commit before; 0 if not known. rate: the learning rate, if it is known.
+        """As the root, return the mark that the next commit carries for the history; None if no history is kept.
+        seconds: since the commit before; 0 if unknown. rate: the learning rate, if known.
         """
 
     def committed(self, origin: int, step: int, commit: Commit) -> None:
-        """A step is committed, by whomever."""
+        """Record a step that any root has committed."""
 
     def take_role(self, plan: Plan, leads: bool) -> None:
-        """This worker is the root from now on, or it is not."""
+        """Note whether this worker is now the root."""
 
     def informed(self) -> None:
-        """As the root: all others have told what they know. May be said again."""
+        """As the root: all other workers have sent what they know. May be called again."""
 
     def unwritten(self) -> Sequence[Unwritten]:
-        """What is not known to be written, for a new root, and for who joins: in pieces."""
+        """Return, in pieces, the records not known to be written, for a new root or a worker that joins."""
 
     def heard(self, records: Unwritten) -> None:
-        """Another worker has told what it does not know to be written."""
+        """Take in records that another worker does not know to be written."""
 
 
 class NoHistory:
-    """None is kept. missed: called when this worker becomes the root."""
+    """Keeps no history. missed: called when this worker becomes the root."""
 
     def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
         self._missed, self._leads = missed, False

@@ -1,4 +1,4 @@
-"""Owners that repeat a committed step: its result may exist elsewhere, or what it takes may be gone for ever."""
+"""Finds owners that repeat a committed step and cannot complete it, because frames that they need are gone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A cell's committed step that this worker repeats. lacks: the frames that it still takes and that are not here."""
+    """A committed step of a cell that this worker repeats. lacks: the input frames that it still needs."""
 
     cell: Cell
     step: int
@@ -25,7 +25,9 @@ class Repeated:
 
 @dataclass(slots=True)
 class Question:
-    """To everybody, about one step. answers: the first step in each one's log by its own cells, by worker and link."""
+    """One question to all workers about a step. answers: by worker and link, the first step in that worker's log for
+    each of its cells.
+    """
 
     step: int
     epoch: int
@@ -33,7 +35,7 @@ class Question:
 
 
 class RepeatedSteps:
-    """Asks everybody once in an epoch, and tells the coordinator of a step that cannot be completed."""
+    """Asks all workers once in an epoch, and reports to the coordinator a step that cannot be completed."""
 
     def __init__(
         self,
@@ -50,11 +52,13 @@ class RepeatedSteps:
         self._asked: dict[Cell, int] = {}  # by cell, the newest committed step that its owner repeats
 
     def is_repeated(self, address: Address) -> bool:
-        """Is the frame of a step that only the cell's owner may repeat, because it is committed?"""
+        """Return whether a frame belongs to a committed step, which only the cell's owner may repeat."""
         return address.step <= max(self._log.newest, self._asked.get(address.cell, -1))
 
     def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
-        """since: the first step in this worker's log, by its own cells."""
+        """Ask about new repeated steps, and report those that cannot be completed. since: for each cell of this worker,
+        the first step in its log.
+        """
         epoch = self._plan.current.epoch
         for one in repeated:
             question = self._questions.get(one.cell)
@@ -66,11 +70,11 @@ class RepeatedSteps:
                 self._coordinator.tell(LeftBehind(cell=one.cell))
 
     def ask_again(self) -> None:
-        """A link was broken: a question or an answer may be lost."""
+        """Ask everything again after a broken link, which may have lost questions or answers."""
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Give the owner of a cell that repeats a committed step all that may help."""
+        """Send the owner of a cell that repeats a committed step all that may help it."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:
@@ -82,7 +86,7 @@ class RepeatedSteps:
             self._outbox.send(worker, self._outbox.frame(Address(kind, *cell, step), payload=list(since.items())))
 
     def answered(self, worker: WorkerId, frame: Frame) -> bool:
-        """All that a worker had for the cell has arrived, on one of its links. False if that was not asked."""
+        """Record the end of a worker's answer on one of its links. Return False if no such question is open."""
         question = self._questions.get(frame.address.cell)
         if question is None or (question.step, question.epoch) != (frame.address.step, frame.epoch):
             return False
@@ -90,7 +94,7 @@ class RepeatedSteps:
         return True
 
     def _lacks_what_is_gone(self, one: Repeated, question: Question, since: Mapping[Cell, int]) -> bool:
-        """Everybody has answered: does the rest of the step need a frame that nobody has, nor will make again?"""
+        """Return whether, after all answers, the step still needs a frame that no worker has or will make again."""
         if not {(w, kind) for w in self._plan.others() for kind in ANSWERS_END} <= question.answers.keys():
             return False
         first = {cell: step for answer in question.answers.values() for cell, step in answer.items()} | dict(since)
@@ -101,7 +105,7 @@ class RepeatedSteps:
                 FrameKind.GRADIENT: Cell(d, s + 1),
                 FrameKind.TIED: Cell(d, address.part),
             }
-            sender = senders.get(address.kind)  # of what other pipelines send: they have the same state, and send it
+            sender = senders.get(address.kind)  # other pipelines have the same state, and send their part themselves
             if sender is not None and first.get(sender, 0) > one.step:
                 return True
         return False

@@ -1,24 +1,25 @@
-"""What an owner knows of one replica of its cell, and what it owes it: pure decisions."""
+"""What an owner knows of one replica of its cell, and what it owes that replica: pure decisions."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
-CLOSE_STEPS = 2  # a replica that lags by no more is waited for, once, so that it is in step
-PATIENCE_STEPS = 16  # so is one that has had a state for that long and comes no closer
+CLOSE_STEPS = 2  # the owner waits for a replica that lags by no more, once, to bring it level
+PATIENCE_STEPS = 16  # it also waits for one that has had a state for that long and comes no closer
 
 
 class Owed(Enum):
     NOTHING = auto()
     STATE = auto()  # the whole state
-    GRADIENTS = auto()  # those of the step in progress and of later ones that are final already
+    GRADIENTS = auto()  # the final gradients of the step in progress and of later ones
 
 
 @dataclass(slots=True)
 class ReplicaProgress:
-    """since: the replica gets every gradient from that step on (None: not fed); acked: the version it holds.
+    """The owner's record of one replica.
 
-    epoch: of the plan in which it became one. What it says of an earlier one is of a state that it may have dropped.
-    secured: the version that it can reach without anybody's help, with the gradients that it has. level: it has been in
+    since: the replica gets all final gradients from this step on; None: it gets none. acked: the version that it holds.
+    epoch: of the plan that made it a replica; what it sends under an earlier one is of a state that it may have
+    dropped. secured: the version that it can reach with the gradients that it has, without help. level: it has been in
     step together with the replicas of the stage's other parts, if workers have several devices.
     """
 
@@ -28,12 +29,13 @@ class ReplicaProgress:
     secured: int = -1
     synced: bool = False
     level: bool = False
-    follows_from: int | None = None  # the owner's version when the replica first had all it needs to go on by itself
+    follows_from: int | None = None  # the owner's version when the replica first had all it needs to continue alone
 
     def announced(self, version: int, secured: int, mine: int, same: bool) -> Owed:
-        """The replica says that it holds `version` (-1: nothing), and which one it can reach; `mine` is the owner's.
+        """Take in an announcement, and return what the owner must send.
 
-        same: equal digests.
+        version: held by the replica; -1: none. secured: the version that it can reach. mine: the owner's version. same:
+        the digests are equal.
         """
         self.secured = secured
         owed = self._owed(version, mine, same)
@@ -43,7 +45,7 @@ class ReplicaProgress:
         return owed
 
     def _owed(self, version: int, mine: int, same: bool) -> Owed:
-        if version < 0 <= self.acked:  # it was none for a plan that this owner has never obeyed
+        if version < 0 <= self.acked:  # it was no replica in a plan that this owner has never obeyed
             self.since, self.acked, self.follows_from, self.synced, self.level = None, -1, None, False, False
         self.acked = max(self.acked, version)
         if version >= 0 and not same:
@@ -59,7 +61,9 @@ class ReplicaProgress:
         return Owed.GRADIENTS
 
     def relinked(self, mine: int) -> Owed:
-        """What was sent since the replica's last word may be lost: its link was cut, or the owner skipped a step."""
+        """Return what to send again after a broken link or a skipped step: what was sent since the replica's last
+        announcement may be lost.
+        """
         if self.since is None:
             return Owed.NOTHING
         if self.acked >= mine:
@@ -68,19 +72,18 @@ class ReplicaProgress:
         return Owed.STATE
 
     def caught_up(self, mine: int) -> bool:
-        """True once, when the replica first holds all that the owner holds."""
+        """Return True once, when the replica first holds all that the owner holds."""
         if self.synced or self.since is None or self.acked < mine:
             return False
         self.synced = True
         return True
 
     def holds_back(self, step: int, strict: bool) -> bool:
-        """Must the owner wait before it lets step `step` be committed? See docs/design/commit.md.
+        """Return whether the owner must wait for the replica before `step` is committed. See docs/design/commit.md.
 
-        Not for a replica that is being filled; but for one that only has to come level: where a step takes less than
-        the way to the replica and back, it would not do so by itself.
-
-        strict: the replica must not depend on anybody's log to complete the step.
+        It does not wait for a replica that is being filled, but for one that only has to come level: where a step is
+        shorter than the way to the replica and back, the replica would never come level by itself. strict: the replica
+        must be able to complete the step without any worker's log.
         """
         if self.synced:
             return self.acked < step or (strict and self.secured <= step)

@@ -1,4 +1,4 @@
-"""Replicas: what the owner of a cell sends them, what they answer, and when the owner waits for them."""
+"""Replicas: what a cell's owner sends to them, what they answer, and when the owner waits for them."""
 
 from collections.abc import Iterator
 
@@ -16,10 +16,10 @@ from bamboo_trainer.task import Parts
 
 
 class Replicator:
-    """progress: of each replica of the cells that this worker owns.
+    """Sends states and final gradients to replicas, and takes them in as a replica.
 
-    Final gradients are not sent by whoever finds them, but by `send_next`: first the step is reported, whose commit
-    everybody waits for, and then they are copied.
+    progress: of each replica of the cells that this worker owns. `send_next`, not `finalize`, sends final gradients:
+    the step is reported first, because all workers wait for its commit, and its gradients are copied afterwards.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Replicator:
         self._committer, self._coordinator = committer, coordinator
         self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
         self._unsent: dict[tuple[Cell, WorkerId, int], None] = {}  # final gradients, by step; in order
-        self._arrived: dict[int, Frame] = {}  # states for stages here, by number, that are not taken over yet
+        self._arrived: dict[int, Frame] = {}  # states that arrived for stages here, by stage, not taken over yet
 
     # as an owner
 
     def take_roles(self, old: Plan | None) -> None:
-        """The plan in force names the replicas. old: the one before."""
+        """Keep records of the replicas in the plan in force. old: the plan before."""
         worker = self._plan.worker
-        self._arrived.clear()  # whoever has sent them hears which version is here, and sends what is owed
+        self._arrived.clear()  # their senders learn from announcements which version is here, and send what is owed
         was_mine = set(old.owned_by(worker)) if old else set()
         self.progress = {
             (cell, replica): (self.progress.get((cell, replica)) if cell in was_mine else None)
@@ -51,7 +51,7 @@ class Replicator:
         }
 
     def finalize(self, stage: int, step: int, final: Parts) -> None:
-        """The final gradients of a step, with running buffers, are known: for the step here, and soon for the replicas.
+        """Take in a step's final gradients, with running buffers: for the state here, and later for the replicas.
 
         They come from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
         """
@@ -66,15 +66,15 @@ class Replicator:
         return bool(self._unsent)
 
     def send_next(self) -> None:
-        """Final gradients of one step to one replica, if they are still here and still wanted."""
+        """Send one replica one step's final gradients, if they are still here and it is still a replica."""
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
         if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
             self.send_final(replica, cell, step)
 
     def hand_over(self, cell: Cell, worker: WorkerId, step: int) -> Frame:
-        """The final gradients of that step, for a replica that runs the cell from now on: it gets at once what it was
-        still to get, for it waits for them, and `send_next` is for replicas.
+        """Return the step's final gradients for a replica that takes over the cell. First send what it was still to
+        get: it waits for that now, and `send_next` serves only replicas.
         """
         for key in [one for one in self._unsent if one[:2] == (cell, worker)]:
             del self._unsent[key]
@@ -83,22 +83,22 @@ class Replicator:
         return self._outbox.frame(*self._final(cell, step))
 
     def send_final(self, worker: WorkerId, cell: Cell, step: int) -> None:
-        """Send the final gradients that are here to a worker with a part in that cell, once they are copied."""
+        """Send final gradients held here to a worker with a part in that cell, once they are copied."""
         self._outbox.post(worker, *self._final(cell, step))
 
     def _final(self, cell: Cell, step: int) -> tuple[Address, Parts, Commits]:
-        """With the gradients go the commits that they follow from: a replica that is being filled may have missed
-        those, and nobody waits for it.
+        """Return the gradients with the commits that they follow from, which a replica that is being filled may have
+        missed: no worker waits for it.
         """
         final = self._states.final(cell.stage, step)
         assert final is not None
         return Address(FrameKind.SYNC, *cell, step), final, self._committer.log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, said: Announce) -> None:
-        """A replica says which version it holds. epoch: of the plan that it obeys."""
+        """Take in a replica's announcement of its version. epoch: of the plan that the replica obeys."""
         progress, held = self.progress[cell, replica], self._states.of(cell)
         if epoch < progress.epoch:
-            return  # it will say so again when it obeys that plan
+            return  # it announces again when it obeys that plan
         if held is None:
             progress.secured = said.secured
             return
@@ -110,10 +110,10 @@ class Replicator:
             self._coordinator.tell(ReplicaSynced(cell=cell, replica=replica))
 
     def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
-        """Does a replica hold all that the owner of a stage holds, in all parts? From then on its parts go on together.
+        """Return whether a replica now holds all parts of its owner's stage, and mark it as level if so.
 
-        Where they are at different versions none of them could be repeated after a loss: what the parts had sent to
-        each other is lost with their owner.
+        From then on its parts move together. At different versions, none of them could repeat a step after a loss: what
+        the parts had sent to each other is lost with their owner.
         """
         cells = self._plan.parts(cell)
         parts = [self.progress[part, replica] for part in cells]
@@ -128,13 +128,15 @@ class Replicator:
         return True
 
     def relinked(self, peer: WorkerId) -> None:
-        """What was sent to that peer may be lost."""
+        """Send again what may have been lost on the link to that peer."""
         for (cell, replica), progress in self.progress.items():
             if replica == peer:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
 
     def skipped(self, stage: int) -> None:
-        """The owner goes on from another one's state: the gradients in between never pass by here."""
+        """Bring replicas up to an owner that continues from another worker's state: it never has the gradients in
+        between.
+        """
         for (cell, replica), progress in self.progress.items():
             if cell.stage == stage:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
@@ -156,17 +158,17 @@ class Replicator:
         self._outbox.send(worker, self._outbox.frame(Address(FrameKind.STATE, *cell, held.version), tensors, payload))
 
     def holds_back(self, cell: Cell, step: int, strict: bool) -> bool:
-        """Must that step not be reported yet, for the sake of a replica? strict: see ReplicaProgress."""
+        """Return whether a replica keeps this step from being reported. strict: see `ReplicaProgress.holds_back`."""
         return any(p.holds_back(step, strict) for (c, _), p in self.progress.items() if c == cell)
 
     def synced(self) -> Iterator[tuple[Cell, WorkerId]]:
-        """The replicas that have held all that their owner holds."""
+        """Return the replicas that have held all that their owner holds."""
         return (key for key, progress in self.progress.items() if progress.level)
 
     # as a replica
 
     def announce(self, stage: int) -> None:
-        """Tell the owners of the cells that are replicated here which version that is."""
+        """Send the version of a stage to the owners of the cells that are replicated here."""
         held, version = self._states.here(stage), self._states.version(stage)
         digest = held.digest() if held is not None and version == 0 else ""
         for cell in self._plan.current.replicated_by(self._plan.worker):
@@ -177,7 +179,7 @@ class Replicator:
                 )
 
     def received(self, address: Address, final: Parts) -> None:
-        """The final gradients of a stage that is held here, and its running buffers. Raises RefusedFrame."""
+        """Take in a stage's final gradients, with running buffers, from its owner. Raises RefusedFrame."""
         number, held = address.stage, self._states.of(address.cell)
         if held and not held.final.takes(final):
             running = f" and {final[1].nbytes} bytes of buffers" if len(final) > 1 else ""
@@ -189,12 +191,12 @@ class Replicator:
         self.announce(number)
 
     def state_arrived(self, frame: Frame) -> None:
-        """Another worker's state of a stage, for `next_state`."""
+        """Keep another worker's state of a stage for `next_state`."""
         self._arrived[frame.address.stage] = frame
 
     def next_state(self) -> Frame | None:
-        """One that may be taken over now: of a replica whose parts are on several devices, not before the others can
-        come to its version as well. If their owner is lost they have to be at one version, or none can be repeated.
+        """Return a state that may be taken over now, or None. A replica with parts on several devices waits until the
+        other parts can reach the same version: if their owner is lost at different versions, none can be repeated.
         """
         number = next((n for n, frame in self._arrived.items() if self._may_take(n, frame.address)), None)
         return None if number is None else self._arrived.pop(number)
@@ -207,12 +209,14 @@ class Replicator:
         return all(max(self._states.secured(other), self._waiting(other)) >= address.step for other in held)
 
     def _waiting(self, number: int) -> int:
-        """The version of a state that has arrived."""
+        """Return the version of a state that has arrived, or -1."""
         frame = self._arrived.get(number)
         return frame.address.step if frame else -1
 
     def restore(self, address: Address, tensors: Parts, state: StatePayload) -> bool:
-        """Another worker's state of a stage. False if it is no newer than the one here. Raises Refused."""
+        """Take over another worker's state of a stage. Return False if it is no newer than the one here. Raises
+        RefusedFrame.
+        """
         number = address.stage
         if self._states.version(number) >= address.step:
             return False

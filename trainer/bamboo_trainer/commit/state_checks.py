@@ -1,7 +1,6 @@
-"""Sums of the states that are held here, for the coordinator, which compares those of all holders.
+"""Checksums of the states held here; the coordinator compares those of all holders. See docs/design/determinism.md.
 
-See docs/design/determinism.md. Nothing is sent for a job without `training.deterministic`, whose copies need not be
-equal.
+A job without `training.deterministic` sends none, as its copies need not be equal.
 """
 
 from typing import Final
@@ -13,16 +12,16 @@ from bamboo_trainer.stage.checksums import in_hexadecimal
 from bamboo_trainer.stage.stage_states import StageStates
 
 EVERY: Final = 32  # steps; see docs/benchmarks.md
-KEPT: Final = 2  # versions of each stage that are told again: a message may be lost with its connection
+KEPT: Final = 2  # versions of each stage that are sent again: a connection may lose messages
 
 
 def is_due(version: int) -> bool:
-    """At the beginning, soon after it, and then every so many steps."""
+    """Return whether a version is checked: each power of 2, and each multiple of EVERY."""
     return version % EVERY == 0 or version & (version - 1) == 0
 
 
 class StateChecks:
-    """told: the newest versions of each stage, and that of the newest checkpoint, oldest first."""
+    """Sends checksums to the coordinator: for each stage, the newest versions and that of the newest checkpoint."""
 
     def __init__(
         self, states: StageStates, log: CommitLog, coordinator: Coordinator, *, steps: int, deterministic: bool
@@ -30,15 +29,17 @@ class StateChecks:
         self._states, self._log, self._coordinator, self._steps = states, log, coordinator, steps
         self._deterministic = deterministic
         self._told: dict[int, dict[int, StateSums]] = {}
-        self._checkpoint = 0  # the version of the newest one: the coordinator commits it when all have told its sums
+        self._checkpoint = (
+            0  # version of the newest one: the coordinator commits it once all holders sent its checksums
+        )
 
     def take_roles(self) -> None:
-        """What is not held here any more is not told."""
-        self._told = {index: told for index, told in self._told.items() if index in self._states}
+        """Forget the checksums of stages that are no longer held here."""
+        self._told = {index: sums for index, sums in self._told.items() if index in self._states}
 
     def look(self, index: int) -> None:
-        """The state of a stage may be new here: tell its sums, if all holders tell those of that version. Raises
-        TaskError if a buffer has changed.
+        """Send the checksums of a stage's state, if its version is checked and not sent yet. Raises TaskError if a
+        buffer has changed.
         """
         held = self._states.here(index)
         if held is None or not self._deterministic or not self._is_due(held.version):
@@ -47,28 +48,28 @@ class StateChecks:
             self._tell(index)
 
     def copied(self, index: int) -> None:
-        """Copies of the state of a stage were made, for a checkpoint. If it is not what was told any more, the
-        coordinator hears it before they are written.
+        """After a stage was copied for a checkpoint, send its checksums if they differ from those sent before: the
+        coordinator gets them before the copies are written.
         """
         held = self._states.here(index)
         if held is not None and held.version in self._told.get(index, {}):
             self._tell(index)
 
     def _tell(self, index: int) -> None:
-        held, told = self._states[index], self._told.setdefault(index, {})
+        held, by_version = self._states[index], self._told.setdefault(index, {})
         sums = {name: in_hexadecimal(number) for name, number in held.checksums().items()}
-        said = StateSums(stage=index, version=held.version, sums=sums)
-        if said == told.get(held.version):
+        current = StateSums(stage=index, version=held.version, sums=sums)
+        if current == by_version.get(held.version):
             return
         if self._is_of_checkpoint(held.version):
             self._checkpoint = max(self._checkpoint, held.version)
-        told[held.version] = said
-        newest = {*sorted(told)[-KEPT:], self._checkpoint}
-        self._told[index] = {version: told[version] for version in sorted(newest & told.keys())}
-        self._coordinator.tell(said)
+        by_version[held.version] = current
+        newest = {*sorted(by_version)[-KEPT:], self._checkpoint}
+        self._told[index] = {version: by_version[version] for version in sorted(newest & by_version.keys())}
+        self._coordinator.tell(current)
 
     def _is_due(self, version: int) -> bool:
-        """Now and then, of the last state, and of each that a checkpoint is taken of."""
+        """Return whether all holders check this version: at intervals, the last state, and each checkpoint's."""
         due = is_due(version) or version in (self._steps, self._log.end)
         return due or self._is_of_checkpoint(version)
 
@@ -77,7 +78,7 @@ class StateChecks:
         return commit is not None and commit.checkpoint is not None
 
     def report(self) -> None:
-        """To the coordinator, which may have missed it."""
-        for told in self._told.values():
-            for said in told.values():
-                self._coordinator.tell(said)
+        """Send all kept checksums to the coordinator again."""
+        for by_version in self._told.values():
+            for sums in by_version.values():
+                self._coordinator.tell(sums)

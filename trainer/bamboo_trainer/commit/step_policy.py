@@ -1,4 +1,4 @@
-"""What becomes of a step whose loss or gradients are not finite: a pure function of what all cells have reported."""
+"""The policy for a step whose loss or gradients are not finite: a pure function of all cells' reports."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,8 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPolicy:
-    """skips: steps that are not finite, instead of applying them.
-
-    scales: losses are scaled, so gradients that are not finite tell of the scale, and not of the training.
-    loss_unit: by what losses that are sums were divided for their backward.
+    """skips: leave out steps that are not finite. scales: losses are scaled, so gradients that are not finite may come
+    from the scale alone. loss_unit: the divisor of summed losses before their backward.
     """
 
     skips: bool = False
@@ -23,7 +21,7 @@ class StepPolicy:
 
     @classmethod
     def of(cls, training: TrainingSpec, task: Task) -> Self:
-        """What a manifest says of it."""
+        """Return the policy that a manifest asks for."""
         return cls(
             skips=training.non_finite is NonFinite.SKIP,
             scales=training.precision is Precision.FP16,
@@ -31,10 +29,9 @@ class StepPolicy:
         )
 
     def leaves_out(self, loss: float, norm: float) -> bool:
-        """Is the model to stay as it is? norm: of the gradient.
+        """Return whether to skip the step. norm: of the gradient.
 
-        What the forward overflows in has nothing to do with the scale, so a loss that is not finite is no reason of its
-        own to skip a step.
+        The loss scale cannot make a forward overflow, so with scaling alone a loss that is not finite skips nothing.
         """
         if math.isfinite(loss) and math.isfinite(norm):
             return False

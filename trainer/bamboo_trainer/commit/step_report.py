@@ -1,4 +1,4 @@
-"""What a cell reports of a finished step, and what the root makes of all reports: loss, norm, scale, metrics.
+"""What a cell reports of a finished step, and how the root combines all reports: loss, norm, scale, metrics.
 
 Sums are exact until the end, so they do not depend on the grid.
 """
@@ -17,7 +17,7 @@ Sums = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by name: the ter
 
 
 def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready:
-    """What the root is told. squared_norms: of the final gradient's parts."""
+    """Return a cell's report to the root. squared_norms: of the parts of the final gradient."""
     added: dict[str, list[float]] = {}
     for microbatch, values in sorted(work.added_values.items()):
         for name, value in values:
@@ -35,9 +35,10 @@ def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """scale: of the summed gradients; norm: of the scaled ones. What is no finite number is NaN.
+    """The combined result of a step. Values that are not finite are NaN.
 
-    microbatches: whose losses it is. 0 after the last step, when there is only an evaluation; loss and norm are 0 then.
+    scale: of the summed gradients. norm: of the scaled gradients. microbatches: how many the loss covers; 0 after the
+    last step, when only an evaluation is reported, and loss and norm are 0.
     """
 
     loss: float
@@ -49,8 +50,8 @@ class StepResult:
 
 
 def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
-    """The result of a step from the reports of all its cells; always the same, in whatever order they came.
-    loss_unit: by what losses that are sums were divided for their backward.
+    """Combine the reports of all cells, in any order, to the same result. loss_unit: the divisor of summed losses
+    before their backward.
     """
     losses = [loss for report in reports for loss in report.losses.values()]
     weights = [weight for report in reports for weight in report.weights.values()]
@@ -75,7 +76,7 @@ def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
 
 
 def _quotients(reports: Sequence[Sums]) -> dict[str, float]:
-    """By name, of all who have measured something."""
+    """Return for each name the quotient over all cells that measured it."""
     return {
         name: quotient(
             [term for one in reports if name in one for term in one[name][0]],

@@ -1,11 +1,11 @@
-"""Which tensors a frame, or a file of a layer, may have, what their dtypes are called there, and their bytes."""
+"""The tensors that a frame or a layer's file may hold: dtype names, limits, bytes."""
 
 from collections.abc import Collection
 from typing import Final
 
 import torch
 
-MAX_BODY: Final = 1 << 40  # all of a stage's state, 12 bytes a parameter with AdamW
+MAX_BODY: Final = 1 << 40  # a stage's whole state: 12 bytes per parameter with AdamW
 MAX_DIMENSIONS: Final = 16
 
 DTYPES: Final = {
@@ -25,14 +25,14 @@ DTYPES: Final = {
 
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
-    """The storage of a contiguous CPU tensor of any dtype and shape, as bytes; writable."""
+    """Return the storage of a contiguous CPU tensor of any dtype and shape as writable bytes."""
     if tensor.dtype is torch.float32 and tensor.numel():
-        return tensor.numpy().data.cast("B")  # most tensors are of these, and this takes half the time
+        return tensor.numpy().data.cast("B")  # the most common dtype; twice as fast
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def unsendable(tensor: torch.Tensor, dtypes: Collection[torch.dtype]) -> str:
-    """Why the tensor cannot travel; "" if it can. dtypes: those that may."""
+    """Return why a tensor cannot be sent; "" if it can. dtypes: the allowed ones."""
     if tensor.dtype not in dtypes:
         return f"{tensor.dtype}, expected one of {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))}"
     if tensor.layout is not torch.strided:

@@ -33,7 +33,7 @@ from bamboo_trainer.tasks.user_code import same_bits
 
 logger = logging.getLogger(__name__)
 
-_OF_LAYER = "module."  # before the whole module's names, in a layer of a split one
+_OF_LAYER = "module."  # prefix of the whole module's names in a layer of a split one
 
 
 class _Form(NamedTuple):
@@ -50,14 +50,14 @@ class _LayerForms(NamedTuple):
 
 
 class FirstTask:
-    """The task as a job begins with it. The weights are looked at when it is first asked for, and told of."""
+    """The task with its initial weights. The first `get` opens the weights, and reports what is taken."""
 
     def __init__(self, spec: InitialSpec | None, task: Task, tell: Callable[[str], None]) -> None:
         self._spec, self._plain, self._tell = spec, task, tell
         self._made: Task | None = None
 
     def get(self) -> Task:
-        """Raises TaskError if the weights are not those of such a model."""
+        """Return the task. Raises TaskError if the weights do not fit the model."""
         if self._spec is None:
             return self._plain
         if self._made is None:
@@ -69,8 +69,8 @@ class FirstTask:
 
 
 def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
-    """The task whose layers have the weights as their first values, and what was taken, left and begun anew, in
-    sentences. Raises TaskError.
+    """Return the task whose layers have the weights as first values, and sentences on what was taken, left and
+    initialized anew. Raises TaskError.
     """
     forms = look(task, (), _form_of)
     split = all(form.split for form in forms)
@@ -85,7 +85,7 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
     return replace(task, layers=layers), matching.in_words(opened.shown)
 
 
-# What the model has
+# The model's tensors
 
 
 def _form_of(walk: Walk, index: int, _: object) -> tuple[_LayerForms, object]:
@@ -103,7 +103,7 @@ def _form_of(walk: Walk, index: int, _: object) -> tuple[_LayerForms, object]:
 
 
 def _wanted(task: Task, forms: Sequence[_LayerForms], split: bool) -> list[WantedTensor]:
-    """Tied parameters are one tensor. split: it is called as in the whole module."""
+    """Return the model's tensors; tied parameters are one. split: use the names in the whole module."""
     groups = tied_groups(task)
     together: dict[object, list[tuple[int, _Form]]] = {}
     for layer, form in enumerate(forms):
@@ -141,7 +141,7 @@ def _by_layer(matching: Matching) -> dict[int, list[tuple[str, Take]]]:
 
 
 def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], source: StateSource) -> nn.Module:
-    """A layer of the factory's, with what is taken as its values."""
+    """Build a layer with the taken values."""
     layer = factory()
     if not values_wanted():
         return layer
@@ -164,7 +164,7 @@ def _entries(take: Take) -> Iterator[StateEntry]:
 
 
 def _read(source: StateSource, entries: Sequence[StateEntry]) -> dict[str, Tensor]:
-    """The tensors by the names of their entries; each file is read once."""
+    """Return the tensors by the names of their entries; each file is read once."""
     found: dict[str, Tensor] = {}
     try:
         for file, wanted in by_file(entries).items():
@@ -178,7 +178,7 @@ def _read(source: StateSource, entries: Sequence[StateEntry]) -> dict[str, Tenso
 
 
 def _value(take: Take, found: Mapping[str, Tensor]) -> Tensor:
-    """The value, which has to be one if it is stored several times."""
+    """Return the value; if it is stored several times, all must be equal."""
     values = [_merged(offer, entry, found) for offer in take.offers for entry in offer.entries]
     for entry, value in zip([e for offer in take.offers for e in offer.entries], values, strict=True):
         if not same_bits(value, values[0]):

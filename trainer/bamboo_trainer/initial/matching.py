@@ -1,4 +1,4 @@
-"""Which tensor of other weights becomes the first value of which tensor of the model. Pure."""
+"""Matches tensors of other weights with the model's tensors, whose first values they become. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -21,8 +21,8 @@ COMPLEX: Final = {"c64": torch.complex64, "c128": torch.complex128}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedTensor:
-    """A parameter or a persistent buffer of the model. names: all that it is called by. places: the layers that have
-    it, each with its name there.
+    """A parameter or a persistent buffer of the model. names: all its names. places: the layers that have it, each with
+    its name there.
     """
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class WantedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """The tensors of a low-rank update: what is added to the weight is b @ a, times the scale."""
+    """The tensors of a low-rank update, which adds b @ a, times the scale, to the weight."""
 
     a: StateEntry
     b: StateEntry
@@ -61,7 +61,7 @@ class OfferedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """A tensor of the model and what it begins with. offers: equal ones, where the model has one tensor for them."""
+    """A tensor of the model and its first value. offers: equal ones, where the model has one tensor for them."""
 
     wanted: WantedTensor
     offers: tuple[OfferedTensor, ...]
@@ -69,14 +69,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """takes: what is taken. left: names of what is not. anew: names of the model's tensors that have nothing there."""
+    """takes: matches. left: names of unused weights. anew: names of the model's tensors without a match."""
 
     takes: tuple[Take, ...]
     left: tuple[str, ...]
     anew: tuple[str, ...]
 
     def in_words(self, shown: str) -> list[str]:
-        """One sentence about each. shown: where the weights are."""
+        """Describe each of the three in a sentence. shown: where the weights are."""
         merged = sum(offer.adapter is not None for take in self.takes for offer in take.offers)
         adapters = f", {count(merged, 'adapter')} merged into them" if merged else ""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}{adapters}"]
@@ -85,8 +85,9 @@ class Matching:
 
 
 def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec: InitialSpec, shown: str) -> Matching:
-    """Raises TaskError, in a sentence, if a tensor on either side has no counterpart and is not dropped, if shapes or
-    types differ, or if a pattern fits nothing. Adapters begin anew where the weights have none.
+    """Match the model's tensors with the weights. Adapters begin anew where the weights have none. Raises TaskError, in
+    a sentence, if a tensor on either side has no counterpart and is not dropped, if shapes or types differ, or if a
+    pattern fits nothing.
     """
     beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, OfferedTensor]()
@@ -120,13 +121,13 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
 
 
 def with_merged_adapters(offered: Sequence[OfferedTensor], wanted: Sequence[WantedTensor]) -> list[OfferedTensor]:
-    """The offers with each adapter of `bamboo_trainer.lora` as a part of the weight it belongs to, under the name that
-    has without it; unless the model has adapters itself.
+    """Attach each adapter of `bamboo_trainer.lora` to its weight, which gets its name without adapters; unless the
+    model has adapters itself.
     """
     if any(_is_adapters(name) for one in wanted for name in one.names):
         return list(offered)
     by_name = {offer.name: offer for offer in offered}
-    found = []
+    merged = []
     for offer in offered:
         at, _, leaf = offer.name.rpartition(".")
         if leaf in ADAPTER and f"{at}.base.weight" in by_name:
@@ -135,11 +136,11 @@ def with_merged_adapters(offered: Sequence[OfferedTensor], wanted: Sequence[Want
         parts = [by_name.get(f"{above}.{part}") for part in ADAPTER]
         a, b, scale = parts
         if base != "base" or a is None or b is None or scale is None:
-            found.append(offer)
+            merged.append(offer)
             continue
         adapter = Adapter(a=a.entries[0], b=b.entries[0], scale=scale.entries[0]) if leaf == "weight" else None
-        found.append(OfferedTensor(name=f"{above}.{leaf}", entries=offer.entries, adapter=adapter))
-    return found
+        merged.append(OfferedTensor(name=f"{above}.{leaf}", entries=offer.entries, adapter=adapter))
+    return merged
 
 
 def _is_adapters(name: str) -> bool:
@@ -147,7 +148,9 @@ def _is_adapters(name: str) -> bool:
 
 
 def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor]) -> dict[str, str]:
-    """What the model calls the weights that have adapters, by their names without; none if the others have some."""
+    """Return the model's names of weights with adapters, by their names without; empty if the other weights have
+    adapters.
+    """
     if any(_is_adapters(offer.name) for offer in offered):
         return {}
     names = {name for one in wanted for name in one.names}

@@ -1,4 +1,6 @@
-"""The weights that `task.initialFrom` names: a folder, a file or a checkpoint, of which the beginnings are read."""
+"""Opens the weights that `task.initialFrom` names, a folder, a file or a checkpoint, and reads the files'
+beginnings.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +25,13 @@ from bamboo_trainer.tasks.task_errors import TaskError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """shown: where the weights are, for a person."""
+    """Opened weights. shown: where they are, for messages."""
 
     source: StateSource
     shown: str
 
     def offered(self, *, of_module: bool) -> list[OfferedTensor]:
-        """The tensors that are there. of_module: by their names in the whole module, where one was split."""
+        """Return the tensors of the weights. of_module: by their names in the whole module, where one was split."""
         try:
             entries = self.source.entries()
         except (StorageError, ExportError) as error:
@@ -43,7 +45,7 @@ class Opened:
 
 
 def open_weights(spec: InitialSpec) -> Opened:
-    """Raises TaskError, in a sentence, if nothing is there or it cannot be read."""
+    """Open the weights. Raises TaskError, in a sentence, if nothing is there or it cannot be read."""
     try:
         url = parse_url(spec.url, f"{FIELD}.url")
         files = _files(Path(url.path)) if url.protocol == "file" else None
@@ -65,7 +67,9 @@ def open_weights(spec: InitialSpec) -> Opened:
 
 
 def _files(path: Path) -> TensorFiles | None:
-    """None if that is a folder of checkpoints, or of nothing known. Raises ValueError if nothing is there."""
+    """Return the files of weights; None for a folder of checkpoints, or of anything unknown. Raises ValueError if
+    nothing is there.
+    """
     if not path.exists():
         raise ValueError(f"there is no {path}")
     found = tensor_files(path)
@@ -75,7 +79,7 @@ def _files(path: Path) -> TensorFiles | None:
 
 
 def _offered(name: str, entries: Sequence[StateEntry]) -> OfferedTensor:
-    """Raises TaskError if the entries cannot be one tensor."""
+    """Return the entries as one tensor. Raises TaskError if they cannot be one."""
     if len({(entry.shape, entry.dtype, entry.complex) for entry in entries}) > 1:
         raise TaskError(f"{FIELD}: {' and '.join(entry.name for entry in entries[:2])} would both be {name}")
     return OfferedTensor(name=name, entries=tuple(entries))

@@ -1,1 +1,1 @@
-"""Which plan is in force, and so to whom a frame goes."""
+"""Which plan is in force, and which worker gets a frame."""

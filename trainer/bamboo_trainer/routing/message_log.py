@@ -1,4 +1,4 @@
-"""What this worker sent to other cells and may have to send again."""
+"""The log of frames that this worker sent to other cells and may have to send again."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,13 @@ from bamboo_trainer.frames.frame import Address, Frame
 
 
 class MessageLog:
-    """Frames by the cell they are for, kept for two steps: a commit of step k forgets what is older than k."""
+    """Frames by destination cell, kept for two steps: the commit of step k drops frames older than k."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, dict[Address, Frame]] = {}
 
     def add(self, frame: Frame) -> None:
-        """The newest copy counts, and comes last."""
+        """Add a frame as the newest, replacing an earlier copy."""
         frames = self._frames.setdefault(frame.address.cell, {})
         frames.pop(frame.address, None)
         frames[frame.address] = frame
@@ -25,7 +25,7 @@ class MessageLog:
         yield from list(self._frames.get(cell, {}).values())
 
     def frames(self) -> Iterator[Frame]:
-        """The frames for all cells."""
+        """Return the frames for all cells."""
         return (frame for logged in self._frames.values() for frame in logged.values())
 
     def committed(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What this worker says to others on the data plane, and what it has said and may have to say again."""
+"""What this worker sends to others on the data plane, and keeps for sending again."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,25 +18,26 @@ from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.wire import Lane, lane_of
 
 Received = tuple[WorkerId, Frame]  # sender and frame
-_DIRECT: Final = BOUNDARY | {FrameKind.TIED}  # what stages give each other in a step, from device to device
+_DIRECT: Final = BOUNDARY | {FrameKind.TIED}  # what stages exchange within a step, from device to device
 
 
 class _Leaving(NamedTuple):
-    """What is sent when its tensors are copied."""
+    """A frame that leaves once its tensors are copied."""
 
     address: Address
     copy: Copy
     payload: Any
-    receiver: WorkerId | None  # of what is for one worker; None: it is for a cell
-    is_here: bool = False  # it was for a cell of this worker, which has it already
+    receiver: WorkerId | None  # the worker it is for; None: it is for a cell
+    is_here: bool = False  # its cell is on this worker, and already has it
 
 
 class Outbox:
-    """Finds the receiver by the plan in force. log: the frames to cells, until nobody can need them again.
+    """Sends frames to the workers that the plan in force names. log: the frames to cells, until no worker can need
+    them.
 
-    A frame leaves when its tensors are in host memory, and the engine goes on meanwhile; what is emitted or posted on
-    the same lane does not overtake it. What passes between stages of this worker is theirs at once, on whatever device
-    it is; for the log it is copied beside.
+    A frame leaves when its tensors are in host memory, while the engine continues; frames on the same lane keep their
+    order. Stages of this worker get each other's tensors at once, on any device; the copy for the log is made
+    separately.
     """
 
     def __init__(
@@ -47,23 +48,23 @@ class Outbox:
         copies: HostCopies | None = None,
         receiver: Callable[[Address], WorkerId] | None = None,
     ) -> None:
-        """received: gets the frames of this worker to itself, as when it owns two cells in a row. receiver: of a frame
-        for a cell; by default its owner.
+        """received: takes the frames that this worker sends to itself, as when it owns two cells in a row. receiver:
+        returns the worker for a cell's frame; by default the cell's owner.
         """
         self._receiver = receiver or (lambda address: plan.owner(address.cell))
         self._plan, self._transport, self._received = plan, transport, received
         self._copies = copies or AtOnce()
         self._leaving: dict[Lane, deque[_Leaving]] = {lane: deque() for lane in Lane}
-        self._beside: deque[_Leaving] = deque()  # what the log has yet to get of what is here already
+        self._beside: deque[_Leaving] = deque()  # copies for the log of frames that were already delivered here
         self.log = MessageLog()
 
     def connect(self) -> None:
-        """Connects to the workers of the plan in force, and to nobody else."""
+        """Connect to the workers of the plan in force, and to no others."""
         workers = self._plan.current.workers
         self._transport.peers({p.worker: (p.host, p.port) for p in workers if p.worker != self._plan.worker})
 
     def frame(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> Frame:
-        """One that is sent at once: its tensors are waited for."""
+        """Return a frame to send at once, after waiting for the copy of its tensors."""
         return self._frame(address, self._copies.start(tensors).wait(), payload)
 
     def _frame(self, address: Address, tensors: Parts, payload: Any) -> Frame:
@@ -71,7 +72,7 @@ class Outbox:
         return Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=tensors, payload=payload)
 
     def emit(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> None:
-        """Send a frame to who runs what it is for, and keep it in the log."""
+        """Send a frame to the worker that runs its cell, and keep it in the log."""
         if address.kind not in _DIRECT or self._receiver(address) != self._plan.worker:
             self._leave_after(address, tensors, payload, None)
             return
@@ -81,17 +82,17 @@ class Outbox:
         self._leave_in_turn(self._beside, leaving)
 
     def post(self, worker: WorkerId, address: Address, tensors: Iterable[Tensor], payload: Any) -> None:
-        """Sends a frame to that worker, and does not keep it in the log."""
+        """Send a frame to that worker without keeping it in the log."""
         self._leave_after(address, tensors, payload, worker)
 
     def is_sending(self, worker: WorkerId, kind: FrameKind) -> bool:
-        """Would a frame of this kind for that worker have to wait for another one?"""
+        """Return whether a frame of this kind to that worker would have to wait for another one."""
         return bool(self._leaving[lane_of(kind)]) or self._transport.is_sending(worker, kind)
 
     def _leave_after(
         self, address: Address, tensors: Iterable[Tensor], payload: Any, receiver: WorkerId | None
     ) -> None:
-        """Lets a frame leave once its tensors are copied, and what came before has left."""
+        """Send a frame once its tensors are copied and earlier frames on its lane have left."""
         lane = lane_of(address.kind)
         copy = self._copies.start(tensors, bulk=lane is not Lane.BOUNDARY)
         self._leave_in_turn(self._leaving[lane], _Leaving(address, copy, payload, receiver))
@@ -107,13 +108,13 @@ class Outbox:
         return (*self._leaving.values(), self._beside)
 
     def advance(self) -> None:
-        """Send what is copied by now."""
+        """Send the frames whose tensors are copied by now."""
         for queue in self._queues:
             while queue and queue[0].copy.ready():
                 self._leave(queue.popleft())
 
     def finish(self) -> None:
-        """Send all that was emitted, and wait until it is copied: what follows is about what was sent before."""
+        """Send all emitted frames, waiting for their copies."""
         for queue in self._queues:
             while queue:
                 self._leave(queue.popleft())
@@ -136,7 +137,7 @@ class Outbox:
             self._transport.send(worker, frame)
 
     def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
-        """Send again all that the log has for a cell, to whom it is for or to that worker, which drops what it has.
+        """Send a cell's logged frames again, to its receiver or to that worker, which drops duplicates.
 
         since: only boundary tensors, from its step and microbatch on.
         """
@@ -150,7 +151,7 @@ class Outbox:
 
 
 def _said_again(payload: Any) -> Any:
-    """The payload of a frame that is sent once more."""
+    """Return a frame's payload, marked as sent again."""
     if isinstance(payload, Contributed | PartialSum):
         return msgspec.structs.replace(payload, again=True)
     return Again() if payload is None else payload

@@ -1,4 +1,4 @@
-"""Which plan this worker obeys, which one waits for its step boundary, and which peers' links are broken."""
+"""Which plan this worker obeys, which one waits for its step boundary, and which links to peers are broken."""
 
 from collections.abc import Iterable
 
@@ -12,8 +12,8 @@ class PlanState:
     """The plans that a worker knows. current: the plan in force. pending: a boundary plan that waits until the root has
     committed under it.
 
-    devices: of the worker, on which its stages are run in as many parts. heirs_may_differ: of adjacent stages that are
-    lost at once, under the plan in force. nodes_are_shared: there are workers that are lost together.
+    devices: of the worker; each stage runs in that many parts. heirs_may_differ: of adjacent stages lost together,
+    under the plan in force. nodes_are_shared: some workers are lost together.
     """
 
     def __init__(self, worker: WorkerId, first: Plan, devices: int = 1) -> None:
@@ -26,7 +26,7 @@ class PlanState:
         self._required_epoch = 0
 
     def offer(self, plan: Plan) -> Plan | None:
-        """A plan came from the coordinator; it is returned if it has to be activated now."""
+        """Take in a plan from the coordinator; return it if it must be activated now."""
         if plan.epoch <= self.current.epoch:
             return None
         if plan.boundary and self._required_epoch < plan.epoch:
@@ -35,12 +35,12 @@ class PlanState:
         return plan
 
     def require(self, epoch: int) -> Plan | None:
-        """The root has committed a step under the plan of that epoch; if it is here and waits, it is returned."""
+        """Note that the root has committed under the plan of that epoch; return that plan if it waits here."""
         self._required_epoch = max(self._required_epoch, epoch)
         return self.pending if self.pending and self.pending.epoch <= self._required_epoch else None
 
     def activate(self, plan: Plan) -> None:
-        """Puts a plan in force."""
+        """Put a plan in force."""
         self.current = plan
         self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(plan), share_nodes(plan.workers)
         self._workers = plan.worker_ids()
@@ -50,7 +50,7 @@ class PlanState:
 
     @property
     def newest(self) -> Plan:
-        """The newest plan that is known here, in force or not."""
+        """Return the newest plan known here, in force or not."""
         return self.pending or self.current
 
     @property
@@ -59,35 +59,35 @@ class PlanState:
 
     @property
     def is_outdated(self) -> bool:
-        """Has the root switched to a plan that has not arrived here yet?"""
+        """Return whether the root has switched to a plan that has not arrived here."""
         return self._required_epoch > self.current.epoch
 
     def owner(self, cell: Cell) -> WorkerId:
         return self.current.at(cell).owner
 
     def parts(self, cell: Cell) -> list[Cell]:
-        """The device stages of the stage that a cell belongs to: the cell itself, if workers have one device."""
+        """Return the device stages of the stage that a cell belongs to: the cell itself, if workers have one device."""
         return cell_parts(cell_of(cell, self.devices), self.devices)
 
     def are_parts(self, cells: Iterable[Cell]) -> bool:
-        """Whether these cells are device stages of one stage at most."""
+        """Return whether these cells are device stages of at most one stage."""
         return len({cell_of(cell, self.devices) for cell in cells}) <= 1
 
     def others(self) -> set[WorkerId]:
         return set(self._workers) - {self.worker}
 
     def accepts(self, sender: WorkerId, epoch: int) -> bool:
-        """False for what a worker had sent before it was declared lost, which may arrive after that."""
+        """Return False for frames from a worker declared lost that arrive late."""
         return epoch > self.current.epoch or sender in self._workers
 
     def link_broke(self, peer: WorkerId) -> bool:
-        """True if the peer belongs to the plan."""
+        """Note a broken link. Return whether the peer belongs to the plan."""
         if peer not in self._workers:
             return False
         self.links_down.add(peer)
         return True
 
     def link_stands(self, peer: WorkerId) -> bool:
-        """True if the peer belongs to the plan."""
+        """Note a working link. Return whether the peer belongs to the plan."""
         self.links_down.discard(peer)
         return peer in self._workers

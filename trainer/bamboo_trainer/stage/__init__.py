@@ -1,1 +1,1 @@
-"""One stage of the model: its parameters, its forward and backward, its optimizer, its state as it travels."""
+"""One stage of the model: parameters, forward and backward, optimizer, and the state that workers send each other."""

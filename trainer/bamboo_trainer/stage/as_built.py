@@ -1,8 +1,7 @@
-"""What a stage's modules have counted or noted in their attributes since they were built, and runs without that.
+"""Plain attributes that a stage's modules have changed since they were built, and runs without those changes.
 
-A worker that takes over has built its layers a moment ago, so a layer whose results depend on its earlier calls gives
-others there. Numbers, texts and None are looked at; a generator or a list that a layer keeps is not the same on another
-worker anyway, or is not found.
+A worker that takes over has just built its layers, so a layer whose results depend on its earlier calls gives other
+results there. Only numbers, texts and None are compared: a generator or list kept by a layer is not compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ _OWN: Final = frozenset(vars(nn.Module()))  # of every module
 
 
 class AsBuilt:
-    """The plain attributes of modules as they are when this is made."""
+    """The plain attributes of modules at the time of construction."""
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
         self._first = {
@@ -26,7 +25,7 @@ class AsBuilt:
         }
 
     def changed(self) -> tuple[str, ...]:
-        """What is not as it was built, in words."""
+        """Describe each attribute that differs from its value at construction."""
         return tuple(
             f"{name!r} of {type(module).__name__} in layer {layer}"
             for (layer, _), (module, first) in self._first.items()
@@ -35,7 +34,7 @@ class AsBuilt:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Within it all is as it was built; afterwards as it is now."""
+        """Within this context the attributes are as built; afterwards they are as they were before it."""
         kept = [(module, {name: vars(module)[name] for name in _plain(module)}) for module, _ in self._first.values()]
         for module, first in self._first.values():
             _set(module, first)
@@ -51,15 +50,15 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 
 
 def _differing(module: nn.Module, first: Mapping[str, Any]) -> list[str]:
-    """The names of attributes that are plain now and differ from the first ones, or were none; those that were plain
-    and are something else now are caches, and left out.
+    """Return the names of plain attributes that are new or changed. Attributes that were plain and now hold another
+    kind of object are caches, and left out.
     """
     now = _plain(module)
     return [n for n in now if n not in first or type(now[n]) is not type(first[n]) or now[n] != first[n]]
 
 
 def _set(module: nn.Module, wanted: Mapping[str, Any]) -> None:
-    """All plain attributes are to be these."""
+    """Set the plain attributes to these values, and remove other plain ones."""
     for name in _differing(module, wanted):
         if name in wanted:
             setattr(module, name, wanted[name])

@@ -1,4 +1,4 @@
-"""A tensor's bits as one number of 64 bits, where the tensor is: five times as fast as sha256, and not for enemies."""
+"""64-bit checksums of tensors, computed on their device: five times as fast as sha256, not safe against attackers."""
 
 import hashlib
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ _SIGN: Final = (1 << 64) - 1
 
 
 def checksum(tensor: Tensor) -> int:
-    """Equal bits give equal numbers on every device, and others another one but for one in 2**64 or so."""
+    """Return a checksum: equal for equal bits on every device; for other bits equal in about one case in 2**64."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() // 8 * 8
     if data.is_cpu and whole <= 8 * CHUNK:  # numpy takes a third of torch's time for a small tensor
-        there = data.numpy()
-        total = int(np.dot(there[:whole].view(np.int64), _weights(data.device).numpy()[: whole // 8]))
-        rest = there[whole:].tobytes()
+        array = data.numpy()
+        total = int(np.dot(array[:whole].view(np.int64), _weights(data.device).numpy()[: whole // 8]))
+        rest = array[whole:].tobytes()
     else:
         total, rest = int(_total(data[:whole])), bytes(data[whole:].tolist())
     return (total * 31 + int.from_bytes(rest, "little")) & _SIGN
@@ -36,19 +36,19 @@ def _total(data: Tensor) -> Tensor:
 
 
 def checksum_of(tensors: Iterable[Tensor], values: Iterable[object] = ()) -> int:
-    """A checksum of 64 bits of several tensors in order, with their types and shapes, and of plain values."""
-    told = [(str(t.dtype), tuple(t.shape), checksum(t)) for t in tensors]
-    return int.from_bytes(hashlib.blake2b(repr((told, list(values))).encode(), digest_size=8).digest(), "big")
+    """Return a 64-bit checksum of several tensors in order, with their types and shapes, and of plain values."""
+    described = [(str(t.dtype), tuple(t.shape), checksum(t)) for t in tensors]
+    return int.from_bytes(hashlib.blake2b(repr((described, list(values))).encode(), digest_size=8).digest(), "big")
 
 
 def in_hexadecimal(number: int) -> str:
-    """As it is told to others: 16 digits."""
+    """Return a checksum as it is sent: 16 hexadecimal digits."""
     return f"{number:016x}"
 
 
 @cache
 def _weights(device: torch.device) -> Tensor:
-    """Odd numbers without a pattern, the same everywhere: where a value stands counts, too."""
+    """Return odd numbers without a pattern, the same everywhere, so that the position of a value counts, too."""
     words = torch.arange(1, CHUNK + 1, dtype=torch.int64)
     for shift in (29, 31, 32):
         words = (words ^ (words >> shift)) * _STEP

@@ -1,6 +1,6 @@
-"""What no forward may change: values of buffers and frozen parameters, and which parameters there are.
+"""Detects forwards that change buffers or frozen parameters, or add parameters.
 
-A forward that is repeated elsewhere would see other values, or parameters that nobody trains.
+Such a forward, repeated on another worker, would see other values, or parameters that are not trained.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -18,9 +18,10 @@ _Place = tuple[int, str]  # layer and name
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """changes: how often torch has seen it written to.
+    """A tensor as last seen. changes: how often torch has written to it.
 
-    sum: of its bits; None for a frozen parameter, which is large, and for a running buffer, which changes every step.
+    sum: checksum of its bits; None for a frozen parameter, which is large, and for a running buffer, which changes
+    every step.
     """
 
     tensor: Tensor
@@ -29,7 +30,7 @@ class _Known:
 
 
 class _Kind(StrEnum):
-    """As the message calls it."""
+    """As error messages name it."""
 
     BUFFER = "buffer"
     RUNNING = "running buffer"
@@ -38,8 +39,8 @@ class _Kind(StrEnum):
 
 
 class Constants:
-    """The constants of a stage's layers, as they were when the stage was built or restored.
-    running: places of the buffers that a commit changes, and nothing else.
+    """The constants of a stage's layers, as they were when the stage was built or restored. running: places of the
+    buffers that commits, and nothing else, may change.
     """
 
     def __init__(self, layers: Mapping[int, nn.Module], running: Collection[_Place] = ()) -> None:
@@ -49,36 +50,37 @@ class Constants:
         self.renew()
 
     def renew(self) -> None:
-        """They are right as they are now."""
-        found = list(self._all())
-        self._trained = {place: tensor for place, tensor, kind in found if kind is _Kind.TRAINED}
+        """Accept the current values as right."""
+        tensors = list(self._all())
+        self._trained = {place: tensor for place, tensor, kind in tensors if kind is _Kind.TRAINED}
         self._known = {
             place: _Known(tensor, _changes(tensor), checksum(tensor) if kind is _Kind.BUFFER else None)
-            for place, tensor, kind in found
+            for place, tensor, kind in tensors
             if kind is not _Kind.TRAINED
         }
 
     def renew_running(self) -> None:
-        """A commit has changed the running buffers."""
+        """Accept the running buffers' values after a commit."""
         for place in self._running:
             tensor = self._layers[place[0]].get_buffer(place[1])
             self._known[place] = _Known(tensor, _changes(tensor), None)
 
     def check(self, bits: bool = False) -> None:
-        """Raises TaskError if one was written to or exchanged since, unless it has the same bits again.
+        """Raise TaskError if a constant was written to or replaced, unless its bits are the same, or if a trained
+        parameter is new.
 
-        So it does for a trained parameter that was not there. Costs next to nothing: bits are looked at only if torch
-        has seen a write. bits: look at those of all buffers, since a write through numpy or `.data` is not seen.
+        Cheap: compares bits only where torch counted a write. bits: compare those of all buffers, since torch does not
+        count writes through numpy or `.data`.
         """
-        there = set()
+        seen = set()
         for place, tensor, kind in self._all():
             if kind is _Kind.TRAINED:
                 if self._trained.get(place) is not tensor:
                     raise new_parameter(self._layers[place[0]], *place)
                 continue
-            there.add(place)
+            seen.add(place)
             self._check(place, tensor, kind, bits)
-        for place in self._known.keys() - there:
+        for place in self._known.keys() - seen:
             raise self._changed(place, _Kind.BUFFER)
 
     def _check(self, place: _Place, tensor: Tensor, kind: _Kind, bits: bool) -> None:

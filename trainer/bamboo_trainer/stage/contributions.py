@@ -1,6 +1,6 @@
-"""What microbatches contribute to a stage's running buffers, as it is kept, sent and folded.
+"""Contributions of microbatches to a stage's running buffers: kept, sent and folded.
 
-Contributions are many small tensors, so they are kept as the bytes of all of them, and a list of what these are.
+Contributions are many small tensors, so they are kept as one tensor of bytes and a list that describes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """What was contributed by one microbatch, in order, and the bytes of all its tensors, in host memory."""
+    """The contributions of one microbatch, in order, and the bytes of all their tensors, in host memory."""
 
     contributions: tuple[Contribution, ...]
     data: Tensor
@@ -32,14 +32,14 @@ _NONE: Final = Recorded((), torch.empty(0, dtype=torch.uint8))
 
 
 def packed(recorded: Mapping[int, Recorded]) -> tuple[Contributed, Parts]:
-    """By microbatch: what a frame says of them, and its tensor; none if there is nothing to send."""
+    """Return a frame's payload and tensor for contributions by microbatch; no tensor if there is nothing to send."""
     payload = Contributed(microbatches={m: list(one.contributions) for m, one in sorted(recorded.items())})
     data = [one.data for _, one in sorted(recorded.items())]
     return payload, (torch.cat(data),) if any(one.numel() for one in data) else ()
 
 
 def unpacked(payload: Contributed, tensors: Parts) -> dict[int, Recorded]:
-    """What `packed` has made a frame of."""
+    """Undo `packed`."""
     sizes = [sum(one.size for one in contributions) for contributions in payload.microbatches.values()]
     data = tensors[0] if tensors else torch.empty(0, dtype=torch.uint8)
     pieces = torch.split(data, sizes)
@@ -50,13 +50,15 @@ def unpacked(payload: Contributed, tensors: Parts) -> dict[int, Recorded]:
 
 
 class RunningBuffers:
-    """The buffers of a stage's layers that forwards contribute to. Forwards leave them as they are from now on.
+    """The buffers of a stage's layers that forwards contribute to. Forwards do not change them from now on.
 
-    size: bytes of all of them.
+    size: of all of them, in bytes.
     """
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
-        """Raises TaskError if a buffer belongs to several modules: whose contributions come first would be open."""
+        """Raises TaskError if a buffer belongs to several modules, since the order of their contributions would be
+        undefined.
+        """
         self._layers = layers
         self._found = [(index, one) for index, layer in layers.items() for one in running_modules(layer)]
         self._numbers = {id(one.module): number for number, (_, one) in enumerate(self._found)}
@@ -73,7 +75,7 @@ class RunningBuffers:
         return bool(self._found)
 
     def places(self) -> frozenset[tuple[int, str]]:
-        """Layer and name of each."""
+        """Return the layer and name of each buffer."""
         return frozenset((index, one.place(name)) for index, one in self._found for name in one.names)
 
     def _all(self, *, contributing: bool = False) -> Iterator[tuple[int, str, Tensor]]:
@@ -84,7 +86,9 @@ class RunningBuffers:
                 yield index, one.place(name), buffer
 
     def record(self, contributed: Sequence[tuple[nn.Module, Parts]]) -> Recorded:
-        """What one microbatch's forward has contributed. Raises TaskError if it is to buffers of a stranger."""
+        """Return the contributions of one microbatch's forward. Raises TaskError if a contributing module is not among
+        the layers' modules.
+        """
         if not contributed:
             return _NONE
         contributions, data = [], []
@@ -101,10 +105,10 @@ class RunningBuffers:
         return Recorded(tuple(contributions), _joined(data))
 
     def check(self, told: Contributed) -> None:
-        """ValueError if a contribution that somebody else tells is to no module of these, or of another form.
+        """Raise ValueError if a received contribution is to an unknown module, or of another form.
 
-        Torch's own modules contribute a mean and a variance; what a module that declares its buffers contributes is
-        known to its update alone.
+        Torch's own modules contribute a mean and a variance; only its update knows the form that a module with declared
+        buffers contributes.
         """
         for contribution in (one for of_one in told.microbatches.values() for one in of_one):
             if contribution.module >= len(self._found):
@@ -123,7 +127,8 @@ class RunningBuffers:
         return f"{within}{named_layer(self._layers[index], index)}"
 
     def folded(self, recorded: Mapping[int, Recorded], microbatches: int) -> Parts:
-        """The bytes of all values after a step, in host memory: one tensor, or none if the stage has no such buffers.
+        """Return the bytes of all values after a step, in host memory: one tensor, or none if the stage has no such
+        buffers.
 
         recorded: of all microbatches of the step. Raises TaskError.
         """
@@ -142,7 +147,7 @@ class RunningBuffers:
         return (_joined(values),)
 
     def set(self, values: Tensor) -> None:
-        """What `folded` has made, of whoever holds this stage."""
+        """Set the buffers to the values that `folded` has computed on any holder of this stage."""
         start = 0
         with torch.no_grad():
             for _, _, buffer in self._all():
@@ -170,5 +175,5 @@ def _joined(data: Sequence[Tensor]) -> Tensor:
 
 
 def _of_bytes(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A copy, since the bytes may begin anywhere."""
+    """Return a copy as this dtype and shape, since the bytes may begin at any offset."""
     return data.clone().view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""A stage's forward for evaluation: nothing is drawn, kept or changed, and layers are in eval mode."""
+"""A stage's forward for evaluation: in eval mode, without graphs, random state or changes."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class Evaluator:
-    """Evaluates the layers of a stage, which are given to it by number. last: is it the last stage of the pipeline?"""
+    """Evaluates a stage's layers, given by number. last: this is the last stage of the pipeline."""
 
     def __init__(
         self, task: Task, config: TrainingConfig, layers: Mapping[int, nn.Module], device: torch.device, last: bool
@@ -26,7 +26,7 @@ class Evaluator:
         self._task, self._config, self._layers, self._device, self._last = task, config, layers, device, last
 
     def run(self, version: int, batch: int, inputs: Parts | None, reader: BatchReader) -> tuple[Parts, dict[str, Sum]]:
-        """The stage's outputs; or, on the last stage, (), and what was measured on the batch.
+        """Return the stage's outputs; on the last stage (), and the sums measured on the batch.
 
         A pure function of the parameters and the batch. inputs: None on the first stage, which reads them.
         """
@@ -43,11 +43,11 @@ class Evaluator:
             return parts, {}
         with torch.no_grad():
             assert self._task.evaluation is not None
-            there = tuple(p.to(self._device) for p in targets)
-            return (), measured(self._task, self._task.evaluation, parts, there, samples)
+            on_device = tuple(p.to(self._device) for p in targets)
+            return (), measured(self._task, self._task.evaluation, parts, on_device, samples)
 
     def _read(self, batch: int, reader: BatchReader) -> tuple[Parts, Parts, int]:
-        """Inputs, targets, and how many samples they are."""
+        """Return inputs, targets, and their number of samples."""
         assert self._task.evaluation is not None
         samples = evaluated_samples(self._task.evaluation, batch, self._config.micro_batch_size)
         with reader.quiet():
@@ -56,6 +56,6 @@ class Evaluator:
 
 
 def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
-    """Casts made without a graph must not be found by a forward that needs one."""
+    """Autocast without a cache: casts made without a graph must not be found by a forward that needs one."""
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

@@ -1,4 +1,4 @@
-"""What is looked at before and in a stage's first forward: whether it may be repeated elsewhere."""
+"""Checks around a stage's first forward: whether another worker can repeat it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,8 +20,8 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class FirstLook:
-    """At a stage. first: the task with the values that training begins with. shared: ids of its tied parameters. last:
-    the stage is the last one.
+    """Checks one stage. first: makes the task with the initial values. shared: ids of its tied parameters. last: this
+    is the last stage.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class FirstLook:
     def before(
         self, reader: BatchReader, place: tuple[int, int, int], inputs: Parts | None, device: torch.device, call: Call
     ) -> None:
-        """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic.
+        """Before the first forward of all, check that the task is deterministic. Raises NotDeterministic.
 
-        place: stage, step and microbatch. inputs: None on the first stage. call: runs a layer, as its forward does.
+        place: stage, step and microbatch. inputs: None on the first stage. call: runs a layer as the forward does.
         """
         stage, step, microbatch = place
         task, loss = self._first(), None
@@ -49,8 +49,8 @@ class FirstLook:
             (given, targets), again = reader.twice(stage, step, microbatch)
             compare_batches((given, targets), again, self._config.samples(step, microbatch, task.dataset))
             inputs = given if inputs is None else inputs
-            there = tuple(p.to(device) for p in targets)
-            loss = (lambda outputs: _measured(task, outputs, there)) if self._last else None
+            on_device = tuple(p.to(device) for p in targets)
+            loss = (lambda outputs: _measured(task, outputs, on_device)) if self._last else None
 
         def run(index: int, one: Any, capture: Capture) -> Any:
             return call(index, forward_seed(self._config.seed, step, microbatch, index), one, capture)

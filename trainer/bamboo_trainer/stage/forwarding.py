@@ -1,4 +1,4 @@
-"""A forward of one microbatch on its way through a stage's layers, and what runs it layer by layer."""
+"""A forward of one microbatch, and its runner, layer by layer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -43,26 +43,26 @@ class Forwarding:
     layer: int  # the next one
     end: int
     targets: Parts | None = None  # if they were read with the inputs
-    capture: Capture = field(default_factory=Capture)  # what the layers have left beside their outputs
+    capture: Capture = field(default_factory=Capture)  # losses and contributions of the layers
     weight: float | None = None  # of the loss, if it is a sum
     metrics: Metrics = field(default_factory=dict)
-    cuts: list[Cut] | None = None  # where buckets of layers begin, so that the backward can be run by buckets; or not
+    cuts: list[Cut] | None = None  # where buckets of layers begin, for a backward bucket by bucket; or None
 
     @property
     def done(self) -> bool:
         return self.layer == self.end
 
     def measure(self, task: Task, targets: Parts) -> None:
-        """After the last layer of the model: the loss, and metrics. Raises TaskError."""
+        """Compute loss and metrics after the model's last layer. Raises TaskError."""
         self.metrics = task_metrics(task, self.parts, targets)
         total, self.weight = task_loss(task, self.parts, targets)
         self.parts = (total,)
 
 
 class ForwardRunner:
-    """It runs forwards of the layers of a stage, which are given to it by number.
-    load: the inputs and targets of a step's microbatch. bring: to the device. The bits of a forward depend on nothing
-    but the parameters, the seed, step, microbatch and inputs.
+    """Runs forwards of a stage's layers, given by number. load: returns the inputs and targets of a step's microbatch.
+    bring: copies to the device. The bits of a forward depend only on the parameters, the seed, step, microbatch and
+    inputs.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class ForwardRunner:
 
     @property
     def compile_seconds(self) -> float:
-        """That it took to compile the layers, before the first forward."""
+        """The seconds that compiling the layers took, before the first forward."""
         return self._compiled.seconds if self._compiled else 0.0
 
     @property
     def repeats(self) -> bool:
-        """Are some of the layers run once more in the backward?"""
+        """Whether the backward runs some of the layers again."""
         return not self._checkpointed.isdisjoint(self._layers)
 
     def expect(self, step: int, microbatches: Iterable[int]) -> None:
-        """Forwards of a step: their seeds are found out in one go, which takes a fraction of what it takes one by one,
-        between layers. Any other forward finds out its own.
+        """Compute the seeds of a step's forwards at once: a fraction of the time that it takes one by one, between
+        layers. Other forwards compute their own.
         """
         known = {place: seeds for place, seeds in self._seeds.items() if place[0] == step}
         self._seeds = known | {(step, m): self._seeds_of(step, m) for m in microbatches}
@@ -109,12 +109,12 @@ class ForwardRunner:
         return tuple([forward_seed(self._config.seed, step, microbatch, index) for index in self._layers])
 
     def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
-        """One that has yet to run all layers."""
+        """Return a forward that has run no layer yet."""
         assert (inputs is None) == (self._first == 0)
         targets = None
         if inputs is None:
-            read, there = self._load(step, microbatch)
-            leaves, targets = self._bring(read), there if self._last else None
+            read, read_targets = self._load(step, microbatch)
+            leaves, targets = self._bring(read), read_targets if self._last else None
         else:
             parts, needed = split_needs(inputs)
             pairs = zip(self._bring(parts), needed, strict=True)
@@ -126,7 +126,7 @@ class ForwardRunner:
         self.run(forwarding, forwarding.layer + 1)
 
     def run(self, forwarding: Forwarding, end: int) -> None:
-        """Run the layers up to that one; after the last one of the model, the loss."""
+        """Run the layers up to `end`; after the last one of the model, the loss."""
         with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
             self._run(forwarding, end)
 
@@ -153,7 +153,9 @@ class ForwardRunner:
                 f.measure(self._task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
-        """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""
+        """Run a layer's forward with all that its bits depend on. capture: takes its contributions to
+        running buffers.
+        """
         with capturing(capture):
             return self._call(index, seed, given)
 
@@ -174,8 +176,8 @@ class ForwardRunner:
 
 
 def with_needs(outputs: Parts, needed: Sequence[bool]) -> Parts:
-    """What a stage tells the next one: its outputs, and, if a part of floats needs no gradient, as nothing in front of
-    it is trained, which ones do. Layers pass no complex numbers, so a last tensor of these is no output.
+    """Return a stage's outputs for the next stage, with a last tensor of which parts need a gradient, if a part of
+    floats needs none because nothing before it is trained. That tensor is complex: layers pass no complex numbers.
     """
     if all(needed) or all(need for part, need in zip(outputs, needed, strict=True) if part.is_floating_point()):
         return outputs
@@ -183,10 +185,12 @@ def with_needs(outputs: Parts, needed: Sequence[bool]) -> Parts:
 
 
 def split_needs(given: Parts) -> tuple[Parts, tuple[bool, ...]]:
-    """The parts alone, and for each whether it needs a gradient. Raises ValueError if these are not as many."""
+    """Undo `with_needs`: return the parts, and whether each needs a gradient. Raises ValueError if their numbers
+    differ.
+    """
     if not given or not given[-1].is_complex():
         return given, tuple([part.is_floating_point() for part in given])
-    parts, told = given[:-1], given[-1].reshape(-1).tolist()
-    if len(parts) != len(told):
-        raise ValueError(f"expected {len(told)} parts, got {len(parts)}")
-    return parts, tuple(part.is_floating_point() and need == 1 for part, need in zip(parts, told, strict=True))
+    parts, flags = given[:-1], given[-1].reshape(-1).tolist()
+    if len(parts) != len(flags):
+        raise ValueError(f"expected {len(flags)} parts, got {len(parts)}")
+    return parts, tuple(part.is_floating_point() and need == 1 for part, need in zip(parts, flags, strict=True))

@@ -1,4 +1,4 @@
-"""The work on one stage of the model: forwards, backwards and weight gradients of its microbatches.
+"""The computations of one stage: forwards, backwards and weight gradients of its microbatches.
 
 Knows no peers, no schedule, no clock. Every result is a pure function of (task, seed, version, step, microbatch): an
 owner, its shadow and a later replay get the same bits.
@@ -32,15 +32,15 @@ _UNSCALED: Final = BackwardScale()
 
 
 class Stage:
-    """What is computed on a stage's `values`, which no forward and no backward changes.
+    """Computes on a stage's `values`, which no forward and no backward changes.
 
     The boundary contract: outputs are all parts, and which of them need a gradient if not all do (`with_needs`);
     gradients are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or
     that the loss does not depend on, has NO_GRADIENT: zeros would reach the parameters behind it. Saved contexts keep
     the inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
 
-    has_run: whether a forward was run. as_built: what its modules have noted since they were built; None of compiled
-    ones, whose code is for their attributes.
+    has_run: a forward was run. as_built: the modules' attributes as built; None for compiled modules, whose code is
+    specialized on them.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Stage:
         copies: HostCopies | None = None,
         first: Callable[[], Task] | None = None,
     ) -> None:
-        """reader: of the task's data. copies: bring what is received to the device of the values. first: the task with
-        the values that training begins with, if that of the values has others.
+        """reader: of the task's data. copies: bring received tensors to the device of the values. first: makes the task
+        with the initial values, if the task of the values has others.
         """
         task, config, device = values.task, values.config, values.device
         layers, parameters = values.layers, values.parameters
@@ -73,8 +73,8 @@ class Stage:
         self.as_built = None if config.compile else AsBuilt(layers)
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
-        """Work on a step's microbatches, whole groups of those that the bounds say. bucketwise: the last one's backward
-        begins with one bucket, and `backward_rest` goes on with the others.
+        """Begin work on a step's microbatches: whole groups, divided at the bounds. bucketwise: the last microbatch's
+        backward begins with one bucket, and `backward_rest` continues with the others.
         """
         self._forwards.expect(self.values.version, microbatches)
         final = self.values.final
@@ -82,7 +82,8 @@ class Stage:
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data.
+        """Run a forward; return detached outputs, or () on the last stage. inputs: None on stage 0, which loads the
+        data.
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
@@ -91,7 +92,7 @@ class Stage:
         return self._forward(work, step, microbatch, inputs)
 
     def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
-        """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
+        """Before the first forward of all, check that the task is deterministic. Raises NotDeterministic."""
         if not self._config.deterministic:
             return
         given, place = None if inputs is None else split_needs(inputs)[0], (self.values.index, step, microbatch)
@@ -112,7 +113,7 @@ class Stage:
         return forwarding
 
     def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
-        """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
+        """Start a forward that `advance` runs layer by layer and `complete` ends: the same bits as `forward`."""
         return self._forwards.start(step, microbatch, inputs)
 
     def advance(self, forwarding: Forwarding) -> None:
@@ -120,9 +121,9 @@ class Stage:
         self._forwards.advance(forwarding)
 
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
-        """Keep for the backward what a finished forward left; the detached outputs, or () on the last stage.
+        """Keep a finished forward for the backward; return the detached outputs, or () on the last stage.
 
-        They are sent and logged, so they must stay as they are when an optimizer step writes to the parameters.
+        Outputs are sent and logged, so an optimizer step that writes to the parameters must not change them.
         """
         assert forwarding.done
         work.contributions[forwarding.microbatch] = self.values.running.record(forwarding.capture.contributed)
@@ -138,40 +139,42 @@ class Stage:
 
     @property
     def runs_ahead(self) -> bool:
-        """Does the device go on by itself with what was started?"""
+        """Whether the device works asynchronously."""
         return self.values.device.type != "cpu"
 
     def wait(self) -> None:
-        """Until what was started on the device is done."""
+        """Wait for the work started on the device."""
         wait_for(self.values.device)
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
-        """What was received, on the device."""
+        """Return received tensors on the device."""
         brought = self._copies.bring(tensors)
         if self._marks_inputs:
             self._marks_inputs, self._entry = False, self.mark()
         return brought
 
     def mark(self) -> QueueMark:
-        """A mark behind what the device has been given to do."""
+        """Return a mark behind the work queued on the device."""
         return self._copies.mark()
 
     def mark_inputs(self) -> None:
-        """Put a mark behind the next inputs that are brought to the device: what follows is no wait for them."""
+        """Put a mark behind the next inputs brought to the device: what follows does not wait for inputs."""
         self._marks_inputs, self._entry = True, None
 
     def take_entry(self) -> QueueMark | None:
-        """That mark; None if nothing was brought."""
-        found, self._marks_inputs, self._entry = self._entry, False, None
-        return found
+        """Return that mark; None if nothing was brought."""
+        entry, self._marks_inputs, self._entry = self._entry, False, None
+        return entry
 
     def expect(self, coming: Iterable[tuple[int, int]]) -> None:
-        """These steps' microbatches are the next ones to be run forward: their data are read in the background."""
+        """Read the data of the next microbatches' forwards in the background. coming: step and microbatch of each."""
         if self.values.index == 0 or self.values.last:
             self._reader.expect(self.values.index, coming)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """A forward and a backward for nothing but to have them run once. The outputs, as of `forward`."""
+        """Run a forward and a backward as a rehearsal, whose gradients are dropped. Return the outputs, as `forward`
+        does.
+        """
         work = self.begin([microbatch], [microbatch, microbatch + 1])
         outputs = self._forward(work, step, microbatch, inputs)
         zeros = tuple(torch.zeros_like(p) for p in split_needs(outputs)[0] if p.is_floating_point())
@@ -179,30 +182,29 @@ class Stage:
         return outputs
 
     def named_layer(self, layer: int) -> str:
-        """In a sentence."""
+        """Return a name of the layer for messages."""
         return named_layer(self.values.layers[layer], layer)
 
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
     ) -> Parts:
-        """Adds to the sum of gradients; returns the gradients of the floating-point inputs, () on stage 0.
+        """Add to the sum of gradients; return the gradients of the floating-point inputs, () on stage 0.
 
-        `gradients` belong to the floating-point outputs, and behind them is the weight of the microbatch's loss if that
-        is a sum; None on the last stage, which starts from loss / microbatches, or from a sum. The saved context is
-        used up. What is returned ends with the weight as well.
-
-        postpone: leave what only the sum needs to `weight_gradients`, as far as that can be told apart.
+        gradients: of the floating-point outputs, followed by the weight of the microbatch's loss if that is a sum; None
+        on the last stage, which starts from loss / microbatches, or from a sum. The result ends with the weight as
+        well. Uses up the saved context. postpone: leave work that only the sum needs to `weight_gradients`, where it
+        can be separated.
         """
         assert (gradients is None) == self.values.last
         scale = self._backward_scale()
         return self._backwards.run(work, (step, microbatch), gradients, scale, postpone=postpone)
 
     def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
-        """Run the next part of a backward that goes bucket by bucket; nothing if the forward was not run so."""
+        """Run the next part of a backward that goes bucket by bucket; nothing for other backwards."""
         self._backwards.next_part(work, (step, microbatch))
 
     def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
-        """Adds to the sum of gradients what a backward has postponed: nothing if that was nothing. In order."""
+        """Add the gradients that a backward has postponed, if any. Must be called in order."""
         self._backwards.weights(work, step, microbatch)
 
     def _backward_scale(self) -> BackwardScale:
@@ -210,10 +212,10 @@ class Stage:
         return BackwardScale(scale.scale, scale.scale / self._weight_unit) if scale else _UNSCALED
 
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
-        """A forward of a batch of the evaluation's data, in eval mode: outputs, or () on the last stage."""
-        outputs, found = self._evaluator.run(self.values.version, batch, inputs, self._reader)
+        """Run the forward of an evaluation batch, in eval mode; return outputs, or () on the last stage."""
+        outputs, sums = self._evaluator.run(self.values.version, batch, inputs, self._reader)
         if self.values.last:
-            work.evaluated[batch] = found
+            work.evaluated[batch] = sums
         return tuple(p.clone() if self.values.parameters.holds(p) else p for p in outputs)
 
 
@@ -227,6 +229,6 @@ def build_stage(
     copies: HostCopies | None = None,
     first: Callable[[], Task] | None = None,
 ) -> Stage:
-    """A stage with the values before the first step. stages: as of `StageValues`; first: as of `Stage`."""
+    """Build a stage with the values before the first step. stages: see `StageValues`; first: see `Stage`."""
     values = StageValues(task, index, stages, config, device, copies)
     return Stage(values, reader, copies, first)

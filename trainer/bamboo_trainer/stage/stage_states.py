@@ -1,4 +1,4 @@
-"""The states of stages on this worker: those that it runs, and those that it replicates."""
+"""The states of the stages that this worker runs or replicates."""
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -14,17 +14,17 @@ from bamboo_trainer.task import Parts
 
 
 class StageBuilder(Protocol):
-    """Makes stages in the state before the first step. stages: the layers of all, half-open ranges."""
+    """Builds stages in the state before the first step. stages: the layers of all, half-open ranges."""
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
-        """The one of that number. begins: training begins with its values, and no other state takes their place."""
+        """Build one stage. begins: training begins with its values, and no restored state replaces them."""
 
 
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
-    """The numbers of the states that a worker begins with which has obeyed no plan of this origin before.
+    """Return the stages whose states a worker begins with that has obeyed no plan of this origin before.
 
-    Who owns a cell in the first plan that it hears of owns it since the plan's origin. Of a later plan of that origin
-    what it replicates comes from the owners.
+    A cell's owner in the first plan that it receives has owned it since the plan's origin. Under later plans of that
+    origin, owners send the states that the worker replicates.
     """
     owned = {cell.stage for cell in plan.owned_by(worker)}
     replicated = {cell.stage for cell in plan.replicated_by(worker)}
@@ -32,18 +32,18 @@ def first_states(plan: Plan, worker: WorkerId) -> list[int]:
 
 
 def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
-    """Does a worker with so many devices run more than one cell on each of them, or a portion of one?"""
+    """Return whether a worker runs more than one cell on each of its devices, or a portion of one."""
     portions = (portion for cell in plan.cells() for portion in plan.at(cell).portions)
     return len(plan.owned_by(worker)) > devices or any(portion.worker == worker for portion in portions)
 
 
 @dataclass(slots=True)
 class StageState:
-    """stage: None while it is on its way. owned: it is run here, not only kept for another worker.
+    """One stage's state on this worker.
 
-    staying: it is of a cell that goes on, not of a pipeline that the job is about to drop.
-    final: the final gradients of steps that are not applied yet, by step; behind them, if the stage has running
-    buffers, the bytes of their values after that step.
+    stage: None while it is on its way. owned: this worker runs it, not only keeps it for another. staying: its cell
+    continues, and is not of a pipeline that the job is about to drop. final: the final gradients of steps not applied
+    yet, by step; the bytes of running buffers after that step follow them, if the stage has any.
     """
 
     stage: Stage | None
@@ -59,10 +59,12 @@ class StageState:
 
 
 class StageStates:
-    """by_stage: by the number of the stage; changed here only."""
+    """by_stage: by the number of the stage; only this class changes it."""
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
-        """on_host: what is kept for others only waits in host memory. begun: stages in their first state, by number."""
+        """on_host: states that are only kept for others wait in host memory. begun: stages in their first state, by
+        number.
+        """
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
         self._helps = False
         self.by_stage: dict[int, StageState] = {}
@@ -87,8 +89,8 @@ class StageStates:
             self.by_stage[index].staying = index in staying
 
     def _give(self, state: StageState, owned: bool) -> None:
-        """Of a worker that also runs what another one has lost the optimizer's state waits in host memory if the device
-        has no room for the gradients, and the microbatches in flight, of that.
+        """Park or unpark a state. If this worker also runs a lost worker's cells, the optimizer's state waits in host
+        memory when the device lacks room for their gradients and microbatches in flight.
         """
         state.owned = owned
         if state.stage is None:
@@ -108,27 +110,27 @@ class StageStates:
         return iter(list(self.by_stage))
 
     def here(self, index: int) -> StageValues | None:
-        """None if this worker has no part in it, or if its state is on the way."""
+        """Return the values, or None if this worker has no part in the stage or its state is on the way."""
         stage = self.stage(index)
         return stage.values if stage else None
 
     def __getitem__(self, index: int) -> StageValues:
-        """One that must be here."""
+        """Return the values of a stage that must be here."""
         values = self.here(index)
         assert values is not None
         return values
 
     def stage(self, index: int) -> Stage | None:
-        """What computes on the state of that number, if it is here."""
+        """Return the stage of that number, or None if it is not here."""
         state = self.by_stage.get(index)
         return state.stage if state else None
 
     def of(self, cell: Cell) -> StageValues | None:
-        """The state that a cell's owner and replicas hold, if it is here."""
+        """Return the state that a cell's owner and replicas hold, if it is here."""
         return self.here(cell.stage)
 
     def running(self, cell: Cell) -> Stage:
-        """The stage on which a cell's forwards and backwards run, which must be here."""
+        """Return the stage on which a cell's forwards and backwards run; it must be here."""
         stage = self.stage(cell.stage)
         assert stage is not None
         return stage
@@ -137,18 +139,18 @@ class StageStates:
         return self.by_stage[index].version
 
     def oldest(self, otherwise: int) -> int:
-        """The oldest version that is held here."""
+        """Return the oldest version held here."""
         return min((state.version for state in self.by_stage.values()), default=otherwise)
 
     def tied_to(self, cell: Cell) -> tuple[int, ...]:
-        """The other stages that share parameters with that cell's, in order."""
+        """Return the other stages that share parameters with that cell's stage, in order."""
         segments = self.running(cell).values.final.tied
         return tuple(sorted({s for segment in segments for s in segment.stages} - {cell.stage})) if segments else ()
 
     # final gradients
 
     def keep_final(self, index: int, step: int, final: Parts) -> bool:
-        """False if it is there already, or applied."""
+        """Keep a step's final gradients; return False if they are kept already, or applied."""
         state = self.by_stage[index]
         if step < state.version or step in state.final:
             return False
@@ -162,20 +164,23 @@ class StageStates:
         return index in self.by_stage and step in self.by_stage[index].final
 
     def final_steps(self, index: int) -> list[int]:
-        """Whose final gradients are here and not applied yet. A new owner may have some of the one before."""
+        """Return the steps with final gradients here that are not applied yet. A new owner may have some of its
+        predecessor's.
+        """
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
-        """The version that can be reached here without anybody's help."""
+        """Return the version that can be reached here without help."""
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 
     def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
-        """A stage whose step is committed and whose final gradient is here. owned: of those that are run here.
+        """Return a stage whose step is committed and whose final gradient is here, or None. owned: only stages run
+        here.
 
-        ran: those whose step was run here, so that what it sent is in the log. All others of a version wait for each
-        other: of stages that are lost together none can be repeated without the others, so who takes them over must
-        have them all at the same version.
+        ran: stages that ran their step here, so the log has what they sent. All others of a version wait for each
+        other: of stages that are lost together none can be repeated without the others, so the worker that takes them
+        over must have all of them at the same version.
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)
@@ -188,15 +193,14 @@ class StageStates:
         return all(version in state.final for state in level)
 
     def allow_commit(self, step: int) -> None:
-        """May the step be committed, as far as the states tell that are run here? Raises TaskError."""
+        """Check that the states run here allow the step's commit. Raises TaskError."""
         for state in self.by_stage.values():
             if state.owned and state.stage and state.version == step:
                 state.stage.values.allow_commit()
 
     def apply(self, index: int, commit: Commit, *, tries: bool = False) -> None:
-        """Go to the next version, as the commit says: by the optimizer's step, or by skipping it.
-
-        tries: as `StageValues.apply` does.
+        """Go to the next version by the optimizer's step, or by skipping it if the commit says so. tries: see
+        `StageValues.apply`.
         """
         state, values = self.by_stage[index], self[index]
         gradient, *running = state.final.pop(state.version)
@@ -207,10 +211,10 @@ class StageStates:
             values.apply(gradient, commit.norm, *running, scale=commit.scale, tries=tries)
         values.obey(commit.decided)
 
-    # states of others
+    # states of other workers
 
     def restore(self, index: int, stages: Sequence[tuple[int, int]], tensors: Parts, facts: Mapping[str, Any]) -> None:
-        """Go on from another worker's state, which is newer. Raises ValueError, and then nothing has changed."""
+        """Continue from another worker's newer state. Raises ValueError, and then nothing has changed."""
         state = self.by_stage[index]
         stage = state.stage or self._builder.stage(index, stages)
         values = stage.values

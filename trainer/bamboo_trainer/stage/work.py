@@ -17,7 +17,7 @@ from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.task_errors import TaskError
 
-# What a stage tells the one before it of an output that the loss does not depend on: a gradient is of floats.
+# Sent to the previous stage for an output that the loss does not depend on: a gradient is of floats.
 NO_GRADIENT: Final = torch.empty(0, dtype=torch.bool)
 
 
@@ -26,19 +26,19 @@ def is_gradient(part: Tensor) -> bool:
 
 
 class BackwardScale(NamedTuple):
-    """What a backward begins with instead of 1: for a loss that is a mean, and for one that is a sum."""
+    """Initial gradients of a backward, instead of 1: for a loss that is a mean, and for one that is a sum."""
 
     mean: float = 1.0
     total: float = 1.0
 
     def of(self, weight: float | None) -> float:
-        """weight: of a sum; None: it is a mean."""
+        """Return the scale for a loss. weight: of a sum; None for a mean."""
         return self.mean if weight is None else self.total
 
 
 class Unread(NamedTuple):
-    """What a forward has given and nobody has read: the names of what its layers add to the loss; their values, and
-    behind them a last stage's loss.
+    """Results of a forward not read from the device yet: the names of losses that layers add, and their values,
+    followed by a last stage's loss.
     """
 
     added: tuple[str, ...]
@@ -46,22 +46,22 @@ class Unread(NamedTuple):
 
 
 def edge_of(output: Tensor) -> GradientEdge | None:
-    """Where its gradient begins: who sends an output need not hold it until then. None: it needs none."""
+    """Return where the output's gradient begins, so that the output need not be kept; None if it needs no gradient."""
     return get_gradient_edge(output) if output.requires_grad else None
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One cell's work on one step: the gradient so far, what the backwards need, and what the forwards came to."""
+    """One cell's work on one step: the gradient so far, contexts for backwards, and results of forwards."""
 
     gradients: GradientSum
     # by microbatch: its inputs, and where its backward begins: a last stage's loss, else the outputs that are floats
     contexts: dict[int, tuple[Parts, tuple[Tensor | GradientEdge | None, ...]]] = field(default_factory=dict)
-    bucketwise: int | None = None  # the last microbatch, if its backward is to be run bucket by bucket
-    cuts: dict[int, list[Cut]] = field(default_factory=dict)  # microbatch -> where its backward is parted
-    parts: Iterator[BackwardPart] | None = None  # of the backward that is run so, those that are left
-    postponed: dict[int, WeightGradients] = field(default_factory=dict)  # microbatch -> what its backward has left
-    unread: dict[int, Unread] = field(default_factory=dict)  # by microbatch: what is to be in the next ones
+    bucketwise: int | None = None  # the last microbatch, if its backward runs bucket by bucket
+    cuts: dict[int, list[Cut]] = field(default_factory=dict)  # microbatch -> where its backward is divided
+    parts: Iterator[BackwardPart] | None = None  # the remaining parts of that backward
+    postponed: dict[int, WeightGradients] = field(default_factory=dict)  # microbatch -> what its backward has postponed
+    unread: dict[int, Unread] = field(default_factory=dict)  # by microbatch: results for the fields below
     losses: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)  # of the losses, if these are sums
     metrics: dict[int, Metrics] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class Work:
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
 
     def complete(self, forwarding: Forwarding, *, last: bool) -> None:
-        """Keep for the backward, and of the step's result, what a forward left. last: its one output is the loss.
+        """Keep a forward's results for the backward and the step's report. last: its one output is the loss.
 
-        Raises TaskError if the loss is a mean, and that of another microbatch of this step a sum.
+        Raises TaskError if the step's losses are means for some microbatches and sums for others.
         """
         m, added = forwarding.microbatch, forwarding.capture.losses
         outputs = [part for part in forwarding.parts if part.is_floating_point()]
@@ -95,11 +95,11 @@ class Work:
             self.weights[m] = forwarding.weight
 
     def figures(self) -> Parts:
-        """What is not read yet: scalars where the stage computes."""
+        """Return the results not read yet: scalars on the stage's device."""
         return tuple(value for one in self.unread.values() for value in one.values)
 
     def read(self, there: Sequence[Tensor]) -> None:
-        """These are what `figures` was: their values are known from now on. In host memory, or they are waited for."""
+        """Record the values of `figures`, read from these tensors; waits for those not in host memory."""
         values = iter([float(value) for value in there])
         for m, one in self.unread.items():
             if one.added:
@@ -111,9 +111,10 @@ class Work:
     def ends(
         self, microbatch: int, gradients: Parts | None, microbatches: int, scale: BackwardScale
     ) -> tuple[Parts, Ends]:
-        """The forward's inputs, and where its backward begins: tensors with their gradients. It is used up.
+        """Return the forward's inputs, and where its backward begins: tensors with their gradients. Uses up the
+        context.
 
-        gradients: as `Stage.backward` takes them. microbatches: of the step, whose mean a loss is. Raises ValueError.
+        gradients: see `Stage.backward`. microbatches: of the step, whose mean a loss is. Raises ValueError.
         """
         leaves, outputs = self.contexts.pop(microbatch)
         added = self.added.pop(microbatch, [])
@@ -131,7 +132,7 @@ class Work:
     def _ends(
         self, microbatch: int, loss: Tensor, added: Sequence[Tensor], microbatches: int, scale: BackwardScale
     ) -> Ends:
-        """Where a last stage's backward begins: the loss, and what layers have added to it."""
+        """Return where a last stage's backward begins: the loss, and the losses that layers add."""
         weight = self.weights.get(microbatch)
         total = loss / microbatches if weight is None else loss
         own = (total, torch.full_like(loss, scale.of(weight)))
@@ -145,8 +146,8 @@ class Work:
         return ((value, torch.full_like(value, counted)) for value in added)
 
     def weight_of(self, microbatch: int) -> Parts:
-        """The weight of a microbatch's loss, as a tensor in fp64 that is sent with gradients; empty if that loss is a
-        mean.
+        """Return the weight of a microbatch's loss as a tensor in fp64 that is sent with gradients; empty
+        for a mean.
         """
         weight = self.weights.get(microbatch)
         return () if weight is None else (torch.tensor(weight, dtype=torch.float64),)

@@ -1,1 +1,1 @@
-"""How frames between workers travel: links over TCP, each of one connection or several."""
+"""Sending frames between workers: links over TCP, each of one connection or several."""

@@ -12,14 +12,14 @@ from bamboo_trainer.frames.frame import Frame, FrameKind
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """A link to that peer broke. The transport goes on trying to form it again while the peer is in the plan."""
+    """A link to that peer broke. The transport tries to form it again while the peer is in the plan."""
 
     peer: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A link that had broken stands again; what was sent in between may be lost and must be sent again."""
+    """A broken link to that peer works again; what was sent in between may be lost and must be sent again."""
 
     peer: WorkerId
 
@@ -32,29 +32,29 @@ class Arrived:
 
 Event = LinkDown | LinkUp | Arrived
 Deliver = Callable[[Event], None]
-Buffer = Callable[[Sequence[int], torch.dtype], torch.Tensor]  # makes room in host memory for what arrives
+Buffer = Callable[[Sequence[int], torch.dtype], torch.Tensor]  # allocates host memory for an arriving tensor
 
 
 def ordinary(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory that needs no device's attention."""
+    """Return an uninitialized tensor in ordinary host memory, not pinned for a device."""
     return torch.empty(shape, dtype=dtype)
 
 
 class Transport(Protocol):
-    """Never blocks the engine, never raises because of a peer."""
+    """Sends frames to peers. Never blocks the engine, never raises because of a peer."""
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
-        """Queue a frame. Its tensors must not be written any more. Dropped if the peer is not known or is down."""
+        """Queue a frame, whose tensors must not be written any more. Dropped if the peer is unknown or down."""
         ...
 
     def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
-        """Is something queued for a peer, or on its way out, that a frame of this kind would come behind?"""
+        """Return whether a frame of this kind would wait behind another one to that peer."""
         ...
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """The workers of the newest plan: links to and from all others are closed and refused from now on.
+        """Set the workers of the newest plan: close links to and from all others, and refuse new ones.
 
-        Each with its address (host and port), which it has for life.
+        peers: each worker's address (host and port), which it has for life.
         """
         ...
 

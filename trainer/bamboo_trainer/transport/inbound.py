@@ -1,6 +1,6 @@
-"""The receiving end of a link: a reader thread that checks who is there, then reads straight into tensors.
+"""The receiving end of a link: a reader thread that authenticates the sender, then reads straight into tensors.
 
-A connection that joins a link is given to that link's reader once it is known who it is from, and its own thread ends.
+A connection that joins a link passes to that link's reader once its sender is proven, and its own thread ends.
 """
 
 import logging
@@ -24,20 +24,20 @@ HELLO_SECONDS = 5.0
 
 
 class Acceptor(Protocol):
-    """What a reader needs from the transport. Called by the reader's thread."""
+    """What a reader needs from the transport. Called on the reader's thread."""
 
     def admit(self, link: "Inbound", hello: wire.LinkHello) -> bool:
-        """May it deliver? May wait for the plan that says so."""
+        """Return whether the link may deliver frames; may wait for the plan that names its sender."""
         ...
 
     def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
-        """Give a connection to the link that it joins; False if there is no such link any more."""
+        """Pass a connection to the link that it joins; False if that link is gone."""
         ...
 
     def arrived(self, link: "Inbound", frame: Frame) -> None: ...
 
     def left(self, link: "Inbound", reason: str) -> None:
-        """The link has ended; called once, whether it was admitted or not."""
+        """Take note that the link has ended; called once, admitted or not."""
         ...
 
 
@@ -52,13 +52,13 @@ class Inbound:
         acceptor: Acceptor,
         buffer: Buffer,
     ) -> None:
-        """buffer: where tensors are read into."""
+        """buffer: allocates the memory that tensors are read into."""
         self._sock = sock
         self._me = me
         self._secret = secret
         self._acceptor = acceptor
         self._buffer = buffer
-        self._receiver: FlowReceiver | None = None  # of large frames' bodies, once the link stands
+        self._receiver: FlowReceiver | None = None  # of large frames' bodies, once the link is admitted
         self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
         self._lock = threading.Lock()
@@ -73,9 +73,8 @@ class Inbound:
                 self._receiver.end()
 
     def take_in(self, sock: socket.socket) -> bool:
-        """Have a proven connection share in this link, and tell its sender; False if it may not, or the link has ended.
-
-        OSError if it cannot be told.
+        """Let a proven connection join this link, and tell its sender; False if it may not, or the link has ended.
+        Raises OSError if its sender cannot be told.
         """
         with self._lock:
             return self._receiver is not None and self._receiver.join(sock)
@@ -94,7 +93,7 @@ class Inbound:
             self._acceptor.left(self, reason)
 
     def _serve(self) -> str:
-        """Read until the link ends; why it did."""
+        """Read until the link ends; return the reason."""
         try:
             hello = self._greet()
             if hello.joins:
@@ -118,7 +117,7 @@ class Inbound:
             return said_by(error)
 
     def _greet(self) -> wire.LinkHello:
-        """Raises WireError, OSError."""
+        """Authenticate the sender, and return its hello. Raises WireError, OSError."""
         deadline = time.monotonic() + HELLO_SECONDS
         sockets.tune(self._sock)
         self._sock.settimeout(HELLO_SECONDS)
@@ -130,14 +129,14 @@ class Inbound:
         return self.hello
 
     def _read(self, reader: sockets.SocketReader, receiver: FlowReceiver, lane: wire.Lane) -> Frame:
-        """Raises WireError, OSError."""
+        """Read the next frame. Raises WireError, OSError."""
         header = wire.parse_header(reader.receive(wire.HEADER.size))
         if wire.lane_of(header.address.kind) is not lane:
             raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
         specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
         try:
             tensors = tuple([self._buffer(spec.shape, spec.dtype) for spec in specs])
-        except RuntimeError as error:  # how torch says that memory is out
+        except RuntimeError as error:  # torch's error when memory is exhausted
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
         if header.striped:
             receiver.receive_into(tensors)

@@ -1,13 +1,13 @@
-"""Which links to a peer stand, and so which breaks and recoveries are news. Bookkeeping, without a lock."""
+"""Which links to a peer work, so that each break and recovery is reported once. No lock."""
 
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport.wire import Lane
 
 
 class LinkStates:
-    """One direction of links. Of lanes that break together only the first is news; each one that heals is.
+    """The links of one direction. When several lanes break together only the first is reported; every recovery is.
 
-    Each is, because whoever sends again at the first recovery had its frames for the other lane dropped.
+    Each recovery is reported because frames for a lane that was still broken were dropped when another one recovered.
     """
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class LinkStates:
         self._told: set[WorkerId] = set()
 
     def broke(self, peer: WorkerId, lane: Lane) -> bool:
-        """True if a LinkDown is due."""
+        """Record a break; return whether a LinkDown is due."""
         if (peer, lane) in self._broken:
             return False
         self._broken.add((peer, lane))
@@ -24,7 +24,7 @@ class LinkStates:
         return due
 
     def stands(self, peer: WorkerId, lane: Lane) -> bool:
-        """True if a LinkUp is due."""
+        """Record a recovery; return whether a LinkUp is due."""
         if (peer, lane) not in self._broken:
             return False
         self._broken.discard((peer, lane))

@@ -1,7 +1,7 @@
-"""The sending end of a link: one writer thread that connects, sends what is queued and connects again.
+"""The sending end of a link: a writer thread that connects, sends what is queued, and reconnects.
 
-A small frame is sent by the caller's own thread if the kernel takes it at once: waking the writer, which then waits
-for the interpreter's lock, takes longer than such a frame's whole way.
+The caller's own thread sends a small frame if the kernel takes it at once: waking the writer, which then waits for the
+interpreter's lock, takes longer than sending such a frame.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ from bamboo_trainer.transport.stripes import FlowSender
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
-ACCEPT_SECONDS = 10.0  # longer than an acceptor may wait for the plan that names us
+ACCEPT_SECONDS = 10.0  # longer than an acceptor may wait for the plan that names this worker
 BACKOFF_SECONDS = (0.05, 1.0)
 AT_ONCE = 64 << 10  # bytes that the caller itself may send
-PIECE = 256 << 10  # bytes between two looks at the rate
+PIECE = 256 << 10  # bytes sent between two checks of the rate
 
 Report = Callable[["Outbound"], None]
 
 
-Queued = wire.Encoded | list[wire.Buffer]  # a frame whose body is spread over the flows, or the rest of another one
+Queued = wire.Encoded | list[wire.Buffer]  # a striped frame, or the unsent bytes of others
 
 
 class Outbound:
-    """A link to one lane of one peer. on_broke and on_stands are called by its thread, without its lock."""
+    """A link to one lane of one peer. Its thread calls on_broke and on_stands without holding its lock."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class Outbound:
         self._queue: deque[Queued] = deque()
         self._sock: socket.socket | None = None
         # Of the current connection:
-        self._nonce = b""  # with which the acceptor began it
-        self._sender: FlowSender | None = None  # of large frames, once it is past the handshake
-        self._standing = False  # it is past the handshake
-        self._lost = False  # it has ended at the other side
+        self._nonce = b""  # the acceptor's nonce of this connection
+        self._sender: FlowSender | None = None  # of large frames, after the handshake
+        self._standing = False  # the handshake is done
+        self._lost = False  # the other side has ended it
         self._due = 0.0  # when the rate allows more
         self._broken = False  # what is sent is dropped
         self._sending = False
@@ -68,7 +68,7 @@ class Outbound:
         self.thread = threading.Thread(target=self._run, name=f"bamboo-tx-{self.peer}-{self.lane}", daemon=True)
 
     def send(self, frame: wire.Encoded) -> None:
-        """Queue a frame, or send it if that is quicker."""
+        """Queue a frame, or send it at once if that is quicker."""
         with self._lock:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
@@ -79,7 +79,7 @@ class Outbound:
                 self._changed.notify_all()
 
     def _send_at_once(self, buffers: list[wire.Buffer]) -> list[wire.Buffer]:
-        """Send what does not block; the rest. Caller holds the lock."""
+        """Send what does not block; return the rest. The caller holds the lock."""
         sock = self._sock
         if sock is None or not self._standing or self._sending or self._queue or sum(map(len, buffers)) > AT_ONCE:
             return buffers
@@ -94,12 +94,12 @@ class Outbound:
 
     @property
     def is_sending(self) -> bool:
-        """Is anything queued, or on its way out?"""
+        """Return whether anything is queued or being sent."""
         with self._lock:
             return bool(self._queue) or self._sending
 
     def flush(self, seconds: float) -> bool:
-        """Wait until nothing is queued; False if there still is."""
+        """Wait until nothing is queued; return False if something still is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._sending, max(0.0, seconds))
 
@@ -112,7 +112,7 @@ class Outbound:
             self._changed.notify_all()
 
     def _wake(self, *, clean: bool) -> None:
-        """Release all who wait for the link. Caller holds the lock."""
+        """Wake all threads that wait for the link. The caller holds the lock."""
         if self._sender is not None:
             self._sender.end(clean=clean)
         if self._sock is not None:
@@ -137,7 +137,7 @@ class Outbound:
                 backoff = min(2 * backoff, longest)
 
     def _drop(self) -> bool:
-        """Everything queued is lost. False if closed."""
+        """Drop everything queued. Return False if closed."""
         with self._changed:
             self._broken = True
             self._sending = False
@@ -146,7 +146,7 @@ class Outbound:
             return not self._closed
 
     def _link(self) -> None:
-        """Form the link and send over it until it breaks (an exception) or is closed (a return)."""
+        """Form the link and send over it until it breaks (raises) or is closed (returns)."""
         with self._connected() as (sock, sender):
             watcher = threading.Thread(
                 target=self._watch, args=(sock,), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
@@ -162,10 +162,10 @@ class Outbound:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[tuple[socket.socket, FlowSender]]:
-        """A socket past the handshake, and the sender of its large frames; closed in the end."""
+        """Yield a socket past the handshake and the sender of its large frames; close both in the end."""
         host, port = self._address
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[self._attempts % len(found)]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = addresses[self._attempts % len(addresses)]
         self._attempts += 1
         with socket.socket(family, kind, protocol) as sock:
             with self._changed:
@@ -188,7 +188,7 @@ class Outbound:
                     ended.close()
 
     def _greet(self, sock: socket.socket, address: Any, joins: bytes = b"") -> bytes:
-        """Connect, and prove who we are; the acceptor's nonce. Raises OSError, WireError."""
+        """Connect and authenticate; return the acceptor's nonce. Raises OSError, WireError."""
         sock.settimeout(CONNECT_SECONDS)
         sock.connect(address)
         sockets.tune(sock)
@@ -221,7 +221,7 @@ class Outbound:
             self._changed.notify_all()
 
     def _send_some(self, sock: socket.socket, sender: FlowSender) -> bool:
-        """Wait for frames, send one large or some small ones. False when closed."""
+        """Wait for frames, then send one large or several small ones. Return False when closed."""
         with self._changed:
             self._sending = False
             self._changed.notify_all()
@@ -253,7 +253,7 @@ class Outbound:
             sock.sendall(view)
 
     def _pace(self, size: int) -> None:
-        """Wait until the link's rate allows this many bytes more. OSError if the link ends meanwhile."""
+        """Wait until the link's rate allows this many bytes more. Raises OSError if the link ends meanwhile."""
         if self._rate is None:
             return
         with self._changed:

@@ -1,4 +1,4 @@
-"""What both ends of a link do with their sockets."""
+"""Socket functions that both ends of a link use."""
 
 import contextlib
 import socket
@@ -6,7 +6,7 @@ import time
 
 
 def tune(sock: socket.socket) -> None:
-    """No delay for small frames; a node that vanished is noticed by keepalive even on an idle link."""
+    """Send small frames without delay, and detect a vanished node by keepalive even on an idle link."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
@@ -15,13 +15,13 @@ def tune(sock: socket.socket) -> None:
 
 
 def wake(sock: socket.socket) -> None:
-    """Shut it down, so that threads blocked in it return; only its own thread closes it."""
+    """Shut a socket down, so that threads blocked in it return; only its own thread closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def receive_into(sock: socket.socket, view: memoryview, deadline: float | None = None) -> None:
-    """Fill the view. ConnectionError if the link ends first, TimeoutError past the (monotonic) deadline."""
+    """Fill the view. Raises ConnectionError if the link ends first, TimeoutError past the (monotonic) deadline."""
     while len(view):
         if deadline is not None:
             left = deadline - time.monotonic()
@@ -35,22 +35,22 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float | None =
 
 
 def receive(sock: socket.socket, size: int, deadline: float | None = None) -> bytearray:
-    """The next bytes from a socket, in a new buffer; see `receive_into`."""
+    """Return the next bytes from a socket in a new buffer; see `receive_into`."""
     buffer = bytearray(size)
     receive_into(sock, memoryview(buffer), deadline)
     return buffer
 
 
 class SocketReader:
-    """Reads ahead, so that a small frame takes one call of the system; what is large is read straight into place."""
+    """Reads ahead, so that a small frame takes one system call; reads large parts straight into place."""
 
     def __init__(self, sock: socket.socket, size: int = 64 << 10) -> None:
         self._sock = sock
         self._ahead = memoryview(bytearray(size))
-        self._start = self._end = 0  # of what was read and not taken
+        self._start = self._end = 0  # of the bytes read ahead and not taken
 
     def receive_into(self, view: memoryview) -> None:
-        """Fills the view, as the function of that name does, without a deadline."""
+        """Fill the view, like the module's `receive_into`, without a deadline."""
         while len(view):
             if self._start == self._end:
                 if len(view) >= len(self._ahead):
@@ -66,13 +66,12 @@ class SocketReader:
 
     @property
     def holds_some(self) -> bool:
-        """Was more read than taken?"""
+        """Return whether more was read than taken."""
         return self._start < self._end
 
     def take(self, views: list[memoryview]) -> int:
-        """Fill some of the views with what is there and read nothing ahead; the number of bytes, 0 at the link's end.
-
-        BlockingIOError if nothing is there.
+        """Fill some of the views with available bytes, reading nothing ahead; return their number, 0 at the link's end.
+        Raises BlockingIOError if none are available.
         """
         if not self.holds_some:
             return self._sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
@@ -82,11 +81,11 @@ class SocketReader:
         return count
 
     def receive(self, size: int) -> bytearray:
-        """The next bytes in a new buffer; see `receive_into`."""
+        """Return the next bytes in a new buffer; see `receive_into`."""
         end = self._start + size
-        if end <= self._end:  # as all but the first bytes of a small frame are
-            found, self._start = bytearray(self._ahead[self._start : end]), end
-            return found
+        if end <= self._end:  # true of all but the first bytes of a small frame
+            taken, self._start = bytearray(self._ahead[self._start : end]), end
+            return taken
         buffer = bytearray(size)
         self.receive_into(memoryview(buffer))
         return buffer

@@ -1,12 +1,12 @@
-"""The body of a large frame, spread over the connections ("flows") of a link: a cloud limits what one of them carries.
+"""Large frames whose body is spread over a link's connections ("flows"), because clouds limit the rate of one.
 
 Every frame's header and meta, and small frames whole, travel on the link's first flow. The body of a large one follows
 in chunks of a fixed size, each on whichever flow has room first, so that a slow flow carries less. A chunk is a record,
-`number, index`, and its bytes: number counts the striped bodies of this link from 0, and the chunk begins at byte
-index * CHUNK. On the first flow END says that its share of the body is over. On the others a chunk of the next body may
-follow at once, and LEAVES says that the flow's end is no loss.
+`number, index`, and its bytes: number counts the striped bodies of this link from 0, and the chunk begins at byte index
+* CHUNK. On the first flow END ends its share of the body. On the others a chunk of the next body may follow at once,
+and LEAVES announces that the flow ends without loss.
 
-One thread sends on all flows and one reads from all: what limits a link on a fast network is not the copying.
+One thread sends on all flows and one reads from all: copying is not what limits a link on a fast network.
 """
 
 import bisect
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 MAX_FLOWS: Final = 16  # of one link
 CHUNK: Final = 256 << 10
 RECORD: Final = struct.Struct("<QI")
-END: Final = (1 << 32) - 1  # in place of an index, as is
+END: Final = (1 << 32) - 1  # in place of an index, like LEAVES
 LEAVES: Final = END - 1
-AT_MOST: Final = 512  # buffers in one call of the system, which takes 1024
+AT_MOST: Final = 512  # buffers in one system call, which takes 1024
 AGAIN_SECONDS: Final = 30.0  # until flows that could not be opened are tried again
 
 
@@ -48,22 +48,22 @@ class Slices:
         self.chunks = math.ceil(self.size / CHUNK)
 
     def chunk(self, index: int) -> list[memoryview]:
-        """The views that together are that chunk. IndexError if there is none."""
+        """Return the views that together are that chunk. Raises IndexError if the body has no such chunk."""
         if not 0 <= index < self.chunks:
             raise IndexError(index)
         start, stop = index * CHUNK, min((index + 1) * CHUNK, self.size)
-        found = []
+        views = []
         for at in range(bisect.bisect_right(self._ends, start), len(self._views)):
             view = self._views[at]
             first = self._ends[at] - len(view)
             if first >= stop:
                 break
-            found.append(view[max(0, start - first) : stop - first])
-        return found
+            views.append(view[max(0, start - first) : stop - first])
+        return views
 
 
 def after(views: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of them once their first `count` bytes are done."""
+    """Return what is left of the views after their first `count` bytes."""
     for at, view in enumerate(views):
         if count < len(view):
             return [view[count:], *views[at + 1 :]]
@@ -72,14 +72,14 @@ def after(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def leave(flow: socket.socket) -> None:
-    """Say on a flow that is not the first one that nothing follows. OSError if it cannot be said at once."""
+    """Announce on a further flow that nothing follows. Raises OSError if it cannot be sent at once."""
     flow.send(RECORD.pack(0, LEAVES), socket.MSG_DONTWAIT)
 
 
 def send_body(
     number: int, body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace: Callable[[int], None]
 ) -> None:
-    """Send a body over all flows. OSError as soon as one of them is lost, or shut down by another thread.
+    """Send a body over all flows. Raises OSError as soon as one of them is lost, or shut down by another thread.
 
     flows: the first one blocks, the others do not. pace: called with each chunk's size before the chunk is sent.
     """
@@ -111,16 +111,16 @@ def send_body(
 
 
 class FlowSender:
-    """Sends the large frames of one link, and owns the flows beside its first one, which end with it.
+    """Sends the large frames of one link, and owns its further flows, which end with it.
 
-    The link's thread opens those flows for the first large frame, so that a small job needs one connection a link. That
-    thread alone uses this, except for `end`.
+    The link's thread opens those flows for the first large frame, so that a small job needs one connection a link. Only
+    that thread uses this, except for `end`.
     """
 
     def __init__(
         self, link: str, further: int, join: Callable[[socket.socket, Any], None], pace: Callable[[int], None]
     ) -> None:
-        """link: its name, for the log. further: the most flows beside the first one. join: connects a socket to the
+        """link: its name, for the log. further: the most flows in addition to the first. join: connects a socket to the
         peer's address and has it join the link; raises OSError, WireError. pace: see `send_body`.
         """
         self._link, self._further, self._join, self._pace = link, further, join, pace
@@ -132,19 +132,21 @@ class FlowSender:
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
-        """The further flows that are open."""
+        """The open further flows."""
         return tuple(self._sockets)
 
     def send(self, sock: socket.socket, frame: wire.Encoded) -> None:
-        """Send a large frame: its head on the first flow, its body on all. OSError once the link has ended."""
-        self._open_missing(sock)  # before the head, with which the receiver looks who has joined
+        """Send a large frame: its head on the first flow, its body on all. Raises OSError once the link has ended."""
+        self._open_missing(sock)  # before the head, at which the receiver looks for joined flows
         head, *body = frame.buffers
         sock.sendall(head)
         send_body(self._bodies, body, [sock, *self.sockets], self._pace)
         self._bodies += 1
 
     def _open_missing(self, first: socket.socket) -> None:
-        """To the first one's peer. The link serves without them, too, for some time. OSError if it has ended."""
+        """Open the missing flows to the first one's peer; the link also works without them. Raises OSError if it has
+        ended.
+        """
         if len(self._sockets) >= self._further or time.monotonic() < self._again_at:
             return
         try:
@@ -163,7 +165,7 @@ class FlowSender:
             with self._lock:
                 if self._ended:
                     raise ConnectionAbortedError("closed")
-                self._sockets.append(sock)  # at once, so that who ends the link wakes it, too
+                self._sockets.append(sock)  # at once, so that `end` wakes it, too
             self._join(sock, first.getpeername())
             sock.setblocking(False)
         except BaseException:
@@ -174,17 +176,17 @@ class FlowSender:
             raise
 
     def end(self, *, clean: bool) -> None:
-        """Wake the link's thread; never blocks. clean: nothing was being sent, and the receiver hears that."""
+        """Wake the link's thread; never blocks. clean: nothing was being sent, and the receiver is to know."""
         with self._lock:
             self._ended = True
             for sock in self._sockets:
                 if clean:
-                    with contextlib.suppress(OSError):  # then the other side takes the end for a loss
+                    with contextlib.suppress(OSError):  # if it fails, the other side counts the end as a loss
                         leave(sock)
                 sockets.wake(sock)
 
     def close(self) -> None:
-        """Close the further flows, once the link's thread has done with them."""
+        """Close the further flows, once the link's thread no longer uses them."""
         with self._lock:
             ended, self._sockets = self._sockets, []
         for sock in ended:
@@ -194,7 +196,7 @@ class FlowSender:
 class FlowReceiver:
     """Receives the bodies of one link's large frames, and owns the flows that join it.
 
-    The link's reader alone uses it, except for `join` and `end`.
+    Only the link's reader uses it, except for `join` and `end`.
     """
 
     def __init__(self, sock: socket.socket, reader: sockets.SocketReader) -> None:
@@ -217,9 +219,9 @@ class FlowReceiver:
         self._bodies += 1
 
     def join(self, sock: socket.socket) -> bool:
-        """Have a proven connection carry a share of the bodies; False if it may not. Raises OSError.
+        """Let a proven connection carry a share of the bodies; False if it may not. Raises OSError.
 
-        Its sender hears that before anything can be sent on it, so a body is read from all flows that it is sent on.
+        Its sender is told before it can send on it, so a body is read from all flows that carry it.
         """
         with self._lock:
             if self._joined is None or len(self._joined) >= MAX_FLOWS - 1:
@@ -236,7 +238,7 @@ class FlowReceiver:
                 sockets.wake(flow.sock)
 
     def close(self) -> None:
-        """Close the flows that have joined; none can any more."""
+        """Close the joined flows, and let no more join."""
         with self._lock:
             ended, self._joined = self._joined or [], None
         for flow in ended:
@@ -244,7 +246,7 @@ class FlowReceiver:
 
 
 class ArrivingBody:
-    """A body of which chunks are still to come, and where in memory they belong."""
+    """A body with chunks still to come, and the memory for them."""
 
     def __init__(self, number: int, buffers: Sequence[memoryview]) -> None:
         self.number = number
@@ -257,7 +259,7 @@ class ArrivingBody:
         return not self._missing
 
     def claim(self, index: int) -> list[memoryview]:
-        """The memory to which that chunk belongs. Raises WireError if the body has no such chunk, or has it already."""
+        """Return the memory for a chunk. Raises WireError if the body has no such chunk, or it came before."""
         try:
             views = self._slices.chunk(index)
         except IndexError:
@@ -268,23 +270,23 @@ class ArrivingBody:
         return views
 
     def arrived(self, count: int) -> None:
-        """Counts so many bytes of claimed chunks as arrived."""
+        """Count bytes of claimed chunks as arrived."""
         self._missing -= count
 
 
 class ArrivingFlow:
-    """The reader's side of one flow. It outlives a body: the record that it stopped at may be of the next one."""
+    """The reader's side of one flow. It outlives a body: its current record may belong to the next one."""
 
     def __init__(self, sock: socket.socket, first: sockets.SocketReader | None = None) -> None:
-        """first: what reads the link's first flow, and may hold some of the body already."""
+        """first: reads the link's first flow, and may already hold some of the body."""
         self.sock = sock
         self._first = first
         self._record = bytearray(RECORD.size)
-        self._views = [memoryview(self._record)]  # where its next bytes go; none: a record is there
+        self._views = [memoryview(self._record)]  # where its next bytes go; empty: a record has arrived
         self._in_chunk = False
 
     def take(self, body: ArrivingBody) -> bool:
-        """Take in some of what has come, without waiting; False if no more of this body comes on this flow.
+        """Take in available bytes, without waiting; return False if this flow carries no more of this body.
 
         Raises WireError; OSError if the flow is lost.
         """
@@ -317,7 +319,7 @@ class ArrivingFlow:
         self._views, self._in_chunk = [memoryview(self._record)], False
 
     def _obey(self, body: ArrivingBody) -> bool:
-        """What the record says. It stays if it is not for this body."""
+        """Act on the record, and return True if a chunk of this body follows. A record of the next body stays."""
         number, index = RECORD.unpack(self._record)
         if index == LEAVES and self._first is None:
             return False
@@ -342,7 +344,7 @@ def receive_body(body: ArrivingBody, flows: Sequence[ArrivingFlow]) -> None:
     for flow in flows:
         poller.register(flow.sock, select.POLLIN)
     reading = {flow.sock.fileno(): flow for flow in flows}
-    ready = list(reading)  # for what was read ahead, or was too early for the body before
+    ready = list(reading)  # all at first: bytes read ahead, or too early for the body before
     while True:
         for fd in ready:
             if not reading[fd].take(body):

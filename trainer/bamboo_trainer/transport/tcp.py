@@ -1,8 +1,9 @@
 """The transport over plain TCP: one simplex link per sender, receiver and lane, of one connection or several.
 
-Locks: `_news` keeps LinkDown and LinkUp in the order in which they happened; only the links' own threads
-take it, and always before `_changed`, which guards the tables and under which nothing foreign is called. So
-`deliver` may call send and peers, and may take a lock under which others call them.
+Locks: `_news` keeps LinkDown and LinkUp in the order in which they happened; only the links' own threads take it, and
+always before `_changed`, which guards the tables and is never held while calling out of this module's classes. So
+`deliver` may call send and peers, and may take a lock that others hold while they call them.
+
 A frame that a reader already holds when peers() or close() is called may still be delivered; none after that.
 """
 
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PLAN_SECONDS = 5.0  # how long a link may wait for the plan that names its sender
 JOIN_SECONDS = 5.0  # for all threads together
-MAX_STRANGERS = 128  # connections that have not been admitted yet
+MAX_STRANGERS = 128  # connections not admitted yet
 
 
 class TcpTransport:
@@ -44,7 +45,7 @@ class TcpTransport:
         self._peers: dict[WorkerId, tuple[str, int]] = {}
         self._outbound: dict[tuple[WorkerId, wire.Lane], Outbound] = {}
         self._inbound: dict[tuple[WorkerId, wire.Lane], Inbound] = {}  # the admitted ones
-        self._accepted: set[Inbound] = set()  # all whose threads run
+        self._accepted: set[Inbound] = set()  # all with a running thread
         self._in, self._out = LinkStates(), LinkStates()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -60,13 +61,13 @@ class TcpTransport:
         """Replace the job's secret, for links formed from now on.
 
         state_rate: the most bytes of whole states that a link sends a second. flows: connections that a link spreads
-        large frames over. buffer: where tensors are read into.
+        large frames over. buffer: allocates the memory that tensors are read into.
         """
         self._secret, self._flows, self._buffer = secret.encode(), flows, buffer
         self._state_rate = state_rate
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
-        """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
+        """See Transport. Raises ValueError or TypeError if the frame itself cannot be encoded."""
         key = (peer, wire.lane_of(frame.address.kind))
         flows, rate = self._flows, self._state_rate if key[1] is wire.Lane.STATE else None
         encoded = wire.encode_frame(frame, may_stripe=flows > 1)
@@ -108,7 +109,7 @@ class TcpTransport:
             self._changed.notify_all()
 
     def close(self, flush_seconds: float) -> None:
-        """See Transport. No events follow, but for a frame that is just being delivered."""
+        """See Transport. No events follow, except for a frame that is just being delivered."""
         deadline = time.monotonic() + flush_seconds
         with self._changed:
             outbound = list(self._outbound.values())
@@ -132,9 +133,10 @@ class TcpTransport:
         self._listener.close()
 
     def admit(self, link: Inbound, hello: wire.LinkHello) -> bool:
-        """Whether a link may deliver, for readers only. A newer link of the same sender and lane replaces an older one.
+        """Return whether a link may deliver, for readers only. A newer link of the same sender and lane replaces an
+        older one.
 
-        Then only the sender has seen the older one break. What it sent over it may be lost all the same: a LinkUp.
+        Then only the sender has seen the older one break. What it sent may be lost all the same, so a LinkUp follows.
         """
         key = (hello.worker, hello.lane)
         with self._changed:
@@ -156,15 +158,15 @@ class TcpTransport:
         return True
 
     def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
-        """Whether a connection may join its link, for readers only. Only the newest link of a sender and lane can be
-        joined.
+        """Return whether a connection may join its link, for readers only: only the newest link of a sender
+        and lane.
         """
         with self._lock:
             link = self._inbound.get((hello.worker, hello.lane))
         return link is not None and hmac.compare_digest(link.nonce, hello.joins) and link.take_in(sock)
 
     def arrived(self, link: Inbound, frame: Frame) -> None:
-        """Delivers a frame if its link is still the newest; for readers only."""
+        """Deliver a frame if its link is still the newest; for readers only."""
         assert link.hello is not None
         with self._lock:
             current = self._inbound.get((link.hello.worker, link.hello.lane)) is link
@@ -172,7 +174,7 @@ class TcpTransport:
             self._deliver(Arrived(link.hello.worker, frame))
 
     def left(self, link: Inbound, reason: str) -> None:
-        """Notes that a link has ended; for readers only."""
+        """Record that a link has ended; for readers only."""
         with self._news:
             with self._changed:
                 self._accepted.discard(link)
@@ -196,7 +198,7 @@ class TcpTransport:
         with self._news:
             with self._changed:
                 if self._outbound.get((link.peer, link.lane)) is not link:
-                    return  # it is no link of this plan any more
+                    return  # a link of an earlier plan
                 decide = self._out.broke if broke else self._out.stands
                 due = decide(link.peer, link.lane)
             if due:
@@ -204,7 +206,7 @@ class TcpTransport:
                 self._deliver(LinkDown(link.peer) if broke else LinkUp(link.peer))
 
     def _start(self, thread: threading.Thread) -> None:
-        """Caller holds the lock."""
+        """Start a thread, and keep it for `close`. The caller holds the lock."""
         self._threads = [other for other in self._threads if other.is_alive()]
         thread.start()
         self._threads.append(thread)
@@ -216,7 +218,7 @@ class TcpTransport:
             except OSError as error:
                 if not self._closed:
                     logger.warning("accept: %s", error)
-                    time.sleep(0.05)  # out of file descriptors, perhaps
+                    time.sleep(0.05)  # perhaps out of file descriptors
                 continue
             with self._changed:
                 if self._closed or len(self._accepted) - len(self._inbound) >= MAX_STRANGERS:

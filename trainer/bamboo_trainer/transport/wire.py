@@ -1,9 +1,9 @@
-"""The bytes of the TCP data plane: pure functions between frames or hellos and buffers. No byte is trusted.
+"""The wire format of the TCP data plane: pure functions between frames or hellos and bytes. No byte is trusted.
 
-A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one
-after the other, in the machine's byte order (little-endian everywhere that torch runs). A large body may be spread
-over several connections instead: see `stripes`. Whatever is out of bounds or does not add up is a WireError; the reader
-then closes the link. What a frame of each kind has to carry is not known here: see `payloads`.
+A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one after the
+other, in the machine's byte order (little-endian everywhere that torch runs). A large body may be spread over several
+connections instead: see `stripes`. Anything out of bounds or inconsistent is a WireError; the reader then closes the
+link. `payloads` knows what a frame of each kind must carry, this module does not.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS, byte
 
 MAGIC: Final = b"BMBO"
 VERSION: Final = DATA_PLANE_VERSION
-MAX_META: Final = 16 << 20  # the names and shapes of all of a stage's state
+MAX_META: Final = 16 << 20  # the names and shapes of a stage's whole state
 MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
 COALESCE: Final = 64 << 10
 ACCEPTED: Final = b"\x01"
-PLAIN_METAS: Final = 64  # of frames without a payload that are remembered
-PLAIN_BYTES: Final = 256  # such a meta is no longer, to be remembered
-_NO_PAYLOAD: Final = b"\xc0"  # None, as msgpack has it
-STRIPED_FROM: Final = LARGE_BODY  # a smaller one is there as soon on one connection
+PLAIN_METAS: Final = 64  # cached metas of frames without a payload
+PLAIN_BYTES: Final = 256  # longer ones are not cached
+_NO_PAYLOAD: Final = b"\xc0"  # None in msgpack
+STRIPED_FROM: Final = LARGE_BODY  # a smaller one arrives as soon on one connection
 
 # magic, version, kind, striped, epoch, origin, pipeline, stage, step, microbatch, part, meta length, body length
 HEADER: Final = struct.Struct("<4sBB?qqiiqiiIQ")
@@ -47,7 +47,7 @@ Buffer = bytes | memoryview
 
 
 class WireError(Exception):
-    """What came over the wire is not what this protocol allows."""
+    """Received bytes violate the protocol."""
 
 
 class Lane(StrEnum):
@@ -55,7 +55,7 @@ class Lane(StrEnum):
 
     BOUNDARY = "boundary"
     BULK = "bulk"
-    STATE = "state"  # at a bounded rate, so that it does not take the network from the other two
+    STATE = "state"  # at a bounded rate, to leave the network to the other two
 
 
 def lane_of(kind: FrameKind) -> Lane:
@@ -89,11 +89,11 @@ class _Meta(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who opens a link, for which lane, and the proof that it knows the job's secret."""
+    """The sender of a link, the link's lane, and the proof that the sender knows the job's secret."""
 
     worker: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     lane: Lane
-    # the nonce with which the acceptor began the connection that this one shares a link with; b"" for a new link
+    # the nonce of the connection whose link this one joins; b"" for a new link
     joins: Annotated[bytes, msgspec.Meta(max_length=NONCE_SIZE)]
     mac: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
@@ -104,10 +104,10 @@ _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowErro
 
 
 class Encoded(NamedTuple):
-    """A frame as it is sent; it shares the storage of the frame's tensors.
+    """A frame ready to send; it shares the storage of the frame's tensors.
 
-    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. striped: they leave the frame,
-    and travel as `stripes` says.
+    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. striped: the parts travel apart
+    from the frame, see `stripes`.
     """
 
     head: bytes
@@ -121,22 +121,22 @@ class Encoded(NamedTuple):
 
     @property
     def buffers(self) -> list[Buffer]:
-        """The whole frame, to be sent in order."""
+        """The bytes of the whole frame, in order."""
         return [self.head, *map(byte_view, self.parts)]
 
 
 def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
-    """The frame as it is sent. ValueError if it cannot go. may_stripe: a large body is to leave the frame."""
+    """Encode a frame. Raises ValueError if it cannot be sent. may_stripe: a large body is striped."""
     parts, specs, body_length = [], [], 0
     for tensor in frame.tensors:
         ready = tensor.is_cpu and not tensor.requires_grad and tensor.is_contiguous()
-        here = tensor if ready else tensor.detach().cpu().contiguous()
-        name, size = _NAMES.get(here.dtype), here.nbytes
-        if name is None or here.dim() > MAX_DIMENSIONS:
-            raise ValueError(f"{frame.address}: {unsendable(here, _NAMES)}")
-        specs.append((name, tuple(here.shape)))
+        sendable = tensor if ready else tensor.detach().cpu().contiguous()
+        name, size = _NAMES.get(sendable.dtype), sendable.nbytes
+        if name is None or sendable.dim() > MAX_DIMENSIONS:
+            raise ValueError(f"{frame.address}: {unsendable(sendable, _NAMES)}")
+        specs.append((name, tuple(sendable.shape)))
         if size:
-            parts.append(here)
+            parts.append(sendable)
             body_length += size
     meta = _plain_meta(tuple(specs)) if frame.payload is None else msgspec.msgpack.encode(_Meta(specs, frame.payload))
     if len(meta) > MAX_META or body_length > MAX_BODY:
@@ -152,12 +152,12 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
 
 @lru_cache(maxsize=PLAIN_METAS)
 def _plain_meta(specs: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
-    """The meta of a frame without a payload, as most are: of the same few forms of tensors, step by step."""
+    """Return the meta of a frame without a payload. Cached: most frames are like this, with a few forms of tensors."""
     return msgspec.msgpack.encode(_Meta(list(specs), None))
 
 
 def parse_header(raw: bytes | bytearray) -> Header:
-    """Raises WireError."""
+    """Parse a frame's header. Raises WireError."""
     if len(raw) != HEADER.size:
         raise WireError(f"a header of {len(raw)} bytes")
     magic, version, kind, striped, epoch, origin, *place, meta, body = HEADER.unpack(raw)
@@ -174,7 +174,7 @@ def parse_header(raw: bytes | bytearray) -> Header:
 
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:
-    """What tensors the body holds, and the frame's payload. WireError also if they do not fill the body."""
+    """Return the body's tensor specs and the frame's payload. Raises WireError, also if they do not fill the body."""
     short = len(raw) <= PLAIN_BYTES and raw.endswith(_NO_PAYLOAD)
     specs, payload = _plain_specs(bytes(raw)) if short else None, None
     if specs is None:
@@ -187,7 +187,7 @@ def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSp
 
 @lru_cache(maxsize=PLAIN_METAS)
 def _plain_specs(raw: bytes) -> tuple[TensorSpec, ...] | None:
-    """The tensors of a meta without a payload, as `_plain_meta` makes them; None if it has a payload."""
+    """Return the tensor specs of a meta as `_plain_meta` makes it; None if it has a payload."""
     specs, payload = _decoded(raw)
     return specs if payload is None else None
 
@@ -211,7 +211,7 @@ def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffer]:
-    """These bytes in their order; small buffers are joined up to `limit`, large ones are untouched."""
+    """Yield these bytes in order; small buffers are joined up to `limit`, large ones are untouched."""
     small: list[Buffer] = []
     size = 0
     for buffer in buffers:
@@ -228,7 +228,7 @@ def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffe
 
 
 def _mac(secret: bytes, nonce: bytes, route: tuple[WorkerId, WorkerId, Lane], joins: bytes) -> bytes:
-    # The receiver is in it, so that a link to a port that another worker has since taken is refused.
+    # The receiver is in it, so that a link to a port that another worker now has is refused.
     message = msgspec.msgpack.encode([*route, nonce, joins])
     return hmac.new(secret, message, hashlib.sha256).digest()
 
@@ -236,7 +236,7 @@ def _mac(secret: bytes, nonce: bytes, route: tuple[WorkerId, WorkerId, Lane], jo
 def encode_hello(
     secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane: Lane, joins: bytes = b""
 ) -> bytes:
-    """The answer to the acceptor's nonce: a length, then the hello. joins: see LinkHello."""
+    """Encode the answer to the acceptor's nonce: a length, then the hello. joins: see LinkHello."""
     mac = _mac(secret, nonce, (sender, receiver, lane), joins)
     hello = LinkHello(worker=sender, lane=lane, joins=joins, mac=mac)
     raw = msgspec.msgpack.encode(hello)
@@ -244,7 +244,7 @@ def encode_hello(
 
 
 def parse_hello_length(raw: bytes | bytearray) -> int:
-    """Raises WireError."""
+    """Parse a hello's length. Raises WireError."""
     length: int = HELLO_LENGTH.unpack(raw)[0]
     if not 0 < length <= MAX_HELLO:
         raise WireError(f"a hello of {length} bytes")
@@ -252,7 +252,7 @@ def parse_hello_length(raw: bytes | bytearray) -> int:
 
 
 def parse_hello(raw: bytes | bytearray, secret: bytes, nonce: bytes, receiver: WorkerId) -> LinkHello:
-    """Raises WireError, also if the sender does not know the secret or means another receiver."""
+    """Parse and verify a hello. Raises WireError, also if the sender lacks the secret or means another receiver."""
     try:
         hello = _HELLO_DECODER.decode(raw)
         expected = _mac(secret, nonce, (hello.worker, receiver, hello.lane), hello.joins)

@@ -1,1 +1,1 @@
-"""The gradients of a cell's microbatches: how they are computed, and summed in one order."""
+"""Computing the gradients of a cell's microbatches, and summing them in one order."""

@@ -19,11 +19,11 @@ from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, edge_of,
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.task_errors import in_task
 
-WATCHED: Final = 4  # backwards of a stage in which it is seen whether its modules run again
+WATCHED: Final = 4  # the first backwards of a stage, watched for modules that run again
 
 
 class BackwardRunner:
-    """Gradients are added up in the order of the microbatches, whenever they are computed."""
+    """Runs backwards. Gradients are summed in the order of the microbatches, whenever they are computed."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class BackwardRunner:
         *,
         splits: bool,
     ) -> None:
-        """bring: gradients to the device. microbatches: of a step. splits: may weight gradients be postponed? Not where
-        layers are run once more.
+        """bring: copies gradients to the device. microbatches: of a step. splits: weight gradients may be postponed,
+        which layers that run again in the backward do not allow.
         """
         self._parameters, self._bring, self._microbatches = parameters, bring, microbatches
         self._named = f"layers {min(layers)} to {max(layers)}"
@@ -45,13 +45,13 @@ class BackwardRunner:
     def run(
         self, work: Work, place: tuple[int, int], gradients: Parts | None, scale: BackwardScale, *, postpone: bool
     ) -> Parts:
-        """As `Stage.backward`. place: step and microbatch. postpone: weight gradients, if that changes no bit."""
+        """See `Stage.backward`. place: step and microbatch. postpone: weight gradients, if that changes no bit."""
         step, microbatch = place
         added = len(work.added.get(microbatch, ()))
         leaves, given = work.ends(microbatch, gradients, self._microbatches, scale)
         cuts = work.cuts.pop(microbatch, None)
         if cuts:
-            assert self._first  # nobody waits for gradients of its inputs
+            assert self._first  # no stage waits for gradients of its inputs
             self._compute_all(work, step)
             work.parts = parts_of(given, added, cuts)
             self.next_part(work, place)
@@ -75,9 +75,7 @@ class BackwardRunner:
         return (*inputs, *work.weight_of(microbatch))
 
     def next_part(self, work: Work, place: tuple[int, int]) -> None:
-        """Run the next part of a backward that goes bucket by bucket; nothing if all of it is done, or it was not run
-        so.
-        """
+        """Run the next part of a backward that goes bucket by bucket, if any is left."""
         if work.parts is None:
             return
         part, parameters, total = next(work.parts), self._parameters, work.gradients
@@ -92,7 +90,7 @@ class BackwardRunner:
             total.added(place[1])
 
     def _reached(self, ends: Ends) -> list[tuple[GradientEdge, Tensor]]:
-        """Those where there is a gradient, and something that it is for; on the device."""
+        """Return, on the device, the ends that have a gradient and need it."""
         edges = [(end if isinstance(end, GradientEdge) else edge_of(end), g) for end, g in ends if is_gradient(g)]
         reached = [(edge, g) for edge, g in edges if edge is not None]
         return list(zip([edge for edge, _ in reached], self._bring([g for _, g in reached]), strict=True))
@@ -101,7 +99,9 @@ class BackwardRunner:
         return f"the backward of {self._named}, at step {place[0] + 1}, microbatch {place[1]},"
 
     def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[GradientEdge, Tensor]], leaves: Parts) -> bool:
-        """Compute the gradients of the inputs alone, if this microbatch's backward can be split."""
+        """Compute only the gradients of the inputs, if this microbatch's backward can be split. Return
+        whether it was.
+        """
         if not self._splits:
             return False
         with self._watched() if self._unwatched else nullcontext():
@@ -112,9 +112,9 @@ class BackwardRunner:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """A layer that is run once more in a backward would be run once more in each part: no backward is split then.
+        """Stop splitting backwards if a layer runs again in one: it would run again in each part.
 
-        The task's own are known (`Task.checkpointed`); a module may do it by itself.
+        Checkpointed layers of the task are known (`Task.checkpointed`); a module may do it by itself.
         """
 
         def seen(module: nn.Module, _: Any) -> None:
@@ -129,7 +129,7 @@ class BackwardRunner:
             handle.remove()
 
     def weights(self, work: Work, step: int, microbatch: int) -> None:
-        """What `run` has postponed, and of earlier microbatches; nothing if that is done."""
+        """Compute the postponed weight gradients of this and earlier microbatches, if any."""
         for earlier in [m for m in work.postponed if m <= microbatch]:
             rest = work.postponed.pop(earlier)
             with in_task(self._doing((step, earlier))):
@@ -147,10 +147,10 @@ class BackwardRunner:
         self._parameters.bind(total.target)
 
     def _add(self, total: GradientSum, compute: Callable[[], None]) -> None:
-        """Add to the sum what `compute` adds to the parameters' gradients: those of one microbatch.
+        """Add to the sum the parameter gradients of one microbatch, which `compute` computes.
 
-        If they are a half of a sum, they are first made by themselves: a parameter may be reached more than once, and
-        what it gets has to be summed before it is added to the other half.
+        For a half of a sum they are computed separately first: a parameter may be reached more than once, and its
+        gradients must be summed before they are added to the other half.
         """
         parameters, half = self._parameters, total.half
         if half is None:

@@ -13,13 +13,12 @@ PIECE: Final = 1 << 24  # elements that are brought from host memory at once, to
 
 
 class GradientSum:
-    """Backwards add to `target`; each group's sum is added to those before it as soon as the two are halves of a node.
+    """Sums gradients: backwards add to `target`; a group's sum joins those before it as soon as both are halves of a
+    node. So it needs at most log2 of the number of groups tensors in addition to the target. A group of one microbatch
+    that is the right half of a node needs no target: its gradient is added to the left half (`half`), the same
+    addition. On a GPU without room for them the finished sums wait in host memory, where they are not modified.
 
-    So there are at most log2 of the number of groups tensors beside the one that is added to. A group of one microbatch
-    that is the right half of a node needs none: its gradient is added to the left half (`half`), the same addition.
-    A GPU without room for them keeps only the one that is added to: the others wait in host memory, where nobody writes
-    to them.
-    marked: the parameters that the current group has marked as used, by number. Or all that is summed here is received.
+    marked: the parameters that the current group has marked as used, by number. Alternatively, all sums are received.
     """
 
     def __init__(
@@ -30,9 +29,8 @@ class GradientSum:
         microbatches: Sequence[int],
         buckets: Sequence[slice] = (slice(None),),
     ) -> None:
-        """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups of them.
-
-        buckets: of elements, all of them together.
+        """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups. buckets: of
+        elements, all of them together.
         """
         self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)
@@ -43,17 +41,17 @@ class GradientSum:
         self._current: Tensor | None = None
         self._spare: Tensor | None = None
         self._added = 0  # microbatches
-        self._halved = False  # was `half` given out for the next microbatch?
+        self._halved = False  # `half` was returned for the next microbatch
         self.marked: set[int] = set()
 
     @property
     def is_begun(self) -> bool:
-        """Was `target` asked for since the last group was finished?"""
+        """Whether `target` was used since the last group was finished."""
         return self._current is not None
 
     @property
     def target(self) -> Tensor:
-        """Where the next microbatch's gradient is added."""
+        """The tensor that the next microbatch's gradient is added to."""
         if self._current is None:
             self._current = self._spare.zero_() if self._spare is not None else self._zeros()
             self._spare = None
@@ -61,9 +59,9 @@ class GradientSum:
 
     @property
     def half(self) -> Tensor | None:
-        """The left half of a node whose right half is the next microbatch alone: its whole gradient may be added there,
-        once, instead of to `target`. None if there is no such node, if `target` was asked for, or if there is no room
-        for a gradient beside it.
+        """The left half of a node whose right half is the next microbatch alone: add its whole gradient there, once,
+        instead of to `target`. None if there is no such node, if `target` was used, or if a separate gradient has no
+        room.
         """
         if self._current is not None or not self._done or self._bounds[self._group + 1] - self._bounds[self._group] > 1:
             return None
@@ -74,24 +72,24 @@ class GradientSum:
         return total if self._halved else None
 
     def _zeros(self) -> Tensor:
-        """A sum of nothing. Finished ones make room for it, the first ones first."""
+        """Return a tensor of zeros, after moving finished sums, the first ones first, to make room."""
         for place in range(len(self._done)):
             self._done[place] = self._moved(*self._done[place])  # and no name is left for what is moved
         return torch.zeros(self._size, dtype=torch.float32, device=self._device)
 
     def _moved(self, node: SumNode, total: Tensor) -> tuple[SumNode, Tensor]:
-        """A finished sum in host memory, if the device has no room for one more."""
+        """Return a finished sum, moved to host memory if the device has no room for one more."""
         stays = total.device != self._device or has_room(self._device, total.nbytes)
         return node, total if stays else total.cpu()
 
     def apart(self, total: Tensor) -> Tensor:
-        """A finished sum as it is now: where there is room for a copy."""
+        """Return a finished sum's current value: a copy where there is room, else in host memory."""
         if total.device != self._device:
             return total
         return total.clone() if has_room(self._device, total.nbytes) else total.cpu()
 
     def added(self, microbatch: int) -> None:
-        """A microbatch's gradient is in `target`, or in `half`, if there is one. They come in order."""
+        """Note that a microbatch's gradient is in `target`, or in `half`, if there is one. They come in order."""
         first, end = self._bounds[self._group], self._bounds[self._group + 1]
         assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
         self._added += 1
@@ -109,7 +107,7 @@ class GradientSum:
 
     @property
     def alone(self) -> Tensor | None:
-        """The gradient of the first microbatch, until another one's is added to it; None before that and afterwards."""
+        """The gradient of the first microbatch, until another is added to it; None before and afterwards."""
         if self._added != 1:
             return None
         return self._done[0][1] if self._done else self._current
@@ -122,7 +120,7 @@ class GradientSum:
         return [*others, (SumNode(left.first, self._group + 1), total)]
 
     def _merged(self, nodes: list[tuple[SumNode, Tensor]], places: Sequence[slice]) -> list[tuple[SumNode, Tensor]]:
-        """With the last ones added up where they are halves of a node, in these places."""
+        """Return the nodes with the last ones summed, in these places, where they are halves of a node."""
         nodes = list(nodes)
         while len(nodes) > 1:
             (left, total), (right, other) = nodes[-2:]
@@ -135,7 +133,7 @@ class GradientSum:
         return nodes
 
     def _add(self, left: Tensor, right: Tensor, place: slice) -> None:
-        """Add a finished sum and one on the device: in the left one's place, if that is on the device, too."""
+        """Add a finished sum and one on the device: into the left one, if that is on the device, too."""
         if left.device == right.device:
             left[place] += right[place]
             return
@@ -144,13 +142,13 @@ class GradientSum:
 
     @property
     def finished(self) -> tuple[tuple[SumNode, Tensor], ...]:
-        """The sums of the groups that are finished, as nodes of the tree, in order. They change with the next group."""
+        """The sums of the finished groups, as nodes of the tree, in order. They change with the next group."""
         return tuple(self._done)
 
     def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
-        """Go on behind these groups, half-open, the next ones, which somebody else has added up.
+        """Continue after the next groups, half-open, which another worker has summed.
 
-        Returns how many of `sums` they are: the first ones. They stay as they are.
+        Returns how many of `sums`, from the first, belong to them. They are not modified.
         """
         nodes = nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1)
         for node, total in zip(nodes, sums, strict=False):
@@ -160,9 +158,9 @@ class GradientSum:
         return len(nodes)
 
     def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
-        """Take the sums of these groups, half-open, which somebody else has added up; with the last ones all are here.
+        """Take the sums of these groups, half-open, from another worker; the last ones complete the sum.
 
-        Returns how many of `sums` they are: the first ones. They stay as they are.
+        Returns how many of `sums`, from the first, belong to them. They are not modified.
         """
         self._current, bounds = None, self._bounds
         nodes = nodes_of(SumNode(*map(bounds.index, microbatches)), len(bounds) - 1)
@@ -174,18 +172,18 @@ class GradientSum:
         return len(nodes)
 
     def _sum_of_received(self, node: SumNode) -> Tensor:
-        """A node's sum, on the device, where no more than a piece of its parts is at once."""
+        """Compute a node's sum on the device, holding no more than a piece of its parts there."""
         parts = {one: total for one, total in self._received.items() if node.first <= one.first and one.end <= node.end}
-        found = torch.empty(self._size, dtype=torch.float32, device=self._device)
+        total_sum = torch.empty(self._size, dtype=torch.float32, device=self._device)
         for piece in pieces(self._size):
-            found[piece] = sum_of(node, {one: total[piece].to(self._device) for one, total in parts.items()})
-        return found
+            total_sum[piece] = sum_of(node, {one: total[piece].to(self._device) for one, total in parts.items()})
+        return total_sum
 
     def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
-        """The sum of all microbatches, as nodes of the tree, in order.
+        """Return the sum of all microbatches, as nodes of the tree, in order.
 
-        bucket: only its elements are needed, and the last microbatch's gradient is in `target` there, and maybe not
-        elsewhere: it need not have been `added`.
+        bucket: only its elements are needed; there `target` has the last microbatch's gradient, which need not have
+        been `added` and may be missing elsewhere.
         """
         if bucket is None or self._group == self._end:
             assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
@@ -201,17 +199,17 @@ class GradientSum:
         return total
 
     def drop(self) -> None:
-        """Forget the sums: what they came to is with somebody else."""
+        """Drop the sums, which another worker has."""
         self._done = []
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that is held."""
+        """Yield all tensors held."""
         yield from (total for _, total in self._done)
         yield from self._received.values()
         yield from (tensor for tensor in (self._current, self._spare) if tensor is not None)
 
 
 def pieces(size: int, place: slice = slice(None)) -> Iterator[slice]:
-    """A place among so many elements, in pieces that are brought to a device one after the other."""
+    """Divide a place among `size` elements into pieces that are brought to a device one after the other."""
     first, end, _ = place.indices(size)
     return (slice(start, min(start + PIECE, end)) for start in range(first, end, PIECE))

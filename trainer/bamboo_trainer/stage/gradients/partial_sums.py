@@ -1,4 +1,4 @@
-"""What one worker has computed of some of a cell's microbatches, for another one: packed, and made part of its work."""
+"""One worker's results for some of a cell's microbatches, packed for another worker, which adds them to its work."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 def packed_work(work: Work, microbatches: Range, nodes: Sequence[tuple[SumNode, Tensor]]) -> tuple[PartialSum, Parts]:
-    """What a frame says of finished microbatches of a work, half-open, and its tensors: the sums of their groups, which
-    are these nodes of the tree, then what was contributed.
+    """Return a frame's payload and tensors for finished microbatches, half-open: the sums of their groups, which are
+    these nodes of the tree, then the contributions.
     """
     work.read(work.figures())
     contributed, data = packed(_of(work.contributions, microbatches))
@@ -37,12 +37,12 @@ def _of(by_microbatch: Mapping[int, T], microbatches: Range) -> dict[int, T]:
 
 
 def add_to(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """What `packed_work` has made of these microbatches, half-open, is part of this work."""
+    """Add what `packed_work` has packed of these microbatches, half-open, to this work."""
     _note(work, payload, tensors[work.gradients.receive(microbatches, tensors) :])
 
 
 def resume(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """Let this work, which has not begun, go on behind these microbatches, of which `packed_work` has made that."""
+    """Let this work, not begun yet, continue after these microbatches, half-open, packed by `packed_work`."""
     _note(work, payload, tensors[work.gradients.resume(microbatches, tensors) :])
 
 

@@ -1,12 +1,12 @@
 """A stage's backward in two parts: gradients of its inputs, which the stage before waits for, then those of weights.
 
-The first part runs the graph from the outputs to the inputs alone. Operations on that way that also lead to parameters
-are the frontier, such as a product of the inputs with a weight; what reached them is kept. The second part goes on from
-there: each operation of the frontier is asked for the other half of its gradients, and only what leads from it to
-parameters runs; at once for all that lead to the same ones, such as the products with slices of one weight, those of a
-layer's experts, so that they are summed in the same order. Every product is computed once and every kernel gets the
-same operands, so the gradients have the same bits as those of a whole backward; the two graphs of a compiled layer's
-backward are run either way (`compilation.cut_backwards`). Where that is not certain nothing is split (`split`).
+The first part runs the graph from the outputs to the inputs alone. The frontier is the operations on that way that also
+lead to parameters, such as a product of the inputs with a weight; their incoming gradients are kept. The second part
+starts there: each operation of the frontier computes the other half of its gradients, and only what leads from it to
+parameters runs. Operations that lead to the same parameters, such as the products with slices of one weight, those of a
+layer's experts, run at once, so that they are summed in the same order. Every product is computed once and every kernel
+gets the same operands, so the gradients have the same bits as those of a whole backward; the two graphs of a compiled
+layer's backward are run either way (`compilation.cut_backwards`). Where that is not certain nothing is split (`split`).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from bamboo_trainer.compilation.cut_backwards import cut_call
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import LEAF
 
-# Operations that compute, of their inputs' gradients, only those that are asked for, each by itself.
+# Operations that compute only the requested gradients of their inputs, each by itself.
 SEPARABLE: Final = frozenset(
     {
         "AddmmBackward0",
@@ -56,28 +56,28 @@ class _Held:
     gradients: tuple[Tensor | None, ...] | None = None
 
     def note(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        """In the first part keep them. In the second, what hooks of tensors have made of them does not count again."""
+        """Keep them in the first part. In the second return those kept, so that hooks of tensors do not count twice."""
         if self.gradients is None:
             self.gradients = gradients
             return None
         return self.gradients
 
     def reached(self) -> Iterator[tuple[int, Tensor]]:
-        """By number of the operation's output."""
+        """Yield gradients by number of the operation's output."""
         return ((i, gradient) for i, gradient in enumerate(self.gradients or ()) if gradient is not None)
 
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
-    """The weight gradients of one microbatch that are not computed yet. It holds the microbatch's graph, and so all
-    that its forward has kept.
+    """The weight gradients of one microbatch that are not computed yet. Holds the microbatch's graph, and so all that
+    its forward has kept.
     """
 
     leaves: Parts
     _frontier: list[tuple[list[tuple[Node, _Held]], list[Tensor]]] = field(default_factory=list)
 
     def compute(self) -> None:
-        """Adds them to the parameters' `grad`. Once."""
+        """Add them to the parameters' `grad`, once."""
         while self._frontier:
             nodes, parameters = self._frontier.pop(0)
             reached = [(GradientEdge(node, i), g) for node, held in nodes for i, g in held.reached()]
@@ -85,7 +85,7 @@ class WeightGradients:
                 torch.autograd.backward([edge for edge, _ in reached], [g for _, g in reached], inputs=parameters)
 
     def tensors(self) -> Iterator[Tensor]:
-        """What it keeps beside the graph's own tensors."""
+        """Yield the tensors kept in addition to the graph's own."""
         yield from self.leaves
         for nodes, _ in self._frontier:
             yield from (g for _, held in nodes for _, g in held.reached())
@@ -94,11 +94,11 @@ class WeightGradients:
 
 
 def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
-    """Computes the inputs' gradients, `leaf.grad`, and returns the rest. None: it cannot be split, nothing was done.
+    """Compute the inputs' gradients, `leaf.grad`, and return the rest; None, with nothing done, if it cannot be split.
 
-    So it is if there is nothing to split, or if a parameter is reached from an operation that computes all gradients at
-    once, from two of which one leads to the other, or from a custom autograd function on the way to the inputs, which
-    may do anything.
+    It cannot if there is nothing to split, or if a parameter is reached from an operation that computes all gradients
+    at once, from two operations of which one leads to the other, or from a custom autograd function on the way to the
+    inputs, which may do anything.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
@@ -117,10 +117,10 @@ def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightG
 
 
 def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
-    """The operations that lead to inputs and to parameters, with the parameters that they alone lead to: together those
-    that lead to the same ones.
+    """Return the operations that lead to inputs and to parameters, with the parameters that only they lead to;
+    operations that lead to the same ones are together.
 
-    None if a parameter is reached in another way, or if one of them cannot be asked for a part of its gradients.
+    None if a parameter is reached in another way, or if one of them cannot compute a part of its gradients.
     """
     roots = dict.fromkeys(ends)
     order, following = _walk(roots)
@@ -133,7 +133,7 @@ def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node
         return None
 
     def is_separable(node: Node) -> bool:
-        """A compiled layer is, if all that it leads to beside the inputs are its own parameters."""
+        """Return whether it can be split: a compiled layer can, if it leads only to inputs and its own parameters."""
         if cut_call(node):
             return all(after in on_the_way or _is_parameter(after) for after in following[node])
         return node.name() in SEPARABLE
@@ -156,7 +156,7 @@ def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node
 
 
 def _are_apart(together: Collection[tuple[Node, ...]], following: Mapping[Node, Sequence[Node]]) -> bool:
-    """Is each operation in one tuple only, and does none lead to another one of its tuple?"""
+    """Return whether each operation is in one tuple only, and none leads to another one of its tuple."""
     if len(set(chain.from_iterable(together))) < sum(map(len, together)):
         return False
     for nodes in (nodes for nodes in together if len(nodes) > 1):
@@ -172,7 +172,7 @@ def _are_apart(together: Collection[tuple[Node, ...]], following: Mapping[Node, 
 
 
 def _walk(roots: dict[Node, None]) -> tuple[list[Node], dict[Node, list[Node]]]:
-    """All operations of the graph, each after those that its gradients go to; and these."""
+    """Return all operations of the graph, each after its successors, which its gradients go to; and the successors."""
     following: dict[Node, list[Node]] = {}
     order: list[Node] = []
     for root in roots:

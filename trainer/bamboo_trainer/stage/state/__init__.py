@@ -1,1 +1,1 @@
-"""What a stage remembers from step to step: parameters, optimizer, numbers; as it is held and as it travels."""
+"""A stage's state from step to step: parameters, optimizer, numbers; held here, and copied for others."""

@@ -1,7 +1,7 @@
-"""What a task's decisions said last, as a part of the state: so what they say next follows from the job.
+"""The results of a task's decisions as a part of the state, so that later decisions follow from the job alone.
 
-Each layer has it, so that any split finds it, and which of its own parameters are frozen. A state that was kept without
-it, as by a job without decisions, is one of which they have been told nothing.
+Each layer's state has them, and which of its own parameters are frozen, so that any split can restore them. A state
+saved without them, as by a job without decisions, counts as one before any decision.
 """
 
 import math
@@ -19,43 +19,45 @@ _RATE: Final = "learning_rate"
 
 
 def is_of(name: str) -> bool:
-    """Is a number of that name one of these?"""
+    """Return whether a number with that name belongs to decisions."""
     return name.startswith(f"{KIND}:")
 
 
 def numbers(decided: Decided, frozen: Mapping[str, Collection[int]], layers: Collection[int]) -> dict[str, Number]:
-    """By name, for the state of each of these layers. frozen: the layers that use each frozen parameter."""
-    said: dict[str, Number] = {_RATE: decided.learning_rate}
-    said |= {f"{_STOP}{name}": True for name in decided.stops}
-    said |= {f"{_MEMORY}{name}.{key}": v for name, memory in decided.memory.items() for key, v in memory.items()}
-    found = {f"{KIND}:{layer}.{key}": value for layer in layers for key, value in said.items()}
-    return found | {f"{KIND}:{layer}.{_FROZEN}{name}": True for name, using in frozen.items() for layer in using}
+    """Return the numbers by name for the state of each of these layers. frozen: the layers that use each frozen
+    parameter.
+    """
+    shared: dict[str, Number] = {_RATE: decided.learning_rate}
+    shared |= {f"{_STOP}{name}": True for name in decided.stops}
+    shared |= {f"{_MEMORY}{name}.{key}": v for name, memory in decided.memory.items() for key, v in memory.items()}
+    by_name = {f"{KIND}:{layer}.{key}": value for layer in layers for key, value in shared.items()}
+    return by_name | {f"{KIND}:{layer}.{_FROZEN}{name}": True for name, using in frozen.items() for layer in using}
 
 
 def of_numbers(given: Mapping[str, Any], layers: Collection[int]) -> Decided | None:
-    """None if nothing was decided. Raises ValueError if they are not of one decision for all these layers."""
+    """Undo `numbers`; None if nothing was decided. Raises ValueError if the layers' decisions differ or are invalid."""
     frozen: set[str] = set()
-    found: list[dict[str, Any]] = []
+    by_layer: list[dict[str, Any]] = []
     for layer in layers:
         start = f"{KIND}:{layer}."
         own = {name.removeprefix(start): value for name, value in given.items() if name.startswith(start)}
         frozen |= {key.removeprefix(_FROZEN) for key in own if key.startswith(_FROZEN)}
-        found.append({key: value for key, value in own.items() if not key.startswith(_FROZEN)})
-    if any(one != found[0] for one in found):
+        by_layer.append({key: value for key, value in own.items() if not key.startswith(_FROZEN)})
+    if any(one != by_layer[0] for one in by_layer):
         raise ValueError("the layers' states have different decisions")
-    if not found or not found[0]:
+    if not by_layer or not by_layer[0]:
         return None
-    rate = found[0].get(_RATE)
+    rate = by_layer[0].get(_RATE)
     if type(rate) is not float or not math.isfinite(rate) or rate < 0:
         raise ValueError(f"the learning rate's factor must be a finite number that is not negative, got {rate!r}")
     memory: dict[str, dict[str, Number]] = {}
-    for key, value in found[0].items():
+    for key, value in by_layer[0].items():
         if key.startswith(_MEMORY):
             name, _, kept = key.removeprefix(_MEMORY).partition(".")
             memory.setdefault(name, {})[kept] = value
     return Decided(
         learning_rate=rate,
         frozen=tuple(sorted(frozen)),
-        stops=tuple(sorted(key.removeprefix(_STOP) for key in found[0] if key.startswith(_STOP))),
+        stops=tuple(sorted(key.removeprefix(_STOP) for key in by_layer[0] if key.startswith(_STOP))),
         memory=memory,
     )

@@ -1,7 +1,7 @@
-"""How far a training is from its early stop, as a part of the state: so the step at which it ends follows from the job.
+"""The course of evaluations towards an early stop as a part of the state, so that the last step follows from the job.
 
-Each layer has it, so that any split finds it. It says nothing of the model, and is no part of the state's digest; a
-state that was kept without it, or with another metric, begins to count anew.
+Each layer's state has it, so that any split can restore it. It does not affect the model or the state's digest; a state
+saved without it, or with another metric, starts counting anew.
 """
 
 import math
@@ -19,23 +19,23 @@ Number = int | float | bool | None
 
 
 def is_of(name: str) -> bool:
-    """Is a number of that name one of these?"""
+    """Return whether a number with that name belongs to an early stop."""
     return name.startswith(f"{KIND}:")
 
 
 def numbers(course: Course, spec: EvaluationSpec, layers: Collection[int]) -> dict[str, Number]:
-    """By name, for the state of each of these layers."""
+    """Return the numbers by name for the state of each of these layers."""
     values = {"of": _of(spec), "score": course.score, "state": course.state, "without": course.without}
     return {f"{KIND}:{layer}.{key}": value for layer in layers for key, value in values.items()}
 
 
 def of_numbers(given: Mapping[str, Number], spec: EvaluationSpec, layers: Collection[int]) -> Course:
-    """Raises ValueError if they are not those of one course for all these layers."""
+    """Undo `numbers`. Raises ValueError if the layers' courses differ or are invalid."""
     keys = ("of", "score", "state", "without")
-    found = {tuple(given.get(f"{KIND}:{layer}.{key}") for key in keys) for layer in layers}
-    if len(found) != 1:
+    courses = {tuple(given.get(f"{KIND}:{layer}.{key}") for key in keys) for layer in layers}
+    if len(courses) != 1:
         raise ValueError("the layers' states have different courses of evaluations")
-    ((of, score, state, without),) = found
+    ((of, score, state, without),) = courses
     if of != _of(spec):
         return Course()
     if type(without) is not int or not 0 <= without < MOST_STEPS:
@@ -48,5 +48,5 @@ def of_numbers(given: Mapping[str, Number], spec: EvaluationSpec, layers: Collec
 
 
 def _of(spec: EvaluationSpec) -> int:
-    """What the scores are of."""
+    """Return a number that identifies the goal and metric of the scores."""
     return zlib.crc32(f"{spec.goal} {spec.metric}".encode())

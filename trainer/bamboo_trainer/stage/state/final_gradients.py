@@ -1,6 +1,6 @@
-"""What a step leaves for the optimizer of a stage: its final gradient, and the values of its running buffers.
+"""The input of a stage's optimizer step: the final gradient and the values of running buffers after the step.
 
-Frames carry them, replicas take them, and they fit only a stage whose parameters and buffers lie in the same places.
+Frames carry them to replicas. They fit only a stage whose parameters and buffers lie in the same places.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +16,10 @@ from bamboo_trainer.task import Parts
 
 
 class FinalGradients:
-    """The form of a stage's final gradients, and what is computed of them without an optimizer.
+    """The form of a stage's final gradients, and what is computed from them without an optimizer.
 
     size: elements of the final gradient. gradient_size: elements of a gradient in which each layer's use of a tied
-    parameter still counts by itself. buckets: places in that one, which are final one after the other. tied: the tied
+    parameter is still separate. buckets: places in the latter, which become final one after the other. tied: the tied
     groups whose layers' gradients are to be summed, by group.
     """
 
@@ -32,7 +32,7 @@ class FinalGradients:
         elsewhere: Collection[int],
         microbatches: int,
     ) -> None:
-        """elsewhere: the tied groups whose norms another stage tells. microbatches: of a step."""
+        """elsewhere: the tied groups whose norms another stage reports. microbatches: of a step."""
         self._parameters, self._running, self._optimizer = parameters, running, optimizer
         self._elsewhere, self._microbatches = frozenset(elsewhere), microbatches
         self.tied = tuple(tied)
@@ -45,25 +45,25 @@ class FinalGradients:
         return self._running.size
 
     def takes(self, final: Parts) -> bool:
-        """Do these have the form of what `StageValues.apply` takes: a gradient, and running buffers if it has any?"""
+        """Return whether these tensors fit `StageValues.apply`: a gradient, and running buffers if the
+        stage has any.
+        """
         sizes = (self.size, self.running_size) if self._running else (self.size,)
         return tuple(part.numel() for part in final) == sizes
 
     def check_contributed(self, told: Contributed) -> None:
-        """Raises ValueError if what another pipeline's forwards contributed cannot be folded into this stage's running
-        buffers.
-        """
+        """Raise ValueError if contributions of another pipeline's forwards do not fit this stage's running buffers."""
         self._running.check(told)
 
     def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
-        """The bytes of the running buffers after a step, from the contributions of all its microbatches; () if the
-        stage has none.
+        """Return the bytes of the running buffers after a step, from the contributions of all its microbatches; () if
+        the stage has none.
         """
         return self._running.folded(contributions, self._microbatches)
 
     def squared_norms(self, gradient: Tensor) -> Tensor:
-        """The squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. A tied parameter is
-        told by its lowest stage only, and one that a decision has frozen not at all.
+        """Return the squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. Only its lowest
+        stage includes a tied parameter; parameters that a decision has frozen are left out.
         """
         frozen = self._optimizer.frozen
         own = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]

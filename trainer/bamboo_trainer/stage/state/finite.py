@@ -1,7 +1,7 @@
-"""Is what an optimizer's step leaves made of finite numbers? It is asked after each step of the parameters, and of the
-rest where the state is kept or told, as that reads all of it anyway.
+"""Checks that an optimizer's step leaves finite numbers: parameters after each step, the rest of the state when it is
+saved or sent, which reads all of it anyway.
 
-The next step's loss would say the same too late, of another step, and after the last step nobody would say it.
+The next step's loss would show it too late, for another step; after the last step nothing would show it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,10 +21,10 @@ _WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # whose norm is take
 
 
 class FiniteState:
-    """It checks that a stage's state is finite. On a device that runs ahead a step's answer is waited for only when
-    somebody asks: `confirm`.
-    A parameter that begins with infinite values, as a mask may, is allowed to have them; nothing may be NaN. What an
-    optimizer remembers may be infinite, as a bound is that nothing has reached yet.
+    """Checks that a stage's state is finite. On an asynchronous device only `confirm` waits for a step's result.
+
+    A parameter whose initial values include infinity, such as a mask, may have it; nothing may be NaN. The optimizer's
+    state may be infinite, such as a bound that nothing has reached yet.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FiniteState:
         self._excused = False
 
     def look(self, step: int) -> None:
-        """After that step, at the parameters. Raises TaskError if their answer is there at once."""
+        """Check the parameters after that step. Raises TaskError if the result is available at once."""
         if self._excused:
             return
         tensors = [s.parameter.detach() for s in self._parameters.slots if s.name not in self._infinite]
@@ -52,7 +52,7 @@ class FiniteState:
             self.confirm()
 
     def confirm(self) -> None:
-        """Wait for the answer of the newest step; nothing if it is known. Raises TaskError."""
+        """Wait for the newest step's check, if one is pending. Raises TaskError."""
         if self._pending is None:
             return
         (step, copy), self._pending = self._pending, None
@@ -61,15 +61,17 @@ class FiniteState:
             self._name_parameter(step)
 
     def gradient_was_not(self) -> None:
-        """The newest step's gradient was not finite: that is told of the step, and not of what follows from it."""
+        """Skip checks from now on: the newest step's gradient was not finite, and is reported instead of
+        its effects.
+        """
         self._excused = True
 
     def forget(self) -> None:
-        """The state is another one now."""
+        """Forget pending checks: the state was replaced."""
         self._pending, self._excused = None, False
 
     def check_all(self, version: int) -> None:
-        """The state at that version, with what the optimizer remembers. Raises TaskError."""
+        """Check the whole state at that version, with the optimizer's. Raises TaskError."""
         self.confirm()
         if self._excused:
             return
@@ -82,7 +84,9 @@ class FiniteState:
                     raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
 
     def _name_parameter(self, step: int) -> None:
-        """The norm of what is large may be infinite though no number is, so each is looked at."""
+        """Raise TaskError for the first parameter with a wrong number, if there is one: the norm of large finite
+        numbers may be infinite.
+        """
         for slot in self._parameters.slots:
             values = slot.parameter.detach()
             wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)
@@ -98,7 +102,7 @@ class FiniteState:
 
 
 def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
-    """Wherever each of them is: an optimizer may remember a step's number on the host, and the rest on a device."""
+    """Return whether all norms are finite, on any device: an optimizer may keep its step count on the host."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device, []).append(tensor)
@@ -106,18 +110,18 @@ def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
 
 
 def _norms(tensors: Iterable[Tensor]) -> Tensor:
-    """The norm of each tensor, in fp64, by one pass over it: finite only if all its numbers are. All are on one device.
-    Returns them in one dimension, grouped by type and not in the order of the tensors.
+    """Return each tensor's norm in fp64, in one pass: finite only if all its numbers are. All are on one device. The
+    result has one dimension, grouped by type and not in the order of the tensors.
     """
     by_kind: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_kind.setdefault(tensor.dtype, []).append(tensor)
-    found = [
+    norms = [
         norm.double()
         for dtype, group in by_kind.items()
         for norm in torch._foreach_norm(group, 2, torch.float32 if dtype in _WIDER else None)
     ]
-    return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)
+    return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
 
 
 def _all_finite(values: Tensor) -> bool:

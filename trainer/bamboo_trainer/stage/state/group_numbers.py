@@ -1,12 +1,11 @@
 """Numbers in an optimizer's parameter groups that it changes from step to step, such as a count of steps.
 
-They belong to the state as much as what it remembers of each parameter. Each parameter has its group's numbers, so that
-they can be taken over by a stage of another split; where it would then have to join groups whose numbers differ, the
-optimizer depends on the split, and that is refused. The learning rate and what else the task schedules are the task's,
-and are set at every step.
+They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of another
+split can restore them; a group whose parameters then have different numbers is refused, because the optimizer depends
+on the split. The task sets the learning rate and other scheduled values at every step.
 
-Whether torch's fused kernel does the steps, where the task leaves that open, is such a number, too: a state that has
-none was kept by a version that left the choice to torch, and goes on with that kernel's bits.
+Whether torch's fused kernel does the steps, where the task leaves that open, is such a number, too: a state without it
+comes from a version that left the choice to torch, and continues with that kernel's bits.
 """
 
 import math
@@ -21,14 +20,15 @@ from bamboo_trainer.tasks.scheduled_optimizer import leaves_kernel_open
 from bamboo_trainer.tasks.task_errors import TaskError
 
 Scalar = int | float | bool | None
-MARK: Final = "param_group."  # begins the key of such a number
+MARK: Final = "param_group."  # prefix of such a number's key
 _OTHERS: Final = frozenset({"params", "param_names", "lr"})
 
 
 class GroupNumbers:
-    """optimizer: as it is before its first step; what differs from that later is part of the state.
+    """The changing numbers of an optimizer's parameter groups.
 
-    scheduled: keys that are set at every step.
+    optimizer: before its first step; later differences are part of the state. scheduled: keys that are set at every
+    step.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class GroupNumbers:
         self._places = {s.name: places[id(s.parameter)] for s in slots if id(s.parameter) in places}
 
     def of(self, slot: str) -> dict[str, Scalar]:
-        """By key, with MARK; those that have changed. TaskError for one that is no number."""
+        """Return a slot's changed numbers by key, with MARK. Raises TaskError for a value that is no number."""
         number = self._places.get(slot)
         return {} if number is None else self._changed(number)
 
     def of_all(self) -> Iterator[tuple[str, dict[str, Scalar]]]:
-        """Each slot with what `of` returns for it; looks at every group once."""
+        """Return what `of` returns for each slot, comparing every group once."""
         changed = {number: self._changed(number) for number in dict.fromkeys(self._places.values())}
         return ((slot, changed[number]) for slot, number in self._places.items())
 
@@ -65,7 +65,9 @@ class GroupNumbers:
         return found
 
     def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
-        """What `set` takes. given: of each slot, by key with MARK. ValueError if a group's parameters disagree."""
+        """Return the argument for `set`. given: numbers of each slot, by key with MARK. Raises ValueError if a group's
+        parameters disagree.
+        """
         wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
         witness: dict[int, str] = {}
         for slot, number in self._places.items():
@@ -80,7 +82,7 @@ class GroupNumbers:
         return [numbers or {} for numbers in wanted]
 
     def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
-        """What is not among them is as it was before the first step, and so is a kernel that the task names."""
+        """Set each group's numbers; other keys, and a kernel that the task names, become as before the first step."""
         for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
             for key in group.keys() - self._others - first.keys():
                 del group[key]

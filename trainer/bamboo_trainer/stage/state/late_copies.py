@@ -1,7 +1,7 @@
-"""Copies of layers' states that are made piece by piece after the state was reached, while training goes on.
+"""Copies of layers' states, made piece by piece while training continues.
 
 Parameters and the optimizer's tensors change only with the next optimizer step, so until then a piece may be copied
-whenever the worker waits for others. What a forward may change is copied at once.
+whenever the worker waits for others. Tensors that a forward may change are copied at once.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ PIECE_BYTES: Final = 16 << 20  # a few milliseconds
 
 
 class Copying(Protocol):
-    """Copies that are being made. layers: complete when it is done."""
+    """Copies in progress. layers: complete when done."""
 
     @property
     def layers(self) -> Mapping[int, LayerState]: ...
@@ -26,12 +26,12 @@ class Copying(Protocol):
     def done(self) -> bool: ...
 
     def copy_piece(self) -> None:
-        """One more, before anything of the state changes."""
+        """Copy the next piece; must be called before the state changes."""
         ...
 
 
 class LateCopies:
-    """layers: states whose tensors of these kinds are the stage's own until they are copied."""
+    """Copies of tensors of these kinds, which the stage holds until they are copied. layers: the states."""
 
     KINDS: Final = ("parameter:", "state:")
 
@@ -45,7 +45,7 @@ class LateCopies:
                     state.tensors[name] = self._later(tensor.detach())
 
     def _later(self, source: Tensor) -> Tensor:
-        """Where the copy will be."""
+        """Return the tensor that the copy will fill."""
         if not source.is_contiguous() or source.layout is not torch.strided:
             return source.to("cpu", copy=True)
         copy = torch.empty(source.shape, dtype=source.dtype, device="cpu")

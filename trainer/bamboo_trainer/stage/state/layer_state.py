@@ -1,8 +1,8 @@
-"""A stage's state layer by layer, so that a stage of any split can take it over: what a checkpoint holds.
+"""A stage's state layer by layer, as checkpoints hold it, so that a stage of any split can restore it.
 
 Names are those of a snapshot: "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg". A tied parameter, with
-its optimizer state, belongs to the layer of its group's first name, and to no other. "value:0.x" is what a layer's
-state_dict has beside what it holds; it is kept for who reads the state dict, and nothing is restored from it.
+its optimizer state, belongs to the layer of its group's first name, and to no other. "value:0.x" is an entry of a
+layer's state_dict that is neither; it is kept for readers of the state dict, and never restored.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -25,7 +25,7 @@ VALUE = "value"
 class LayerState:
     """One layer's state at one version. tensors: in host memory. scalars: the optimizer's plain numbers.
 
-    names: of each name in the layer's state_dict, which tensor it is; a tied one may be another layer's.
+    names: for each name in the layer's state_dict, the name of its tensor; a tied one may be another layer's.
     """
 
     layer: int
@@ -36,7 +36,7 @@ class LayerState:
 
 
 def layer_of(name: str) -> int:
-    """To whose state a tensor or number of that name belongs."""
+    """Return the layer whose state has a tensor or number of that name."""
     return int(name.partition(":")[2].partition(".")[0])
 
 
@@ -49,12 +49,12 @@ def take(
     shown: bool = True,
     late: tuple[str, ...] = (),
 ) -> dict[int, LayerState]:
-    """Copies of what belongs to these layers of the stage. shown: with names and values of their state dicts.
+    """Return copies of the state of these layers. shown: with names and values of their state dicts.
 
-    late: of names that begin so, the tensors themselves, which are still to be copied.
+    late: prefixes of names; their tensors are returned themselves, to be copied later.
     """
     held = {id(tensor): name for name, tensor in parameters.objects()}
-    own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # what layers share has several
+    own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # several if shared
     names: dict[int, dict[str, str]] = {index: {} for index in layers}
     tensors: dict[int, dict[str, Tensor]] = {index: {} for index in layers}
     scalars: dict[int, dict[str, Scalar]] = {index: {} for index in layers}
@@ -78,7 +78,7 @@ def take(
 
 
 def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
-    """A parameter or constant of a stage by its name in a snapshot. A tied one has its first name, of any layer."""
+    """Describe a parameter or constant by its name in a snapshot. A tied one has its first name, of any layer."""
     kind, _, place = name.partition(":")
     index, _, path = place.partition(".")
     layer = layers.get(int(index))
@@ -86,7 +86,9 @@ def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
 
 
 def needed(layers: Collection[int], parameters: FlatParameters) -> tuple[int, ...]:
-    """Whose states a stage of these layers is restored from: its own, and those that tied parameters belong to."""
+    """Return the layers whose states restore a stage of these layers: its own, and those that tied parameters belong
+    to.
+    """
     return tuple(sorted({*layers, *(layer_of(name) for name, _ in parameters.named())}))
 
 
@@ -96,9 +98,9 @@ def snapshot_of(
     optimizer: OptimizerState,
     states: Mapping[int, LayerState],
 ) -> tuple[Parts, dict[str, Any]]:
-    """What `snapshot.restore` takes for a stage of these layers. states: those `needed`, or more.
+    """Return the arguments of `snapshot.restore` for a stage of these layers. states: those `needed`, or more.
 
-    Raises ValueError with a sentence if one is missing, or if they are of several versions.
+    Raises ValueError with a message if one is missing, or if their versions differ.
     """
     wanted = needed(layers, parameters)
     if missing := [index for index in wanted if index not in states]:

@@ -1,8 +1,8 @@
-"""The scale of losses with which gradients are computed in fp16: a pure function of which steps had finite gradients.
+"""The scale of losses in fp16: a pure function of which steps had finite gradients.
 
 The rule is that of `torch.amp.GradScaler` (after Micikevicius et al., Mixed Precision Training, 2018): half the scale,
-and the step is skipped, when a gradient is not finite; twice the scale after so many good steps one after the other.
-Scales are powers of two, so what is multiplied by one and divided by it again keeps its bits.
+and the step is skipped, when a gradient is not finite; twice the scale after GROWTH_INTERVAL good steps in a row.
+Scales are powers of two, so multiplying and dividing by one keeps the bits.
 """
 
 import math
@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-KIND: Final = "loss_scale"  # names are "loss_scale:3.scale": each layer has it, so that any split finds it
+KIND: Final = "loss_scale"  # names are "loss_scale:3.scale": each layer has it, so that any split can restore it
 INITIAL: Final = 2.0**16
-GROWTH_INTERVAL: Final = 2000  # steps with finite gradients, one after the other, before the scale grows
+GROWTH_INTERVAL: Final = 2000  # consecutive steps with finite gradients before the scale grows
 GROWTH: Final = 2.0
 BACKOFF: Final = 0.5
 LARGEST: Final = 2.0**127  # GradScaler's is a float32
@@ -22,7 +22,7 @@ MOST_STEPS: Final = 2**31
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """scale: of the step that comes next. good: steps with finite gradients since it changed last."""
+    """scale: of the next step. good: steps with finite gradients since it last changed."""
 
     scale: float
     good: int = 0
@@ -32,7 +32,7 @@ class LossScale:
         return cls(INITIAL)
 
     def after(self, *, finite: bool) -> "LossScale":
-        """The next step. finite: were all gradients of this one?"""
+        """Return the next step's scale. finite: all gradients of this step are finite."""
         if not finite:
             return LossScale(max(self.scale * BACKOFF, SMALLEST))
         if self.good + 1 < GROWTH_INTERVAL:
@@ -40,17 +40,17 @@ class LossScale:
         return LossScale(min(self.scale * GROWTH, LARGEST))
 
     def numbers(self, layers: Collection[int]) -> dict[str, float | int]:
-        """By name, for the state of each of these layers."""
+        """Return the numbers by name for the state of each of these layers."""
         numbers = {"good": self.good, "scale": self.scale}
         return {f"{KIND}:{layer}.{key}": value for layer in layers for key, value in numbers.items()}
 
     @classmethod
     def of_numbers(cls, given: Mapping[str, object], layers: Collection[int]) -> Self:
-        """Raises ValueError if they are not those of one scale for all these layers."""
-        found = {tuple(given.get(f"{KIND}:{layer}.{key}") for key in ("scale", "good")) for layer in layers}
-        if len(found) != 1:
+        """Undo `numbers`. Raises ValueError if the layers' scales differ or are invalid."""
+        scales = {tuple(given.get(f"{KIND}:{layer}.{key}") for key in ("scale", "good")) for layer in layers}
+        if len(scales) != 1:
             raise ValueError("the layers' states have different loss scales")
-        ((scale, good),) = found
+        ((scale, good),) = scales
         if type(scale) is not float or not SMALLEST <= scale <= LARGEST or math.frexp(scale)[0] != 0.5:
             raise ValueError(f"the loss scale must be a power of two, got {scale!r}")
         if type(good) is not int or not 0 <= good < MOST_STEPS:

@@ -1,7 +1,7 @@
-"""What a stage's optimizer remembers, by name; and, where it can be told, before the first step.
+"""The state of a stage's optimizer, by name; where possible, known before the first step.
 
-So is what belongs to a step and to no parameter: the scale of losses in fp16, the course of evaluations, what the
-task's decisions said last.
+It includes what belongs to a step and not to a parameter: the scale of losses in fp16, the course of evaluations, the
+results of the task's decisions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ from bamboo_trainer.tasks.task_errors import TaskError
 
 
 class OptimizerState:
-    """Names are "state:0.weight:exp_avg".
+    """The optimizer's part of a stage's state. Names are "state:0.weight:exp_avg". scales_losses: in fp16; each of the
+    layers has the scale as "loss_scale:3.scale". early: the evaluations that may end the job, whose course each layer
+    has as "early_stop:3.score". decided: the results of the task's decisions for the step that begins at this version,
+    which each layer has as "decided:3.learning_rate"; None if the task has no decisions. frozen: the parameters that
+    they keep unchanged.
 
-    scales_losses: in fp16; each of the layers has the scale as "loss_scale:3.scale". early: the evaluations that
-    may end the job, whose course each layer has as "early_stop:3.score".
-    decided: what the task's decisions say of the step that begins at this version, which each layer has as
-    "decided:3.learning_rate"; None if it has none. frozen: the parameters that stay as they are in it.
-    fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
-    comes with the first step.
+    fixed: names and shapes are known from the start, and equal at every version; otherwise the state first appears with
+    the first step.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class OptimizerState:
         self._early, self.course = early, Course()
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The state's tensors in fixed order; the tensors themselves."""
+        """Yield the state's tensors in fixed order; the tensors themselves."""
         for name, value in self._remembered.values():
             if isinstance(value, Tensor):
                 yield name, value
 
     def scalars(self) -> dict[str, Scalar]:
-        """The state's plain numbers, and those of parameter groups that change from step to step."""
+        """Return the state's plain numbers, and those of parameter groups that change from step to step."""
         scalars: dict[str, Scalar] = {}
         for name, value in self._remembered.values():
             if isinstance(value, Tensor):
@@ -85,49 +85,49 @@ class OptimizerState:
         return scalars
 
     def trial(self, version: int) -> OptimizerTrial | None:
-        """An optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
+        """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
         return self._remembered.trial(version)
 
     @property
     def unscale(self) -> float:
-        """A power of two, which takes the scale out: it changes no bit, but of numbers that are too small for fp32."""
+        """The inverse of the scale, a power of two: it changes no bits, except of numbers too small for fp32."""
         return 1.0 / self.loss_scale.scale if self.loss_scale else 1.0
 
     def obey(self, said: Decided | None) -> None:
-        """The task's decisions say that of the step that comes next."""
+        """Apply the task's decisions for the next step."""
         self.decided, self.frozen = said, frozen_among(self._using, said)
         self._scheduled.factor = said.learning_rate if said else 1.0
 
     def decide(self, done: Committed) -> Decided | None:
-        """What the task's decisions say after that step, which begins at this version; None if it has none."""
+        """Return the task's decisions after that step, which begins at this version; None if it has none."""
         return next_decided(self._task, self.decided, done) if self._task else None
 
     def scaled(self, *, finite: bool) -> None:
-        """A step's gradients were computed with the scale. finite: all of them."""
+        """Update the scale after a step. finite: all its gradients are."""
         if self.loss_scale:
             self.loss_scale = self.loss_scale.after(finite=finite)
 
     def ends_with(self, state: int, metrics: Mapping[str, float]) -> Course | None:
-        """If the job is to end with a state that was evaluated so: the course of all evaluations."""
+        """Return the course of all evaluations if this state's evaluation ends the job, else None."""
         course = self._course_with(state, metrics)
         return course if self._early and course.is_over(self._early) else None
 
     def evaluated(self, state: int, metrics: Mapping[str, float]) -> None:
-        """That state was, if there are metrics, and the job goes on."""
+        """Record a state's evaluation, if it has metrics, when the job continues."""
         self.course = self._course_with(state, metrics)
 
     def _course_with(self, state: int, metrics: Mapping[str, float]) -> Course:
         return self.course.after(self._early, state, metrics) if self._early and metrics else self.course
 
     def may_have(self, name: str) -> bool:
-        """Is it of a kind that may be there or not, as it comes with a step, or with this job?"""
+        """Return whether the name's value is optional: it appears with a step, or depends on the job's settings."""
         if early_stop.is_of(name) or decided.is_of(name):
             return True
         slot, key = parted(name)
         return self._remembered.may_have(slot, key)
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """ValueError if they cannot be set."""
+        """Raise ValueError if these numbers cannot be set."""
         if self.loss_scale:
             LossScale.of_numbers(scalars, self._layers)
         if self._early:
@@ -137,26 +137,26 @@ class OptimizerState:
         self._remembered.check(scalars)
 
     def prefixes(self) -> tuple[str, ...]:
-        """What the name of any value that this optimizer could ever have starts with."""
+        """Return the prefixes of all names that this optimizer could ever have."""
         return tuple(state_of(slot.name) for slot in self._slots)
 
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
-        """Forgets everything and takes copies of these; for a state that is not fixed."""
+        """Replace all tensors by copies of these; for a state that is not fixed."""
         self._remembered.replace(given)
 
     def park(self) -> None:
-        """Move what is as large as the parameters to host memory."""
+        """Move tensors as large as the parameters to host memory."""
         self._move(to_host)
 
     def fetch(self, device: torch.device) -> None:
-        """Move it back to where the parameters are."""
+        """Move them back to the parameters' device."""
         self._move(lambda tensor: tensor.to(device))
 
     def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
         self._remembered.move(moved)
 
     def set_scalars(self, scalars: Mapping[str, Scalar], version: int) -> None:
-        """version: of the state that they belong to."""
+        """Set the plain numbers. version: of the state that they belong to."""
         self._remembered.set(scalars)
         if self.loss_scale:
             self.loss_scale = LossScale.of_numbers(scalars, self._layers)
@@ -167,7 +167,7 @@ class OptimizerState:
 
 
 def _layers_using(slot: Slot, parameters: FlatParameters) -> frozenset[int]:
-    """The stage's layers that use a parameter: one, if it is not tied."""
+    """Return the stage's layers that use a parameter: one, if it is not tied."""
     if slot.group is None:
         return frozenset({int(slot.name.partition(".")[0])})
     return frozenset(layer for group, layer in parameters.uses if group == slot.group)

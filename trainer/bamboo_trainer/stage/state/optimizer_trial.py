@@ -1,9 +1,9 @@
-"""A step of an optimizer that is built anew, beside the real one: does it come to the same bits?
+"""A trial of the optimizer: a rebuilt one, over fewer parameters, must come to the same bits as the real one.
 
-Each stage has an optimizer over its own parameters. Who takes a stage over, or goes on from a checkpoint, builds one,
-and gives it what is in the other one's state. So an optimizer has to treat every parameter by itself, and to keep all
-that it remembers in its state. One that takes a norm over its parameters, or counts its steps in an attribute, comes to
-other bits here. Only a part of one layer is tried each time, so it takes little time and memory.
+Each stage has an optimizer over its own parameters. A worker that takes a stage over, or starts from a checkpoint,
+builds one and restores its state. So an optimizer must treat every parameter by itself, and keep everything in its
+state. One that takes a norm over its parameters, or counts its steps in an attribute, comes to other bits here. Each
+trial uses a part of one layer, so it takes little time and memory.
 """
 
 import logging
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 def tried(slots: Sequence[Slot], version: int) -> list[Slot]:
-    """The slots of one layer, another one at each version: as many of its parameters as are not too large together."""
+    """Return slots of one layer, chosen by the version: as many of its parameters as fit MOST elements."""
     layers = list(dict.fromkeys(_layer(slot) for slot in slots))
-    found, size = list[Slot](), 0
+    chosen, size = list[Slot](), 0
     for slot in slots:
         if _layer(slot) == layers[version % len(layers)] and size + slot.parameter.numel() <= MOST:
-            found.append(slot)
+            chosen.append(slot)
             size += slot.parameter.numel()
-    return found
+    return chosen
 
 
 def _layer(slot: Slot) -> str:
@@ -40,10 +40,10 @@ def _layer(slot: Slot) -> str:
 
 
 class OptimizerTrial:
-    """Made when the gradients are set, and before the real optimizer's step."""
+    """Made when the gradients are set, before the real optimizer's step."""
 
     def __init__(self, slots: Sequence[Slot], real: ScheduledOptimizer, groups: GroupNumbers) -> None:
-        """Raises TaskError or ValueError if there is no such optimizer."""
+        """Raises TaskError or ValueError if such an optimizer cannot be built."""
         assert real.inner is not None
         self._state = real.inner.state
         twins = [Slot(s.name, nn.Parameter(s.parameter.detach().clone()), 0, None) for s in slots]
@@ -64,7 +64,7 @@ class OptimizerTrial:
 
     @classmethod
     def begun(cls, *given: Any) -> Self | None:
-        """None if it cannot be tried; the log says why."""
+        """Return a trial; None if it cannot be made, and log why."""
         try:
             return cls(*given)
         except (TaskError, ValueError) as error:
@@ -72,7 +72,7 @@ class OptimizerTrial:
             return None
 
     def compare(self, version: int) -> None:
-        """After the real optimizer's step from that version. Raises NotDeterministic."""
+        """Compare after the real optimizer's step from that version. Raises NotDeterministic."""
         try:
             self._optimizer.step(version)
         except TaskError as error:
@@ -88,7 +88,7 @@ class OptimizerTrial:
                 )
 
     def _differing(self, slot: Slot, twin: Slot) -> str:
-        """In words; nothing if all is the same."""
+        """Describe the first difference; "" if all is equal."""
         assert self._optimizer.inner is not None
         if not same_bits(slot.parameter.detach(), twin.parameter.detach()):
             return f"parameter {slot.name}"

@@ -1,8 +1,8 @@
-"""A stage's parameters as views of one flat buffer, so that its gradient travels and is reduced as one tensor.
+"""A stage's parameters as views of one flat buffer, so that its gradient is sent and reduced as one tensor.
 
-Behind each parameter's gradient stands its mark: more than zero if a backward of the step has reached the parameter. An
-optimizer skips the others, as plain PyTorch does with those whose `grad` is None. Because the mark is a number of the
-gradient it is summed, sent, logged and repeated with it, and has no way of its own.
+After each parameter's gradient comes its mark: more than zero if a backward of the step has reached the parameter. An
+optimizer skips the others, as plain PyTorch does with those whose `grad` is None. The mark is an element of the
+gradient, so it is summed, sent, logged and repeated with it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from bamboo_trainer.stage.gradients.buckets import buckets_of
 from bamboo_trainer.tasks.mixed_precision import kept_in_fp32
 
-ALIGNMENT = 16  # elements that a parameter's place, its mark included, is padded to
+ALIGNMENT = 16  # a parameter's place, with its mark, is padded to a multiple of this many elements
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
     """A parameter's place in the flat buffers."""
 
-    name: str  # of a tied group: its first name, wherever that layer lives
+    name: str  # of a tied group: its first name, in any layer
     parameter: nn.Parameter
     offset: int
     group: int | None  # of tied parameters
@@ -38,7 +38,9 @@ class Slot:
         return self.parameter.numel() + 1
 
     def of(self, flat: Tensor) -> Tensor:
-        """Its place in a contiguous tensor, in its shape; by one operation, as backwards ask for each parameter."""
+        """Return its view of a contiguous tensor, in its shape; one operation, as backwards call this for each
+        parameter.
+        """
         shape = self.parameter.shape
         return flat.as_strided(shape, contiguous_strides(shape), flat.storage_offset() + self.offset)
 
@@ -56,9 +58,9 @@ class TiedUse:
 class TiedSegment:
     """A tied group that several layers use, on this stage or others.
 
-    Each layer's use has a gradient of its own, so that their sum, which is taken in the order of the layers, does not
-    depend on which stages they are on. offset, size: where this stage's flat gradient has that sum in the end, with
-    its mark. uses: of all stages, in the order of the layers.
+    Each layer's use has its own gradient, and they are summed in the order of the layers, so that the sum does not
+    depend on the split. offset, size: the place of that sum, with its mark, in this stage's final gradient. uses: of
+    all stages, in the order of the layers.
     """
 
     group: int
@@ -71,15 +73,15 @@ class TiedSegment:
         return frozenset(use.stage for use in self.uses)
 
     def places(self, stage: int) -> list[slice]:
-        """Where that stage, whose segment this is, has its own uses' gradients."""
-        found = [use.offset for use in self.uses if use.stage == stage and use.offset is not None]
-        return [slice(offset, offset + self.size) for offset in found]
+        """Return the places of the gradients of this segment's uses on that stage, to which the segment belongs."""
+        offsets = [use.offset for use in self.uses if use.stage == stage and use.offset is not None]
+        return [slice(offset, offset + self.size) for offset in offsets]
 
 
 def tied_segments(
     parameters: "FlatParameters", groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
 ) -> tuple[TiedSegment, ...]:
-    """The tied groups that a stage with these parameters has to sum, by group."""
+    """Return the tied groups that a stage with these parameters has to sum, by group."""
     layers: dict[int, set[int]] = {}
     for name, (group, _) in groups.items():
         layers.setdefault(group, set()).add(int(name.partition(".")[0]))
@@ -100,17 +102,17 @@ def tied_segments(
 
 
 class FlatParameters:
-    """What the layers hold: trained parameters in `flat` ([size]), and `constants` (buffers, frozen parameters).
+    """The layers' tensors: trained parameters in `flat` ([size]), and `constants` (buffers, frozen parameters).
 
-    dtype: to which parameters are rounded; those of norms stay in fp32, and then outside of `flat`. Backwards add all
+    dtype: parameters are rounded to it, except those of norms, which stay in fp32, outside of `flat`. Backwards add all
     gradients up in fp32.
 
     A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
     and a place of its own in the gradient: the first one has the slot's, the others follow after all slots. So a
     gradient has `gradient_size` elements until these are summed (`TiedSegment`), then `size`.
 
-    layers: by number; moved to the device. shared: the tied parameters' group and name, by id, as `ties.tie` gives it.
-    uses: the place of each tied group's gradient by each layer, in elements. buckets: of the gradient.
+    layers: by number; moved to the device. shared: the tied parameters' group and name, by id, from `ties.tie`. uses:
+    the place of each tied group's gradient by each layer, in elements. buckets: of the gradient.
     """
 
     def __init__(
@@ -146,8 +148,8 @@ class FlatParameters:
         self.buckets = buckets_of(self._starts, self.size, self.gradient_size)
         self._bound: Tensor | None = None
         self._marks = torch.tensor([place.mark for place in self._places], dtype=torch.int64, device=device)
-        self._slot_marks = torch.tensor([slot.mark for slot in self.slots], dtype=torch.int64)  # wherever a gradient is
-        self._reached: dict[int, Tensor] = {}  # by number of the place, parameters to whose gradient a backward added
+        self._slot_marks = torch.tensor([slot.mark for slot in self.slots], dtype=torch.int64)  # for any device
+        self._reached: dict[int, Tensor] = {}  # by number of the place: parameters whose gradient a backward changed
         for number, place in enumerate(self._places):
             note = partial(self._reached.__setitem__, number)  # holds nothing of the stage, which is freed at once
             place.parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
@@ -187,11 +189,11 @@ class FlatParameters:
                 self.constants[f"{index}.{name}"] = buffer
 
     def holds(self, tensor: Tensor) -> bool:
-        """Is it a parameter or a constant, or a part of one?"""
+        """Return whether the tensor is, or is a part of, a parameter or constant."""
         return tensor.untyped_storage().data_ptr() in self._storages
 
     def bind(self, gradient: Tensor) -> None:
-        """Makes the parameters' gradients views of this tensor, which backwards then add to."""
+        """Make the parameters' gradients views of this tensor, which backwards then add to."""
         if self._bound is gradient:
             return
         if gradient.shape != (self.gradient_size,) or gradient.dtype != torch.float32:
@@ -207,7 +209,9 @@ class FlatParameters:
         self._bound = gradient
 
     def release(self, gradient: Tensor) -> list[Tensor]:
-        """Have each parameter get a gradient of its own, in fp32, from the next backward; their places in this one."""
+        """Unbind, so that the next backward gives each parameter a gradient of its own, in fp32; return their places
+        here.
+        """
         bound = self._bound is gradient
         places = [place.parameter.grad if bound else place.of(gradient) for place in self._places]
         self.unbind()
@@ -216,7 +220,7 @@ class FlatParameters:
         return [place for place in places if place is not None]
 
     def add_to(self, gradient: Tensor, places: Sequence[Tensor]) -> None:
-        """Add what parameters have got since they were released, and mark what has got some. places: as from there."""
+        """Add the gradients that parameters got since `release`, and mark those parameters. places: from `release`."""
         own = [place.parameter.grad for place in self._places]
         reached = [number for number, grad in enumerate(own) if grad is not None]
         found = [grad.to_dense() if grad.is_sparse else grad for grad in own if grad is not None]
@@ -228,11 +232,9 @@ class FlatParameters:
         self.unbind()
 
     def bind_final(self, gradient: Tensor, used: Sequence[bool] | None = None) -> None:
-        """For an optimizer: the final gradient, [size], to each parameter in its own type.
+        """Give each parameter its part of the final gradient, [size], in its own type, for an optimizer.
 
-        A parameter that the step has not used has none.
-
-        used: by slot; None: all are.
+        used: by slot; unused parameters get None. None: all are used.
         """
         self.unbind()
         for number, slot in enumerate(self.slots):
@@ -242,16 +244,18 @@ class FlatParameters:
             slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
-        """Mark in the gradient what backwards have reached since the last call. marked: places that it has marked."""
+        """Mark in the gradient the parameters that backwards reached since the last call. marked: places already
+        marked.
+        """
         new = sorted(self._reached.keys() - marked)
         self._reached.clear()
-        if new:  # to take some of the marks takes longer than to write them
+        if new:  # selecting marks takes longer than writing them
             marks = self._marks if len(new) == len(self._places) else self._marks[new]
             gradient.index_fill_(0, marks, 1.0)
             marked.update(new)
 
     def used(self, gradient: Tensor) -> list[bool]:
-        """Which slots any backward has reached whose sum this final gradient is."""
+        """Return for each slot whether any backward in this final gradient has reached it."""
         return [mark > 0 for mark in gradient[self._slot_marks].tolist()]
 
     def unbind(self) -> None:
@@ -260,16 +264,16 @@ class FlatParameters:
         self._bound = None
 
     def trained(self) -> Iterator[nn.Parameter]:
-        """The parameters of each layer that the layer's own backward reaches."""
+        """Yield the parameters of each layer that the layer's own backward reaches."""
         return (place.parameter for place in self._places)
 
     def objects(self) -> Iterator[tuple[str, Tensor]]:
-        """As `named`, and a tied parameter once for each layer that uses it."""
+        """Yield like `named`, but a tied parameter once for each layer that uses it."""
         yield from self.named()
         yield from ((f"parameter:{slot.name}", parameter) for slot, _, parameter in self._others)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """All that the layers hold, in fixed order; the tensors themselves."""
+        """Yield all tensors of the layers, in fixed order; the tensors themselves."""
         for slot in self.slots:
             yield f"parameter:{slot.name}", slot.parameter
         for name, constant in self.constants.items():
@@ -278,7 +282,7 @@ class FlatParameters:
 
 @lru_cache(maxsize=4096)
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """In elements."""
+    """Return the strides of a contiguous tensor, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -1,4 +1,4 @@
-"""What a stage's optimizer remembers of the parameters, by name, such as "state:0.weight:exp_avg"."""
+"""What a stage's optimizer keeps for each parameter, by name, such as "state:0.weight:exp_avg"."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Final
@@ -20,12 +20,12 @@ _ZERO_STATE: Final = (
     torch.optim.RMSprop,
     torch.optim.Adadelta,
 )
-_STEP: Final = "step"  # under which torch's optimizers count them
+_STEP: Final = "step"  # key of the step count in torch's optimizers
 
 
 class Remembered:
-    """fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
-    comes with the first step.
+    """The optimizer's state. fixed: names and shapes are known from the start, and equal at every version; otherwise it
+    first appears with the first step.
     """
 
     def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
@@ -42,7 +42,7 @@ class Remembered:
             self._create(parameters, optimizer)
 
     def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
-        """By a step that is then undone."""
+        """Create the state with a step that is then undone."""
         saved = [slot.parameter.detach().clone() for slot in self._slots]
         parameters.bind_final(torch.zeros_like(parameters.flat))
         optimizer.step()
@@ -55,34 +55,34 @@ class Remembered:
                     value.zero_()
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Tensors and numbers, in fixed order; the tensors themselves."""
+        """Yield tensors and numbers, in fixed order; the tensors themselves."""
         for slot in self._slots:
-            # Get, as an entry that reading leaves behind would look like a state to some optimizers.
+            # Get, because some optimizers would take an entry that reading creates for a state.
             state = self._state.get(slot.parameter, {})
             for key in sorted(state):
                 yield f"{state_of(slot.name)}{key}", state[key]
 
     def of_groups(self) -> dict[str, Scalar]:
-        """Numbers of parameter groups that change from step to step, with those of its group for each parameter."""
+        """Return, for each parameter, the numbers of its group that change from step to step."""
         return {
             f"{state_of(slot)}{key}": value for slot, changed in self._groups.of_all() for key, value in changed.items()
         }
 
     def trial(self, version: int) -> OptimizerTrial | None:
-        """An optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
+        """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
         slots = tried(self._slots, version) if self._slots else []
         return OptimizerTrial.begun(slots, self._scheduled, self._groups) if slots else None
 
     def may_have(self, slot: str, key: str) -> bool:
-        """May there be such a key of that parameter, or not, as it comes with a step?"""
+        """Return whether such a key of that parameter is optional, appearing with a step."""
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 
     def check(self, scalars: Mapping[str, Scalar]) -> None:
-        """ValueError if these numbers of groups, among others, cannot be set."""
+        """Raise ValueError if the numbers of groups among these cannot be set."""
         self._groups.checked(self._group_numbers(scalars))
 
     def replace(self, given: Mapping[str, Tensor]) -> None:
-        """Forget everything and take copies of these; for a state that is not fixed."""
+        """Replace all tensors by copies of these; for a state that is not fixed."""
         for slot in self._slots:
             prefix, of = state_of(slot.name), slot.parameter
             state = {
@@ -95,25 +95,25 @@ class Remembered:
                 self._state[slot.parameter] = state
 
     def _place_counts(self) -> None:
-        """Have steps counted where the parameter is by a fused or capturable optimizer, and on the host by others."""
+        """Put step counts on the parameter's device for a fused or capturable optimizer, on the host for others."""
         for group in [] if self._optimizer is None else self._optimizer.param_groups:
-            there = group.get("fused") or group.get("capturable")
+            on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
                 state = self._state.get(parameter, {})
                 for key, value in state.items():
                     if isinstance(value, Tensor) and not value.dim() and (parameter.dim() or key == _STEP):
-                        state[key] = value.to(parameter.device if there else "cpu")
+                        state[key] = value.to(parameter.device if on_device else "cpu")
 
     def move(self, moved: Callable[[Tensor], Tensor]) -> None:
-        """Have what is as large as the parameters elsewhere."""
+        """Replace tensors as large as the parameters by what `moved` returns for them."""
         for slot in self._slots:
             state = self._state.get(slot.parameter, {})
             for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim():  # counters are where the optimizer wants them
+                if isinstance(value, Tensor) and value.dim():  # counters stay where the optimizer wants them
                     state[key] = moved(value)
 
     def set(self, scalars: Mapping[str, Scalar]) -> None:
-        """Have those of these numbers that are its own."""
+        """Set the numbers that belong to this optimizer."""
         for slot, key, value in self._own(scalars):
             if not key.startswith(MARK):
                 self._state.setdefault(self._by_name[slot].parameter, {})[key] = value
@@ -121,15 +121,15 @@ class Remembered:
         self._place_counts()
 
     def _group_numbers(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
-        """By slot and key."""
-        found: dict[str, dict[str, Scalar]] = {}
+        """Return the numbers of groups by slot and key."""
+        by_slot: dict[str, dict[str, Scalar]] = {}
         for slot, key, value in self._own(scalars):
             if key.startswith(MARK):
-                found.setdefault(slot, {})[key] = value
-        return found
+                by_slot.setdefault(slot, {})[key] = value
+        return by_slot
 
     def _own(self, scalars: Mapping[str, Scalar]) -> Iterator[tuple[str, str, Scalar]]:
-        """Slot, key and value of those that are its own."""
+        """Yield slot, key and value of the numbers that belong to this optimizer."""
         for name, value in scalars.items():
             slot, key = parted(name)
             if slot in self._by_name:
@@ -141,12 +141,12 @@ class Remembered:
 
 
 def state_of(slot: str) -> str:
-    """What begins the name of all that is remembered of a parameter."""
+    """Return the prefix of names in a parameter's state."""
     return f"state:{slot}:"
 
 
 def parted(name: str) -> tuple[str, str]:
-    """The slot and the key; two empty texts if it is not of an optimizer's state."""
+    """Return the slot and key of a name; two empty texts if it is not of an optimizer's state."""
     kind, _, place = name.partition(":")
     slot, _, key = place.rpartition(":")
     return (slot, key) if kind == "state" else ("", "")

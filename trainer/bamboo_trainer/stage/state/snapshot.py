@@ -1,4 +1,4 @@
-"""A stage's whole state as named tensors and numbers: copied, taken over, or boiled down to a digest.
+"""A stage's whole state as named tensors and numbers: copies, restoring, digests and checksums.
 
 meta: {"format", "version", "names": of the parts, "scalars": the optimizer's plain numbers by name}.
 """
@@ -21,11 +21,11 @@ from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.task_errors import TaskError
 
 SNAPSHOT_FORMAT = 1
-NUMBERS = "numbers"  # the name of the optimizer's plain numbers among sums
+NUMBERS = "numbers"  # the name of the optimizer's plain numbers among checksums
 
 
 def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
-    """TaskError if a part of the state could never be sent to a replica, or told of in a checkpoint."""
+    """Raise TaskError if a part of the state could never be sent to a replica, or saved in a checkpoint."""
     for name, tensor in _named(parameters, optimizer):
         if wrong := unsendable(tensor, frozenset(DTYPES.values())):
             raise TaskError(f"{name} is a tensor of {wrong}")
@@ -44,7 +44,9 @@ def take(parameters: FlatParameters, optimizer: OptimizerState, version: int) ->
 
 
 def restore(parameters: FlatParameters, optimizer: OptimizerState, parts: Parts, meta: Mapping[str, Any]) -> int:
-    """Returns the version; ValueError, with nothing changed, if it is not a snapshot of such a stage."""
+    """Restore a snapshot and return its version; raises ValueError, with nothing changed, if it does not fit this
+    stage.
+    """
     names, scalars, version = _checked_meta(parts, meta)
     given = dict(zip(names, parts, strict=True))
     own = dict(_named(parameters, optimizer))
@@ -56,7 +58,7 @@ def restore(parameters: FlatParameters, optimizer: OptimizerState, parts: Parts,
             optimizer.replace_tensors(given)
         for name, tensor in _named(parameters, optimizer):
             if name.startswith("constant:") and _same_bits(tensor, given[name]):
-                continue  # another stage may have the same tensor, and takes a write to it for its task's
+                continue  # another stage may share this tensor, and would take a write to it for the task's
             tensor.copy_(given[name])
     optimizer.set_scalars(scalars, version)
     return version
@@ -68,7 +70,7 @@ def _same_bits(tensor: Tensor, other: Tensor) -> bool:
 
 
 def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
-    """The sum of the sha256 of all its parts; equal digests mean bit-equal state. without: slots that do not count."""
+    """Return the sum of the sha256 of all parts; equal digests mean bit-equal state. without: slots left out."""
     digests = []
     for name, tensor in _named(parameters, optimizer):
         if _slot(name) not in without:
@@ -83,20 +85,22 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
 
 
 def checksums(parameters: FlatParameters, optimizer: OptimizerState) -> dict[str, int]:
-    """64 bits of each tensor, by its name, computed where it is, and of all numbers; equal bits give equal sums."""
+    """Return 64-bit checksums of each tensor, by name, computed on its device, and of all numbers; equal for equal
+    bits.
+    """
     sums = {name: checksum(tensor) for name, tensor in _named(parameters, optimizer)}
     scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items() if not early_stop.is_of(name))
     return {**sums, NUMBERS: checksum_of((), scalars)}
 
 
 def _slot(name: str) -> str:
-    """The name of the parameter or constant that a part belongs to. name: the part's."""
+    """Return the name of the parameter or constant that a part belongs to. name: the part's."""
     kind, _, place = name.partition(":")
     return place.rpartition(":")[0] if kind == "state" else place
 
 
 def _named(parameters: FlatParameters, optimizer: OptimizerState) -> Iterator[tuple[str, Tensor]]:
-    """The whole state in fixed order; the tensors themselves."""
+    """Yield the whole state in fixed order; the tensors themselves."""
     yield from parameters.named()
     yield from optimizer.named()
 
@@ -123,12 +127,12 @@ def _checked_meta(parts: Parts, meta: Mapping[str, Any]) -> tuple[list[str], dic
 def _check_names(
     given: Mapping[str, Tensor], scalars: Mapping[str, Any], own: Mapping[str, Tensor], optimizer: OptimizerState
 ) -> None:
-    """Exactly this stage's names; if the optimizer has no fixed state, any that it could have."""
-    found = {n for n in given.keys() | scalars.keys() if not optimizer.may_have(n)}
+    """Raise ValueError unless the names are exactly this stage's, except for optional ones of the optimizer."""
+    names = {n for n in given.keys() | scalars.keys() if not optimizer.may_have(n)}
     expected = {n for n in own.keys() | optimizer.scalars().keys() if not optimizer.may_have(n)}
-    if missing := sorted(expected - found):
+    if missing := sorted(expected - names):
         raise ValueError(f"the snapshot lacks {missing[0]} of this stage")
-    if foreign := sorted(found - expected):
+    if foreign := sorted(names - expected):
         raise ValueError(f"the snapshot holds {foreign[0]}, which this stage does not have")
 
 

@@ -1,4 +1,4 @@
-"""What a stage of the model holds at one version, and how it goes on to another one.
+"""A stage's parameters, buffers and optimizer state at one version, and the change to another version.
 
 Knows no forward, no backward, no peer and no clock. The next version is a pure function of this one and of the step's
 final gradients, so an owner and its replicas come to the same bits.
@@ -33,16 +33,16 @@ from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 
-MOST_SUMS: Final = 1024  # that are told of a stage, in a message of some tens of KB
+MOST_SUMS: Final = 1024  # reported for a stage, in a message of some tens of KB
 
 
 class StageValues:
     """The parameters, buffers and optimizer state of a stage's layers.
 
     index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
-    version: the step that the values are ready for. layers: the modules, by number. parameters, running, optimizer:
-    what they hold, which buffers forwards contribute to, and what the optimizer remembers. shared: ids of tied
-    parameters. final: the form of the final gradients that `apply` takes.
+    version: the step that the values are ready for. layers: the modules, by number. parameters: their tensors. running:
+    the buffers that forwards contribute to. optimizer: its state. shared: ids of tied parameters. final: the form of
+    the final gradients that `apply` takes.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StageValues:
         device: torch.device | str = "cpu",
         copies: HostCopies | None = None,
     ) -> None:
-        """stages: the layers of all stages, half-open ranges. copies: bring what is received to the device."""
+        """stages: the layers of all stages, half-open ranges. copies: bring received tensors to the device."""
         self.version = 0
         self.task, self.config, self.index, self.device = task, config, stage, torch.device(device)
         copies = copies or AtOnce(self.device)
@@ -68,7 +68,7 @@ class StageValues:
         self.shared = frozenset(shared)
         self.parameters = FlatParameters(self.layers, shared, self.device, config.parameter_dtype)
         tied = tied_segments(self.parameters, groups, stages)
-        self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # told by another stage
+        self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # reported by another stage
         named = [(slot.name, slot.parameter) for slot in self.parameters.slots]
         self._scheduled = ScheduledOptimizer(task, named)
         self.optimizer = OptimizerState(
@@ -94,12 +94,12 @@ class StageValues:
     def apply(
         self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
     ) -> None:
-        """One optimizer step with the final gradient, which is not modified, times scale; `norm` is the global one's.
+        """Take one optimizer step with the final gradient (not modified) times scale. norm: of the global gradient.
+        running: the bytes of the running buffers after the step, from `FinalGradients.folded`. tries: compare with a
+        rebuilt optimizer; raises NotDeterministic if its bits differ.
 
-        running: the bytes of the running buffers after the step, as `FinalGradients.folded` has made them. tries: an
-        optimizer that is built anew has to come to the same bits; raises NotDeterministic if it does not.
-        A parameter that no microbatch has used, or that a decision has frozen, stays as it is, and so does what the
-        optimizer remembers of it.
+        A parameter that no microbatch has used, or that a decision has frozen, stays unchanged, with its optimizer
+        state.
         """
         forget_casts()  # an update needs no casts and no sums, and may need their memory
         self.parameters.unbind()
@@ -133,20 +133,22 @@ class StageValues:
             self.running.set(running)
             self._constants.renew_running()
         forget_casts()
-        if not self.optimizer.fixed:  # it begins for each parameter with the first step that uses it
+        if not self.optimizer.fixed:  # each parameter's state appears with the first step that uses it
             snapshot.check(self.parameters, self.optimizer)
         self._digest = None
         self.version += 1
 
     def allow_commit(self) -> None:
-        """To be asked before the step that begins at this version may be committed: are its rates such as an optimizer
-        can use, and did the step before leave finite parameters? Raises TaskError.
+        """Check, before the step at this version may be committed, that its rates are usable and that the step before
+        left finite parameters. Raises TaskError.
         """
         self._scheduled.settings(self.version)
         self._finite.confirm()
 
     def skip(self, *, finite: bool) -> None:
-        """Go to the next version without applying anything. finite: are its gradients, and only the loss is not?"""
+        """Go to the next version without applying the step. finite: its gradients are finite, and only the
+        loss is not.
+        """
         self._constants.check()
         self._finite.confirm()
         self.parameters.unbind()
@@ -156,53 +158,54 @@ class StageValues:
         self.version += 1
 
     def learning_rate(self, step: int) -> float:
-        """The task's, which is the same on every stage, as its decisions have it in the step that comes next."""
+        """Return the task's learning rate, equal on every stage, with the decisions for the next step."""
         return self._scheduled.learning_rate(step)
 
     def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
-        """If this state, evaluated so, is the last one as of an early stop: what evaluations have come to."""
+        """Return the course of evaluations if this state, with these metrics, is the last one by an early stop."""
         return self.optimizer.ends_with(self.version, metrics)
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """This state was, before the step that is to be applied, if there are metrics."""
+        """Record this state's evaluation, if it has metrics, before the next step is applied."""
         self.optimizer.evaluated(self.version, metrics)
 
     def stopped_by(self) -> str:
-        """The decision with which this state is the last one; "" if it is not."""
-        said = self.optimizer.decided
-        return said.stops[0] if said and said.stops else ""
+        """Return the name of the decision that stopped training with this state; "" if none did."""
+        decided = self.optimizer.decided
+        return decided.stops[0] if decided and decided.stops else ""
 
     def decide(self, done: Committed) -> Decided | None:
-        """What the task's decisions say after the step that begins here; None if it has none."""
+        """Return the task's decisions after the step that begins here; None if it has none."""
         return self.optimizer.decide(done)
 
     def obey(self, said: Decided | None) -> None:
-        """They have said that, of the step that begins at this version."""
+        """Apply the decisions for the step that begins at this version."""
         self.optimizer.obey(said)
         self._digest = None
 
     def park(self, parked: bool) -> None:
-        """Keep the optimizer's state in host memory, but for the steps; or no more."""
+        """Keep the optimizer's state in host memory between steps, or stop doing so."""
         if parked and not self._parked:
             self.optimizer.park()
-            wait_for(self.device)  # the copies are under way
+            wait_for(self.device)  # the copies are in progress
         elif self._parked and not parked:
             self.optimizer.fetch(self.device)
         self._parked = parked
 
-    # copies, and from copies
+    # copying and restoring
 
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
-        """Copies of the whole state: one tensor per parameter, buffer and optimizer tensor; and `snapshot`'s meta.
+        """Return copies of the whole state, one tensor per parameter, buffer and optimizer tensor; and `snapshot`'s
+        meta.
 
-        Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg"; a tied parameter has its
-        group's first name.
+        Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg"; a tied parameter has its group's
+        first name.
         """
         self._finite.confirm()
         return snapshot.take(self.parameters, self.optimizer, self.version)
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
-        """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
+        """Restore a snapshot; raises ValueError, with nothing changed, if it does not fit this stage."""
         self.version = snapshot.restore(self.parameters, self.optimizer, parts, meta)
         self._digest = None
         self._finite.forget()
@@ -212,42 +215,44 @@ class StageValues:
             self.optimizer.park()
 
     def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
-        """Copies of the state of these layers of the stage, by number; of all if None.
+        """Return copies of the state of these layers of the stage, by number; of all if None.
 
-        shown: with what the layers' state_dict has beside what they hold, for who reads the state dict.
+        shown: include entries of the layers' state_dict that are no state, for its readers.
         """
         self._finite.check_all(self.version)
         layers = {i: layer for i, layer in self.layers.items() if only is None or i in only}
         return layer_state.take(layers, self.parameters, self.optimizer, self.version, shown=shown)
 
     def late_copies(self, only: Collection[int]) -> LateCopies:
-        """Copies of the state of these layers that are made piece by piece; to be done before the state changes."""
+        """Return copies of these layers' state, made piece by piece; they must be done before the state changes."""
         self._finite.check_all(self.version)
         layers = {i: layer for i, layer in self.layers.items() if i in only}
         late = LateCopies.KINDS
         return LateCopies(layer_state.take(layers, self.parameters, self.optimizer, self.version, late=late))
 
     def layers_needed(self) -> tuple[int, ...]:
-        """Whose states `restore_layers` needs: the stage's own layers, and those that tied parameters belong to."""
+        """Return the layers whose states `restore_layers` needs: the stage's own, and those that tied parameters belong
+        to.
+        """
         return layer_state.needed(self.layers, self.parameters)
 
     def restore_layers(self, states: Mapping[int, LayerState]) -> None:
-        """Takes these over, from whatever split; ValueError, with nothing changed, if they do not fit this stage."""
+        """Restore states of any split; raises ValueError, with nothing changed, if they do not fit this stage."""
         self.restore(*layer_state.snapshot_of(self.layers, self.parameters, self.optimizer, states))
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
+        """Return copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
         return {
             f"layers.{index}.{name}": tensor.detach().to("cpu", copy=True)
             for index, layer in self.layers.items()
             for name, tensor in layer.state_dict().items()
         }
 
-    # sums and sizes
+    # digests and checksums
 
     def digest(self) -> str:
-        """A digest of parameters, buffers and optimizer state; equal digests mean bit-equal state.
-        It is computed once for each version: that reads the whole state, and it is asked for at every announcement.
+        """Return a digest of parameters, buffers and optimizer state; equal digests mean bit-equal state. Computed once
+        for each version: it reads the whole state, and every announcement needs it.
         """
         if self._digest is None:
             self._finite.check_all(self.version)
@@ -255,9 +260,8 @@ class StageValues:
         return self._digest
 
     def share_of_digest(self) -> str:
-        """The digest without the tied parameters that another stage tells: the model's is the sum of all stages'
-        shares, and does not depend on how the layers are split (`add_digests`). A frozen one is told where its first
-        layer is.
+        """Return the digest without tied parameters that another stage includes. The model's digest is the sum of all
+        stages' shares, independent of the split (`add_digests`). The stage of its first layer includes a frozen one.
         """
         trained = {slot.name for slot in self.parameters.slots if slot.group in self._elsewhere}
         frozen = {
@@ -268,15 +272,15 @@ class StageValues:
         return snapshot.digest(self.parameters, self.optimizer, elsewhere) if elsewhere else self.digest()
 
     def checksums(self) -> dict[str, int]:
-        """Sums of the whole state, by what each tensor is called in a sentence; of a state with more than MOST_SUMS
-        tensors, by layer. The same for all who hold the stage. Raises TaskError if a buffer has changed.
+        """Return checksums of the whole state, by each tensor's name in messages; by layer if there are more than
+        MOST_SUMS tensors. Equal for all holders of the stage. Raises TaskError if a buffer has changed.
         """
         self._constants.check(bits=True)
         sums = snapshot.checksums(self.parameters, self.optimizer)
         numbers = {f"the optimizer's numbers of layers {self.first} to {self.end - 1}": sums.pop(snapshot.NUMBERS)}
         if len(sums) <= MOST_SUMS:
-            return {layer_state.in_words(self.layers, name): found for name, found in sums.items()} | numbers
+            return {layer_state.in_words(self.layers, name): total for name, total in sums.items()} | numbers
         by_layer: dict[int, list[int]] = {}
-        for name, found in sums.items():
-            by_layer.setdefault(layer_state.layer_of(name), []).append(found)
-        return {f"layer {layer}": checksum_of((), found) for layer, found in by_layer.items()} | numbers
+        for name, total in sums.items():
+            by_layer.setdefault(layer_state.layer_of(name), []).append(total)
+        return {f"layer {layer}": checksum_of((), total) for layer, total in by_layer.items()} | numbers
