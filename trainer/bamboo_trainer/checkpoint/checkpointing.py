@@ -195,9 +195,7 @@ class Checkpointing:
             pass
 
     def _do_next(self) -> bool:
-        """Do one piece of work; False at the end. A separate function, so that no copy is held while there is nothing
-        to do.
-        """
+        """Do one piece of work; False at the end. A separate function, so that an idle thread holds no copy."""
         work = self._work.get()
         if work is None:
             remains = [_Remains(self._in_part)] if self._in_part else []

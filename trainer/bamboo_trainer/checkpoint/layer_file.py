@@ -46,9 +46,7 @@ assert set(DTYPES.values()) == _NAMES.keys() | _COMPLEX.keys()
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor in a file's header. data_offsets: of its first byte and the one after its last, counted from the
-    header's end.
-    """
+    """A tensor in a file's header. data_offsets: of its first byte and the one after its last, behind the header."""
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
@@ -119,8 +117,7 @@ def header_size(start: bytes) -> int:
 
 
 def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
-    """Return a file's own description, and its tensors as they are stored. start: its first `header_size` bytes or
-    more.
+    """Return a file's description of itself, and its tensors as stored. start: its first `header_size` bytes or more.
 
     Raises CheckpointDamaged.
     """
@@ -159,9 +156,7 @@ def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def header_bytes(specs: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return a safetensors file's beginning. specs: name, dtype in the format's terms, shape and bytes, in
-    their order.
-    """
+    """Return a safetensors file's beginning. specs: name, dtype in the format's terms, shape, bytes; in order."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, dtype, shape, size in specs:

@@ -103,9 +103,7 @@ class ModelToExport:
             _write_generation(source, self.config, folder)
 
     def trained(self, entries: Sequence[StateEntry]) -> set[str]:
-        """Return the names of parameters that are trained in addition to adapters. entries: under the model's own
-        names.
-        """
+        """Return the names of other trained parameters than adapters. entries: under the model's own names."""
         names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
         beside = trained_beside(self.settings, self.objective, self.config, names)
         return {name.removeprefix(MODULE) for name in beside}

@@ -25,8 +25,7 @@ _FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntry:
-    """One tensor of the state dict. layer, tensor: its file, and its name there; several entries may be the same
-    tensor.
+    """One tensor of the state dict. layer, tensor: its file, and its name there, which several entries may share.
 
     dtype, shape: as the file stores them, a complex one with a last dimension of two. complex: "", "c64" or "c128".
     """

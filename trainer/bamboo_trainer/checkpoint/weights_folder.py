@@ -47,8 +47,7 @@ def stages_of(metadata: Mapping[str, Any] | None) -> int | None:
 
 
 def write_stage(folder: Path, number: int, stage: int, stages: int, tensors: Mapping[str, Tensor], writer: str) -> None:
-    """Write a stage's file for the folder; durable on return. number: of the save. stages: their number. writer: a
-    unique name.
+    """Write a stage's file for the folder, durably. number: of the save. stages: how many. writer: a unique name.
 
     Raises OSError, or ValueError for a dtype that the format does not have; then no part of the file remains.
     """

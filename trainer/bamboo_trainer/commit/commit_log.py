@@ -26,9 +26,7 @@ class CommitLog:
         self._reporters: dict[int, set[tuple[Cell, WorkerId]]] = {}
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
-        """Record a cell's first report of a step; later ones repeat it, sent again or by a worker that repeats the
-        step.
-        """
+        """Record a cell's first report of a step; later ones are the same, sent again or by a repeating worker."""
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, report)
             self._reporters.setdefault(step, set()).add((report.cell, worker))

@@ -33,9 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Committer:
-    """Commits steps as the root, and records the root's commits on every other worker. log: the commits known here.
-    step_seconds: durations of the steps that this worker committed as the root.
-    """
+    """Commits steps as the root. log: the commits known here. step_seconds: of those that this root committed."""
 
     def __init__(
         self,
@@ -200,9 +198,7 @@ class Committer:
         self._tell_coordinator(step, commit, now - before if before is not None else 0.0)
 
     def meet_root(self, old: Plan | None) -> None:
-        """Introduce workers and root to each other under a new plan. A new root decides nothing before every worker has
-        sent the commits that it knows of earlier roots.
-        """
+        """Introduce workers and root to each other. A new root first collects the commits of earlier ones."""
         others = self._plan.others()
         if not self.is_root:
             self.awaited_reports, self._wanted, self.pauses = set(), None, False
@@ -237,9 +233,7 @@ class Committer:
             self._introduce()
 
     def report(self) -> None:
-        """Repeat the newest commits and evaluations to the coordinator; end a pause, which it asks for again if it
-        wants it.
-        """
+        """Repeat the newest commits and evaluations to the coordinator, and end a pause; it may ask again."""
         self.pauses = False
         if self.is_root:
             if self._evaluations:

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def exact_terms(numbers: Iterable[float]) -> list[float]:
-    """Return at most about 40 terms whose sum is exactly that of the numbers, or the first number that is
-    not finite.
-    """
+    """Return at most about 40 terms with exactly the numbers' sum, or the first number that is not finite."""
     terms: list[float] = []
     for number in numbers:
         if not math.isfinite(number):

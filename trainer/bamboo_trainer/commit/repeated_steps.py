@@ -25,9 +25,7 @@ class Repeated:
 
 @dataclass(slots=True)
 class Question:
-    """One question to all workers about a step. answers: by worker and link, the first step in that worker's log for
-    each of its cells.
-    """
+    """A question to all workers. answers: by worker and link, the first logged step of each of its cells."""
 
     step: int
     epoch: int
@@ -56,9 +54,7 @@ class RepeatedSteps:
         return address.step <= max(self._log.newest, self._asked.get(address.cell, -1))
 
     def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
-        """Ask about new repeated steps, and report those that cannot be completed. since: for each cell of this worker,
-        the first step in its log.
-        """
+        """Ask about repeated steps, report lost ones. since: for each of this worker's cells, the first logged step."""
         epoch = self._plan.current.epoch
         for one in repeated:
             question = self._questions.get(one.cell)

@@ -17,10 +17,10 @@ class Owed(Enum):
 class ReplicaProgress:
     """The owner's record of one replica.
 
-    since: the replica gets all final gradients from this step on; None: it gets none. acked: the version that it holds.
-    epoch: of the plan that made it a replica; what it sends under an earlier one is of a state that it may have
-    dropped. secured: the version that it can reach with the gradients that it has, without help. level: it has been in
-    step together with the replicas of the stage's other parts, if workers have several devices.
+    since: the replica gets all final gradients from this step on; None: none. acked: the version that it holds. epoch:
+    of the plan that made it a replica; what it sends under an earlier one is of a state that it may have dropped.
+    secured: the version that it can reach with its gradients, without help. level: it has been in step together with
+    the replicas of the stage's other parts, if workers have several devices.
     """
 
     epoch: int = 0
@@ -32,10 +32,8 @@ class ReplicaProgress:
     follows_from: int | None = None  # the owner's version when the replica first had all it needs to continue alone
 
     def announced(self, version: int, secured: int, mine: int, same: bool) -> Owed:
-        """Take in an announcement, and return what the owner must send.
-
-        version: held by the replica; -1: none. secured: the version that it can reach. mine: the owner's version. same:
-        the digests are equal.
+        """Take in an announcement, and return what to send. version: held by the replica; -1: none. secured: the
+        version that it can reach. mine: the owner's version. same: the digests are equal.
         """
         self.secured = secured
         owed = self._owed(version, mine, same)
@@ -61,9 +59,7 @@ class ReplicaProgress:
         return Owed.GRADIENTS
 
     def relinked(self, mine: int) -> Owed:
-        """Return what to send again after a broken link or a skipped step: what was sent since the replica's last
-        announcement may be lost.
-        """
+        """Return what to send again, because a broken link or a skipped step may have lost what was sent."""
         if self.since is None:
             return Owed.NOTHING
         if self.acked >= mine:

@@ -134,9 +134,7 @@ class Replicator:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
 
     def skipped(self, stage: int) -> None:
-        """Bring replicas up to an owner that continues from another worker's state: it never has the gradients in
-        between.
-        """
+        """Bring replicas up to an owner that took over a newer state, and so never has the gradients in between."""
         for (cell, replica), progress in self.progress.items():
             if cell.stage == stage:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
@@ -214,9 +212,7 @@ class Replicator:
         return frame.address.step if frame else -1
 
     def restore(self, address: Address, tensors: Parts, state: StatePayload) -> bool:
-        """Take over another worker's state of a stage. Return False if it is no newer than the one here. Raises
-        RefusedFrame.
-        """
+        """Take over another worker's newer state of a stage; False if it is not newer. Raises RefusedFrame."""
         number = address.stage
         if self._states.version(number) >= address.step:
             return False

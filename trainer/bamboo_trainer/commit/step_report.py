@@ -35,10 +35,9 @@ def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The combined result of a step. Values that are not finite are NaN.
+    """The result of a step; numbers are NaN if not finite. scale: of the summed gradients. norm: of the scaled ones.
 
-    scale: of the summed gradients. norm: of the scaled gradients. microbatches: how many the loss covers; 0 after the
-    last step, when only an evaluation is reported, and loss and norm are 0.
+    microbatches: whose losses it is; 0 after the last step, for an evaluation alone: loss and norm are 0 then.
     """
 
     loss: float

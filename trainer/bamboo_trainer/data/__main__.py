@@ -1,4 +1,4 @@
-"""`python -m bamboo_trainer.data`: what `bamboo tokenize` runs, which itself needs no torch."""
+"""`python -m bamboo_trainer.data`, which `bamboo tokenize` runs, so that the command line itself needs no torch."""
 
 import argparse
 import signal
@@ -76,5 +76,5 @@ def _read(done: int, of: int) -> str:
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
+        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # so that unfinished output is removed
     sys.exit(standard_streams.exit_of(lambda: main(sys.argv[1:])))

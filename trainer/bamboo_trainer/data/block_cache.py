@@ -1,7 +1,7 @@
-"""Reading from an object store through blocks that are kept on this machine, in a folder that several processes share.
+"""Reads an object store through blocks that are kept in a folder on this machine, which several processes share.
 
-A block has its name only once it is there as a whole, with its checksum; the folder stays below its size because who
-adds one removes those that nobody has used for longest.
+A block gets its name only as a whole, with its checksum. The folder stays below its size because a process that adds a
+block removes the least recently used ones.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ LARGE_BLOCK: Final = 4 << 20
 SMALL_BLOCK: Final = 64 << 10
 LIMITS: Final = StoreLimits(seconds=30.0, tries=8, pause=1.0)  # about two minutes of errors, six of silence
 REMEMBERED: Final = 64 << 20  # bytes of blocks that a process keeps in memory
-LEFT_AFTER_EVICTION: Final = 0.9  # of the size, so that not every block that is added has to look at all others
-LOOKED_AFTER: Final = 0.02  # of the size: having added so much, a process looks at what the others have added
-USED_AGAIN_SECONDS: Final = 60.0  # a block that is used is marked so at most this often
-ABANDONED_SECONDS: Final = 3600.0  # what somebody was writing for so long is left by one who was killed
+LEFT_AFTER_EVICTION: Final = 0.9  # of the size, so that not every added block leads to a scan of all others
+LOOKED_AFTER: Final = 0.02  # of the size: having added this much, a process scans what the others have added
+USED_AGAIN_SECONDS: Final = 60.0  # the use of a block is marked at most this often
+ABANDONED_SECONDS: Final = 3600.0  # an unfinished file of this age was left by a killed process
 _DIGEST: Final = 16
 _FOLDERS: Final = 256
 
 
 class RemoteFiles:
-    """The files below a URL, or the one at it. Clients are made when they are needed, one for each process, since a
-    process that is forked cannot use its parent's.
+    """The files below a URL, or the one at it. Each process makes its clients when needed, since a forked process
+    cannot use its parent's.
 
     Raises StorageError of bamboo_core.storage; calls end in finite time.
     """
@@ -62,7 +62,7 @@ class RemoteFiles:
         return self._url.path
 
     def list(self) -> Sequence[RemoteEntry]:
-        """The files in all folders, by name; the one file, with the name of its own, if the URL is a file's."""
+        """Return the files in all folders, by name; if the URL is a file's, that file with its own name."""
         calls, files = self._client()
         try:
             return calls.call(f"cannot list {self.shown}", files.walk)
@@ -95,7 +95,7 @@ class RemoteFiles:
 
 
 class CachedFile:
-    """A remote file, read in blocks of that many bytes."""
+    """A remote file, read in blocks of `block` bytes."""
 
     def __init__(self, remote: RemoteFiles, entry: RemoteEntry, cache: "BlockCache", block: int) -> None:
         self.name = f"{remote.shown}/{entry.name}" if entry.path else remote.shown
@@ -122,8 +122,8 @@ class CachedFile:
 
 
 class BlockCache:
-    """A cache of blocks of remote files, in a folder. folder: shared with all who use it. size: bytes that it may hold;
-    a little more while several add to it.
+    """A cache of blocks of remote files, in a folder. folder: shared with all its users. size: bytes that it may hold;
+    a little more while several processes add to it.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -132,7 +132,7 @@ class BlockCache:
         self._folder, self._size = folder, size
         self._remembered: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0  # of the remembered ones
-        self._added = self._size  # bytes since this process has last looked at the folder; it has not yet
+        self._added = self._size  # bytes since this process has last scanned the folder; it has not yet
         self._warned = False
         self._pid, self._lock = os.getpid(), threading.Lock()
 
@@ -144,11 +144,11 @@ class BlockCache:
 
     @staticmethod
     def block_size(total: int, size: int) -> int:
-        """Bytes of a block: large ones if all of the data fits; else a sample's bytes and not much around them."""
+        """Return the bytes of a block: large if all of the data fits; else little more than a sample needs."""
         return LARGE_BLOCK if total <= size * LEFT_AFTER_EVICTION else SMALL_BLOCK
 
     def block(self, key: str, fetch: "partial[bytes]") -> bytes:
-        """What `fetch` returns for that key, from memory, from the folder, or by calling it."""
+        """Return the result of `fetch` for that key, from memory, from the folder, or by calling it."""
         name = hashlib.blake2b(key.encode(), digest_size=_DIGEST).hexdigest()
         with self._locked():
             if name in self._remembered:
@@ -172,7 +172,7 @@ class BlockCache:
             self._bytes -= len(old)
 
     def _read(self, path: Path) -> bytes | None:
-        """The bytes of a block; None if it is not there, or not as it was written: then it is removed."""
+        """Return the bytes of a block; None if it is missing or damaged, and remove a damaged one."""
         try:
             with path.open("rb") as file:
                 used = os.fstat(file.fileno()).st_mtime
@@ -183,7 +183,7 @@ class BlockCache:
                 return None
             if time.time() - used > USED_AGAIN_SECONDS:
                 os.utime(path)
-        except FileNotFoundError:  # it has never been there, or somebody has just removed it
+        except FileNotFoundError:  # it was never there, or another process has just removed it
             return None
         except OSError as error:
             self._warn(error)
@@ -191,7 +191,7 @@ class BlockCache:
         return block
 
     def _write(self, path: Path, data: bytes) -> None:
-        """A folder that cannot be written to, or a full disk, costs time and nothing else."""
+        """Write a block. A folder that is not writable, or a full disk, costs only time."""
         partial_path = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,8 +216,8 @@ class BlockCache:
             logger.warning("blocks of remote data cannot be kept in %s: %s", self._folder, system_reason(error))
 
     def _evict(self) -> None:
-        """Looks at all blocks, and removes those that were used longest ago until enough is free. One does it for all:
-        who finds somebody at it goes on.
+        """Scan all blocks, and remove the least recently used until enough is free. One process does it for all: others
+        continue without waiting.
         """
         try:
             descriptor = os.open(self._folder / ".evicting", os.O_RDWR | os.O_CREAT, 0o666)
@@ -226,10 +226,10 @@ class BlockCache:
             return
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = sorted(self._blocks())
-            total = sum(size for _, size, _ in found)
+            blocks = sorted(self._blocks())
+            total = sum(size for _, size, _ in blocks)
             if total > self._size:
-                for _, size, path in found:
+                for _, size, path in blocks:
                     if total <= self._size * LEFT_AFTER_EVICTION:
                         break
                     with contextlib.suppress(FileNotFoundError):
@@ -243,7 +243,7 @@ class BlockCache:
             os.close(descriptor)
 
     def _blocks(self) -> Iterator[tuple[float, int, str]]:
-        """The time at which each block was used, its bytes and its path; what was never finished is removed."""
+        """Yield the last use, bytes and path of each block; remove unfinished files of killed processes."""
         now = time.time()
         for number in range(_FOLDERS):
             try:

@@ -1,4 +1,4 @@
-"""A dataset by what a manifest says of it, such as {"kind": "tokens", "path": "/data/train", "length": 1024}."""
+"""Datasets described by a manifest, such as {"kind": "tokens", "path": "/data/train", "length": 1024}."""
 
 import importlib
 import sys
@@ -22,15 +22,15 @@ MIXTURE: Final = "mixture"
 _MISSING: Final[Any] = object()
 
 
-Opener = Callable[[Mapping[str, Any], str], Dataset]  # of the other keys, and the one that has them, for messages
+Opener = Callable[[Mapping[str, Any], str], Dataset]  # of the other keys, and of their place, for messages
 
 
 def dataset_from(
     config: Mapping[str, Any], where: str = "data", kinds: Mapping[str, Opener] = MappingProxyType({})
 ) -> Dataset:
-    """The dataset that a task's config describes; docs/data.md has the kinds and their keys.
+    """Return the dataset that a task's config describes; docs/data.md has the kinds and their keys.
 
-    where: the config's own key, for messages. kinds: more of them. Raises ValueError naming the key and what was
+    where: the config's own key, for messages. kinds: additional kinds. Raises ValueError naming the key and what was
     expected; StorageError of bamboo_core.storage if an object store does not answer.
     """
     keys = _Keys(config, where)
@@ -72,11 +72,11 @@ def _mixture(keys: "_Keys", where: str, kinds: Mapping[str, Opener]) -> Mixture:
 
 
 class KeyProblem(ValueError):
-    """About one key, which its text names."""
+    """A mistake in one key, which the text names."""
 
 
 class _Keys:
-    """Takes out what is asked for, and says what is wrong with it."""
+    """Takes keys out of a mapping, and raises KeyProblem for wrong values."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         if not isinstance(config, Mapping):
@@ -85,12 +85,12 @@ class _Keys:
         self._known: list[str] = []
 
     def rest(self) -> dict[str, Any]:
-        """The keys that nobody has asked for, which somebody else reads."""
-        found, self._left = self._left, {}
-        return found
+        """Return the keys that were not taken, for another reader."""
+        left, self._left = self._left, {}
+        return left
 
     def finish(self, kind: str) -> None:
-        """Raises KeyProblem if a key is left."""
+        """Raise KeyProblem if a key is left."""
         for key in self._left:
             raise KeyProblem(f"{self._where}: unknown key {key!r} for kind {kind}, {suggestion(key, self._known)}")
 
@@ -119,7 +119,7 @@ class _Keys:
         return value
 
     def texts(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
-        """One or several."""
+        """Return one or several texts."""
         value = self._take(key, default)
         several = [value] if isinstance(value, str) else value
         if not isinstance(several, list | tuple) or not all(isinstance(one, str) and one for one in several):
@@ -213,7 +213,7 @@ def _text(keys: _Keys) -> Dataset:
 
 
 def _own(keys: _Keys) -> Dataset:
-    """Whatever a function returns: a dataset, or samples by number."""
+    """Return the dataset of a user's function, which returns a dataset, or samples by number."""
     name, config = keys.text("entrypoint"), keys.mapping("config")
     inputs, targets = keys.texts("inputs", ()), keys.texts("targets", ())
     module, colon, function = name.partition(":")

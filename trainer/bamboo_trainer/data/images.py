@@ -24,8 +24,8 @@ _TRIES: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """size: pixels of a side. augment: a random part of the image of at least that share of its area, mirrored in half
-    of the cases; otherwise the middle of it. mean, std: of the channels, which are normalized by them.
+    """size: pixels of a side. augment: a random part of the image of at least `least_area` of its area, mirrored in
+    half of the cases; otherwise the middle of it. mean, std: of the channels, which are normalized by them.
     """
 
     size: int = 224
@@ -44,11 +44,11 @@ class ImageOptions:
 
 
 class ImageFolder:
-    """Inputs float32 [samples, 3, size, size], targets int64 [samples]: the number of the class, by name.
+    """Images as samples: inputs float32 [samples, 3, size, size], targets int64 [samples], the number of the class.
 
-    A file's class is the topmost folder that it is in. classes: their names in the order of their numbers, of which
-    some may have no image here; by default the folders, of which none may be empty. variants: each image is so many
-    samples, which differ in what the augmentation does; sample i is of image i // variants.
+    A file's class is the topmost folder that contains it. classes: their names in the order of their numbers, some of
+    which may have no image here; by default the folders, none of which may be empty. variants: samples per image, which
+    differ in their augmentation; sample i is of image i // variants.
 
     Raises ValueError.
     """
@@ -81,7 +81,7 @@ class ImageFolder:
         return (images,), (torch.tensor([self._samples[i // self._variants][1] for i in indices]),)
 
     def _image(self, index: int) -> Tensor:
-        """float32 [3, size, size]."""
+        """Return an image as float32 [3, size, size]."""
         source = self._samples[index // self._variants][0]
         try:
             with self._pillow.open(io.BytesIO(source.content())) as opened:
@@ -112,7 +112,7 @@ def _all_classes(sources: Sources, named: Sequence[str]) -> tuple[str, ...]:
 
 
 def _require_classes(classes: Sequence[str], named: Sequence[str]) -> None:
-    """Different ones, and all that files are in."""
+    """Raise ValueError unless the classes differ, and include those of all files."""
     if len(set(classes)) < len(classes):
         raise ValueError(f"classes must be different names, got {list(classes)}")
     if unknown := sorted(set(named) - set(classes)):
@@ -120,13 +120,13 @@ def _require_classes(classes: Sequence[str], named: Sequence[str]) -> None:
 
 
 def _class_of(name: str, root: str) -> str:
-    """ "" if the file is not in a folder below the root."""
+    """Return the file's class; "" if the file is not in a folder below the root."""
     folder, slash, _ = name[len(root) :].lstrip("/").partition("/")
     return folder if slash else ""
 
 
 def _middle(size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The largest square in the middle."""
+    """Return the largest square in the middle."""
     width, height = size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
@@ -134,7 +134,7 @@ def _middle(size: tuple[int, int]) -> tuple[float, float, float, float]:
 
 
 def _random_box(size: tuple[int, int], least_area: float, choice: random.Random) -> tuple[float, float, float, float]:
-    """A part of the image of a random share of its area and a random aspect ratio; the middle if none fits."""
+    """Return a part of the image with a random share of its area and a random aspect ratio; the middle if none fits."""
     width, height = size
     for _ in range(_TRIES):
         area = width * height * choice.uniform(least_area, 1.0)

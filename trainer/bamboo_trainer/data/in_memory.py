@@ -16,7 +16,7 @@ STDLIB_BYTES = 4_000_000
 
 
 def stdlib_text() -> bytes:
-    """The sources of this Python's standard library (top level, by name): real text on every machine."""
+    """Return the sources of this Python's standard library (top level, by name): real text on every machine."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -55,7 +55,7 @@ class TextDataset:
         return (len(self.tokens) - 1) // self.context
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """Inputs and targets, both int64 [samples, context]."""
+        """Return inputs and targets, both int64 [samples, context]."""
         width = self.context
         windows = torch.stack([self.tokens[i * width : (i + 1) * width + 1] for i in indices]).long()
         return (windows[:, :-1].contiguous(),), (windows[:, 1:].contiguous(),)
@@ -80,7 +80,7 @@ class TensorDataset:
 
 
 class NpzDataset(TensorDataset):
-    """Arrays of an .npz file, which are held in memory. inputs, targets: their names, in order.
+    """Arrays of an .npz file, held in memory. inputs, targets: their names, in order.
 
     Whole numbers become int64, floating-point ones float32. Raises ValueError.
     """
@@ -103,7 +103,7 @@ class NpzDataset(TensorDataset):
 
 
 def _rows(file: "np.lib.npyio.NpzFile", name: str) -> torch.Tensor:
-    """One of its arrays. Raises ValueError, OSError."""
+    """Return one of its arrays. Raises ValueError, OSError."""
     try:
         array = file[name]
     except OSError:

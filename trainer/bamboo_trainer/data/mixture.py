@@ -10,7 +10,7 @@ import torch
 
 from bamboo_trainer.task import Dataset, Parts
 
-MOST_SHARES: Final = 1000  # weights that are no simple ratio are rounded to so many parts
+MOST_SHARES: Final = 1000  # weights without a simple ratio are rounded to this many parts
 
 
 class Mixture:
@@ -19,8 +19,8 @@ class Mixture:
     sources: the weight and the dataset of each. Their inputs and targets must have the same types and shapes.
 
     Sample i is a pure function of i. In rounds of at most MOST_SHARES samples each source has its share, spread evenly,
-    and goes through its own samples in their order, again and again. The mixture has as many rounds as it takes to
-    visit each source as a whole. Raises ValueError.
+    and goes through its own samples in their order, again and again. The mixture has enough rounds to visit each source
+    as a whole. Raises ValueError.
     """
 
     def __init__(self, sources: Sequence[tuple[float, Dataset]]) -> None:
@@ -39,7 +39,7 @@ class Mixture:
         tokens = {getattr(dataset, "tokens_per_sample", None) for dataset in self._sources}
         self.tokens_per_sample: int | None = tokens.pop() if len(tokens) == 1 else None
         with torch.random.fork_rng(devices=[]):
-            self.batch([self._round.index((source, 0)) for source in range(len(sources))])  # do they fit together?
+            self.batch([self._round.index((source, 0)) for source in range(len(sources))])  # must fit together
 
     def __len__(self) -> int:
         return self._length
@@ -59,14 +59,14 @@ class Mixture:
         return _joined(inputs, back), _joined(targets, back)
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The source of a sample, and its number there."""
+        """Return the source of a sample, and its number there."""
         rounds, place = divmod(index, len(self._round))
         source, number = self._round[place]
         return source, (rounds * self._shares[source] + number) % len(self._sources[source])
 
 
 def _shares(weights: Sequence[float]) -> list[int]:
-    """How many samples of a round each source has: exactly its share, if at most MOST_SHARES parts are enough."""
+    """Return each source's samples in a round: exactly its share, if at most MOST_SHARES parts suffice."""
     exact = [Fraction(str(weight)) for weight in weights]
     parts = [weight / sum(exact) for weight in exact]
     whole = min(MOST_SHARES, lcm(*(part.denominator for part in parts)))
@@ -74,13 +74,13 @@ def _shares(weights: Sequence[float]) -> list[int]:
 
 
 def _dealt(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """The sources of a round's samples, each spread evenly, and how many of the same source come before each."""
+    """Return a round's samples, spread evenly: the source, and the number of its earlier samples in the round."""
     places = [((2 * n + 1) / (2 * share), source, n) for source, share in enumerate(shares) for n in range(share)]
     return [(source, number) for _, source, number in sorted(places)]
 
 
 def _check(found: dict[int, tuple[Parts, Parts]]) -> None:
-    """Raises ValueError if these cannot be joined."""
+    """Raise ValueError if these cannot be joined."""
     forms = {source: f"{_form(inputs)} and {_form(targets)}" for source, (inputs, targets) in found.items()}
     first = min(forms)
     for source, form in forms.items():

@@ -1,4 +1,4 @@
-"""Which samples a microbatch holds.
+"""The samples of a microbatch.
 
 Every random choice is a pure function of numbers, so any worker can derive it at any time and in any order.
 """
@@ -10,13 +10,13 @@ _MASK = (1 << 64) - 1
 
 
 def pure_seed(purpose: str, *numbers: int) -> int:
-    """A seed in [0, 2**63) that depends on nothing but the arguments (not on the process, unlike `hash`)."""
+    """Return a seed in [0, 2**63) that depends only on the arguments (not on the process, unlike `hash`)."""
     text = ":".join([purpose, *map(str, numbers)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def permute(index: int, length: int, key: int) -> int:
-    """The image of `index` under a pseudo-random permutation of range(length), without a table.
+    """Return the image of `index` under a pseudo-random permutation of range(length), without a table.
 
     A Feistel network on the next even power of two, walked until the value falls into the range again.
     """
@@ -34,10 +34,10 @@ def permute(index: int, length: int, key: int) -> int:
 
 
 def sample_numbers(seed: int, first: int, count: int, length: int) -> tuple[int, ...]:
-    """Return the numbers of a dataset's samples that a job trains on at these places; each pass over the dataset visits
-    each sample once.
+    """Return the numbers of a dataset's samples at these places of the job; each pass over the dataset visits each
+    sample once.
 
-    first: how many samples of the job come before. count: how many are wanted. length: of the dataset, in samples.
+    first: the number of the job's samples before. count: how many to return. length: of the dataset, in samples.
     """
     if length < 1:
         raise ValueError("the dataset has no samples")
@@ -47,7 +47,7 @@ def sample_numbers(seed: int, first: int, count: int, length: int) -> tuple[int,
 
 
 def _mix(value: int) -> int:
-    """splitmix64's finalizer: spreads every input bit over all output bits."""
+    """Spread every input bit over all output bits: splitmix64's finalizer."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK

@@ -9,17 +9,17 @@ MOST_AHEAD = 256
 
 
 def readers_of(dataset: object) -> "Prefetched | None":
-    """What the dataset says of several readers. One that is made of a `Prefetched` says it by `prefetched`."""
+    """Return the dataset's own `Prefetched`, if any: itself, or its attribute `prefetched` if it is built on one."""
     found = dataset if isinstance(dataset, Prefetched) else getattr(dataset, "prefetched", None)
     return found if isinstance(found, Prefetched) else None
 
 
 class Prefetched:
-    """A dataset that each worker reads with several readers at once, so many microbatches ahead.
+    """A dataset that each worker reads with several readers at once, some microbatches ahead.
 
-    readers: how many processes, or threads with processes=False, for a dataset that spends its time outside of Python
-    (decoding, waiting for a store). ahead: microbatches that are read before they are needed, by default two for each
-    reader. A dataset that draws from torch's global generator is read by nobody ahead of time.
+    readers: number of processes, or of threads with processes=False, for a dataset that spends its time outside of
+    Python (decoding, waiting for a store). ahead: microbatches that are read before they are needed, by default two for
+    each reader. A dataset that draws from torch's global generator is not read ahead of time.
 
     Reader processes are forked from the worker when the first batch is read, must not use a GPU, and end with it.
     """

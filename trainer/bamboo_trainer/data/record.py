@@ -1,4 +1,4 @@
-"""What a worker says of its data, so that no other data take their place in silence: see `checkpoint.data_record`."""
+"""A worker's record of its data, so that other data cannot replace them unnoticed: see `checkpoint.data_record`."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from bamboo_trainer.data.order import pure_seed, sample_numbers
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.user_code import dataset_length, load_batch
 
-OTHERS: Final = 6  # samples that are looked at beside the first and the last one
+OTHERS: Final = 6  # samples that are read in addition to the first and the last one
 IN_ORDER: Final = 64  # samples of the order
 
 
 def record_of(task: Task, seed: int) -> DataRecord:
-    """Reads a few samples, each one by itself and twice. seed: of the job. Raises TaskError.
+    """Return a record from a few samples, each read alone and twice. seed: of the job. Raises TaskError.
 
-    Torch's generator is as before afterwards, and has the same state before each reading: a dataset may draw from it.
+    Torch's generator has the same state before each reading, as a dataset may draw from it, and is restored afterwards.
     """
     length = dataset_length(task)
     numbers = {0, length - 1, *(pure_seed("look", place) % length for place in range(OTHERS))}

@@ -1,4 +1,4 @@
-"""Samples that are asked for one by one, or by columns: a user's own list-like object, and Hugging Face datasets."""
+"""Samples by number or by columns: a user's own list-like object, and Hugging Face datasets."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from bamboo_trainer.task import Parts
 
 
 class Indexable(Protocol):
-    """Anything with a length that gives sample i for [i], as torch's map-style datasets do."""
+    """Any object with a length that returns sample i for [i], as torch's map-style datasets do."""
 
     def __len__(self) -> int: ...
 
@@ -22,9 +22,9 @@ class Indexable(Protocol):
 class Indexed:
     """Samples of a list-like object, stacked.
 
-    A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, of which
-    `inputs` and `targets` name the entries that are taken. Whole numbers become int64, others float32. Raises
-    ValueError if shapes differ.
+    A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, from
+    which `inputs` and `targets` name the entries to take. Whole numbers become int64, others float32. Raises ValueError
+    if shapes differ.
     """
 
     def __init__(self, samples: Indexable, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
@@ -114,7 +114,7 @@ def _loaded(path: Path, split: str | None) -> Any:
 
 
 def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: str = "") -> Parts:
-    """The parts of several samples, each stacked along a new dimension 0. name: of the column, for messages."""
+    """Return the parts of several samples, each stacked along a new dimension 0. name: of the column, for messages."""
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1:
         raise ValueError(f"samples {list(indices)[:8]} have different numbers of parts: {sorted(lengths)}")
@@ -133,7 +133,7 @@ def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: st
 
 
 def as_tensor(value: Any, what: str) -> torch.Tensor:
-    """Whole numbers in int64, booleans as they are, others in float32. Raises ValueError naming what it is."""
+    """Return whole numbers as int64, booleans unchanged, others as float32. Raises ValueError naming `what`."""
     try:
         tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError):

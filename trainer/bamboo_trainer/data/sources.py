@@ -20,7 +20,7 @@ FOLDER_VARIABLE: Final = "BAMBOO_DATA_CACHE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The folder where blocks of remote files are kept, and how much of them: `bytes` for all who use it together."""
+    """The folder for blocks of remote files, and its size: `bytes` for all its users together."""
 
     folder: Path
     bytes: int
@@ -32,7 +32,7 @@ class CacheConfig:
 
 
 class LocalFile:
-    """`read` maps the file into memory, so that its pages are the system's to keep or drop; `content` does not."""
+    """A file on this machine. `read` maps it, so that the system keeps or drops its pages; `content` does not."""
 
     __slots__ = ("_bytes", "_size", "name")
 
@@ -65,18 +65,18 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Files in the order of their names, and the folder that they are in, as a beginning of their names."""
+    """Files in the order of their names. root: the folder that contains them, a prefix of their names."""
 
     root: str
     files: Sequence[ByteSource]
-    # the names of those right below it, also of empty ones; object stores have none of these
+    # the names of those right below it, also of empty ones; object stores have none
     folders: Sequence[str] = ()
 
 
 def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None = None) -> Sources:
-    """The file at that path or URL, or those in that folder and its folders that have one of the suffixes, by name.
+    """Return the file at that path or URL, or the files in that folder and below it with one of the suffixes, by name.
 
-    Hidden files, such as those that are being written, are left out. Raises ValueError with a sentence; StorageError of
+    Leaves out hidden files, such as unfinished ones. Raises ValueError with a message; StorageError of
     bamboo_core.storage if a store does not answer.
     """
     parsed = parse_url(path, "the path or URL of data")
@@ -101,7 +101,7 @@ def _local(path: str, suffixes: Sequence[str]) -> Sources:
         raise ValueError(f"cannot read {path}: there is no such file or folder")
     names: list[str] = []
     topmost: list[str] = []
-    around = {path: {_identity(path)}}  # of each folder to come: itself and those that it is in
+    around = {path: {_identity(path)}}  # of each folder to come: itself and those that contain it
     for folder, folders, files in os.walk(path, followlinks=True):
         inside = around.pop(folder)
         below = {name: _identity(os.path.join(folder, name)) for name in folders if not name.startswith(".")}
@@ -121,20 +121,20 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _private_folder() -> Path:
-    """The default one for blocks: below a folder that all users of the machine may write to."""
+    """Return the default folder for blocks: below a folder that all users of the machine may write to."""
     return Path(tempfile.gettempdir()) / f"bamboo-data-{os.geteuid()}"
 
 
 def _claim(folder: Path) -> None:
-    """Claims a folder, so that nobody else can have put blocks there, or will. Raises ValueError if it is not this
-    user's own.
+    """Claim a folder, so that no other user has put or will put blocks there. Raises ValueError if it is not this
+    user's.
     """
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         status = folder.lstat()
     except OSError:
-        return  # the cache tells that it cannot be written to, and does without
+        return  # the cache reports that it is not writable, and continues without
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ValueError(
             f"{folder}, for blocks of remote data, is not a folder of this user (id {os.geteuid()}); name another one "

@@ -48,10 +48,10 @@ class ByteSource(Protocol):
     def size(self) -> int: ...
 
     def read(self, start: int, end: int) -> memoryview:
-        """Exactly these bytes, of a file from which others will be read."""
+        """Return exactly these bytes, of a file that will be read again."""
 
     def content(self) -> bytes:
-        """The bytes of the whole source, which are read once."""
+        """Return the bytes of the whole source, which is read once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class TokenHeader:
 
 
 class TokenFile:
-    """Raises ValueError if it is no such file, or not a whole one."""
+    """A file of tokens. Raises ValueError if it is no such file, or not a whole one."""
 
     def __init__(self, source: ByteSource) -> None:
         self.name, self._source = source.name, source
@@ -87,25 +87,25 @@ class TokenFile:
         self._ends: NDArray[np.uint64] | None = None
 
     def tokens(self, first: int, count: int) -> NDArray[Any]:
-        """The tokens from `first` on, as they are in the file: not to be written to."""
+        """Return the tokens from `first` on, as they are in the file: not to be written to."""
         assert 0 <= first <= first + count <= self.header.tokens
         begin = _HEADER.size + first * self.header.width
         return np.frombuffer(self._source.read(begin, begin + count * self.header.width), self._type)
 
     def ends(self) -> NDArray[np.uint64]:
-        """The number of tokens up to the end of each document, in order. Raises ValueError if the file is damaged."""
+        """Return the number of tokens up to each document's end, in order. Raises ValueError for a damaged file."""
         if self._ends is None:
-            found = np.frombuffer(self._source.read(self.header.ends_at, self.header.size), np.dtype("<u8"))
-            if len(found) and (int(found[-1]) != self.header.tokens or bool(np.any(found[1:] < found[:-1]))):
+            ends = np.frombuffer(self._source.read(self.header.ends_at, self.header.size), np.dtype("<u8"))
+            if len(ends) and (int(ends[-1]) != self.header.tokens or bool(np.any(ends[1:] < ends[:-1]))):
                 raise ValueError(f"{self.name} is damaged: its documents do not end one after the other")
-            self._ends = found
+            self._ends = ends
         return self._ends
 
 
 class TokenWriter:
-    """Use it in a `with`: the file is there when that ends without an error. Raises ValueError, OSError.
+    """Writes a file of tokens, complete when its `with` block ends without an error. Raises ValueError, OSError.
 
-    vocabulary: its size, which decides how many bytes a token takes.
+    vocabulary: its size, which decides the bytes of a token.
     """
 
     def __init__(self, file: BinaryIO, vocabulary: int) -> None:
@@ -122,7 +122,7 @@ class TokenWriter:
         return len(self._ends)
 
     def add(self, tokens: Any) -> None:
-        """More of the document in progress: bytes, a list of numbers or an array of them."""
+        """Add tokens to the document in progress: bytes, a list of numbers or an array of them."""
         numbers = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else np.asarray(tokens, dtype=np.int64)
         if not len(numbers):
             return
@@ -135,7 +135,7 @@ class TokenWriter:
         self._ends.append(self.tokens)
 
     def close(self) -> None:
-        """The rest of the file, and its header."""
+        """Write the rest of the file, and its header."""
         written = self.tokens * self._type.itemsize
         self._file.write(bytes(_padded(written) - written))
         self._file.write(np.asarray(self._ends, dtype="<u8").tobytes())
@@ -158,10 +158,10 @@ class TokenWriter:
 
 @contextmanager
 def new_file(path: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
-    """A file that is at that path when the block ends without an error, durably; until then there is nothing, or what
-    was there.
+    """Yield a file that appears at that path, durably, when the block ends without an error; until then the path is
+    unchanged.
 
-    Raises ValueError if there is one already that is not to be replaced, or somebody else is writing it; OSError.
+    Raises ValueError if a file exists and `replace` is false, or another process is writing it; OSError.
     """
     with _partial(path, replace, folder=False) as (partial, descriptor):
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -175,9 +175,9 @@ def new_file(path: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that gets its name, as a `new_file` does, when the block ends without an error."""
+    """Yield a folder that gets its name, like a `new_file`, when the block ends without an error."""
     with _partial(path, replace=False, folder=True) as (partial, _):
-        for left in partial.iterdir():  # of one who was killed
+        for left in partial.iterdir():  # of a killed process
             left.unlink()
         yield partial
         for written in partial.iterdir():
@@ -189,7 +189,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(path: Path, replace: bool, *, folder: bool) -> Iterator[tuple[Path, int]]:
-    """What is written to until it has its name, claimed for this process, and removed if it does not get it."""
+    """Yield a temporary path, claimed for this process, and remove it if it does not get its name."""
     if path.exists() and not replace:
         raise ValueError(f"{path} exists already")
     partial = path.with_name(f".{path.name}.partial")
@@ -209,7 +209,7 @@ def _partial(path: Path, replace: bool, *, folder: bool) -> Iterator[tuple[Path,
 
 
 def _claimed(descriptor: int, partial: Path) -> bool:
-    """Is it this process that writes, until it closes the descriptor?"""
+    """Return whether this process is the writer, until it closes the descriptor."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -218,7 +218,7 @@ def _claimed(descriptor: int, partial: Path) -> bool:
 
 
 def _is_there(descriptor: int, partial: Path) -> bool:
-    """Is it still at that path, or has it been given its name?"""
+    """Return whether the file is still at that path, and was not renamed."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(partial))
     except FileNotFoundError:

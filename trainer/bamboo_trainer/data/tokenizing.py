@@ -1,6 +1,4 @@
-"""The way from texts to files of tokens. Bytes are tokens as they are; else a tokenizer.json of the library
-`tokenizers`.
-"""
+"""Turns texts into files of tokens: bytes as tokens, or those of a tokenizer.json of the library `tokenizers`."""
 
 import gzip
 import json
@@ -20,19 +18,19 @@ from bamboo_trainer.data.token_file import SUFFIX, TokenWriter, new_file, new_fo
 BYTES: Final = "bytes"
 PATTERNS: Final = ("*.txt", "*.md", "*.jsonl", "*.jsonl.gz")
 AT_ONCE: Final = 1000  # documents that are handed to the tokenizer together,
-CHARACTERS_AT_ONCE: Final = 4 << 20  # or so many characters
+CHARACTERS_AT_ONCE: Final = 4 << 20  # or this many characters
 LONGEST_LINE: Final = 256 << 20  # bytes; also of a paragraph
 
-Progress = Callable[[int, int], None]  # bytes read, of how many
+Progress = Callable[[int, int], None]  # bytes read, bytes in total
 
 
 class Encoder(Protocol):
-    """What makes tokens of texts."""
+    """Makes tokens of texts."""
 
     vocabulary: int  # its size
 
     def encode(self, texts: Sequence[bytes]) -> Sequence[Any]:
-        """The tokens of each."""
+        """Return the tokens of each text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What has been written."""
+    """The files, documents and tokens written."""
 
     files: int
     documents: int
@@ -56,8 +54,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Files of documents: each file is one, or each of its paragraphs, or each line that is not blank; of a .jsonl file
-    (also .jsonl.gz) always each line, an object with its text in that field.
+    """Files of documents. unit: each file, each paragraph, or each line that is not blank is a document; of a .jsonl
+    file (also .jsonl.gz) always each line, an object with its text in `field`.
     """
 
     files: Sequence[Path]
@@ -65,7 +63,7 @@ class Texts:
     unit: DocumentUnit = DocumentUnit.FILE
 
     def documents(self) -> Iterator[Text]:
-        """What is empty is left out. Raises ValueError."""
+        """Yield the documents that are not empty. Raises ValueError."""
         before = 0
         for path in self.files:
             with _readable(path):
@@ -131,8 +129,8 @@ class ByteEncoder:
 
 
 class TokenizerEncoder:
-    """An encoder that tokenizes as a tokenizer.json says. file: a tokenizer.json. end: the token that follows each
-    document, "" for none. Raises ValueError.
+    """Tokenizes with a tokenizer.json. file: the tokenizer.json. end: the token that follows each document, "" for
+    none. Raises ValueError.
     """
 
     def __init__(self, file: Path, end: str = "") -> None:
@@ -149,7 +147,7 @@ class TokenizerEncoder:
             raise ValueError(f"--tokenizer: {file} is a folder, expected a tokenizer.json")
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises nothing more specific
             raise ValueError(f"--tokenizer: {file} is not a tokenizer.json: {said_by(error)}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -168,21 +166,21 @@ class TokenizerEncoder:
 
 
 def text_files(given: Sequence[Path], patterns: Sequence[str], output: Path) -> list[Path]:
-    """The files that are named, and of folders those that match a pattern, by name. Raises ValueError."""
-    found: list[Path] = []
+    """Return the named files, and the files in folders that match a pattern, by name. Raises ValueError."""
+    files: list[Path] = []
     for path in given:
         if path.is_file():
-            found.append(path)
+            files.append(path)
         elif path.is_dir():
             matching = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
             if not matching:
                 raise ValueError(f"{path} has no file that matches {' or '.join(patterns)} (--pattern)")
-            found += sorted(matching)
+            files += sorted(matching)
         else:
             raise ValueError(f"cannot read {path}: there is no such file or folder")
-    if output in found:
+    if output in files:
         raise ValueError(f"{output} is one of the texts")
-    return found
+    return files
 
 
 def tokenize(
@@ -194,9 +192,8 @@ def tokenize(
     force: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> Written:
-    """shard: tokens after which a document begins a new file, in the folder `output`; None: one file.
-
-    What is written appears as a whole at the end. Raises ValueError.
+    """Write the texts' tokens. shard: tokens after which a document begins a new file, in the folder `output`; None:
+    one file. The output appears as a whole at the end. Raises ValueError.
     """
     documents = _encoded(texts, encoder, progress)
     try:
@@ -236,7 +233,7 @@ def _require_tokens(tokens: int) -> None:
 
 
 def _encoded(texts: Texts, encoder: Encoder, progress: Progress) -> Iterator[Any]:
-    """The tokens of each document."""
+    """Yield the tokens of each document."""
     total = sum(file.stat().st_size for file in texts.files)
     documents = texts.documents()
     while batch := _batch(documents):

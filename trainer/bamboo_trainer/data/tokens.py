@@ -17,7 +17,7 @@ IGNORED: Final = -100  # a target that torch's cross_entropy leaves out
 
 
 class Documents(StrEnum):
-    """What a sequence knows of the documents that it is made of; docs/data.md says what each value means."""
+    """How a sequence treats the documents in it; docs/data.md explains the values."""
 
     JOINED = "joined"
     MASKED = "masked"
@@ -25,7 +25,7 @@ class Documents(StrEnum):
 
 
 class Tokens:
-    """Sample i is sequence i of `length` tokens; sequences lie one after the other and never reach into another file.
+    """Sample i is sequence i of `length` tokens; sequences are adjacent and never reach into another file.
 
     sources: the files, in an order that is the same for all workers. Inputs and targets are int64 [samples, length].
     vocabulary: the largest one of the files. Raises ValueError.
@@ -60,7 +60,7 @@ class Tokens:
         return (inputs, numbers[:, :-1].contiguous()), (targets,)
 
     def _window(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """length + 1 tokens, and the number in this sequence of the document that each belongs to."""
+        """Return length + 1 tokens, and for each the number of its document in this sequence."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         shard = bisect_right(self._before, index) - 1

@@ -85,9 +85,8 @@ class Matching:
 
 
 def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec: InitialSpec, shown: str) -> Matching:
-    """Match the model's tensors with the weights. Adapters begin anew where the weights have none. Raises TaskError, in
-    a sentence, if a tensor on either side has no counterpart and is not dropped, if shapes or types differ, or if a
-    pattern fits nothing.
+    """Match the model's tensors with the weights. Adapters begin anew where the weights have none. Raises TaskError if
+    a tensor has no counterpart and is not dropped, if shapes or types differ, or if a pattern fits nothing.
     """
     beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, OfferedTensor]()
@@ -148,9 +147,7 @@ def _is_adapters(name: str) -> bool:
 
 
 def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor]) -> dict[str, str]:
-    """Return the model's names of weights with adapters, by their names without; empty if the other weights have
-    adapters.
-    """
+    """Return the model's names of weights with adapters, by their names without; empty if the others have adapters."""
     if any(_is_adapters(offer.name) for offer in offered):
         return {}
     names = {name for one in wanted for name in one.names}

@@ -1,6 +1,4 @@
-"""Opens the weights that `task.initialFrom` names, a folder, a file or a checkpoint, and reads the files'
-beginnings.
-"""
+"""Opens the weights that `task.initialFrom` names: a folder, a file or a checkpoint, of which it reads headers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,9 +65,7 @@ def open_weights(spec: InitialSpec) -> Opened:
 
 
 def _files(path: Path) -> TensorFiles | None:
-    """Return the files of weights; None for a folder of checkpoints, or of anything unknown. Raises ValueError if
-    nothing is there.
-    """
+    """Return files of weights; None for checkpoints or unknown content. Raises ValueError if nothing is there."""
     if not path.exists():
         raise ValueError(f"there is no {path}")
     found = tensor_files(path)

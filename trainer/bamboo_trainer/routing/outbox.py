@@ -32,12 +32,10 @@ class _Leaving(NamedTuple):
 
 
 class Outbox:
-    """Sends frames to the workers that the plan in force names. log: the frames to cells, until no worker can need
-    them.
+    """Sends frames to the workers that the plan in force names. log: frames to cells, while a worker may need them.
 
     A frame leaves when its tensors are in host memory, while the engine continues; frames on the same lane keep their
-    order. Stages of this worker get each other's tensors at once, on any device; the copy for the log is made
-    separately.
+    order. Stages of this worker get each other's tensors at once, on any device; the log's copy is made separately.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""How a whole torch.nn.Module becomes the layers of a task."""
+"""Splits a whole torch.nn.Module into the layers of a task."""

@@ -1,4 +1,4 @@
-"""What goes from layer to layer of a split model beside what its own forward passes on."""
+"""Tensors passed from layer to layer of a split model in addition to those of its own forward."""
 
 from typing import Protocol
 
@@ -8,18 +8,18 @@ from bamboo_trainer.task import Parts
 
 
 class Alongside(Protocol):
-    """A sum over the blocks, say. It is begun with the model's inputs and ended behind the last layer. watched: of
-    a block's modules those whose outputs it wants to see.
+    """Such as a sum over the blocks. It begins with the model's inputs and ends behind the last layer. watched: returns
+    the modules of a block whose outputs it needs.
     """
 
-    size: int  # how many tensors go along
+    size: int  # the number of tensors
 
     def begin(self, inputs: Parts) -> Parts: ...
 
     def watched(self, block: nn.Module) -> list[nn.Module]: ...
 
     def after(self, seen: list[tuple[nn.Module, object]], parts: Parts) -> Parts:
-        """What goes along after a block. seen: watched modules of a block with what they returned, in the order of
+        """Return the tensors after a block. seen: watched modules of a block with what they returned, in the order of
         their calls.
         """
 
@@ -27,7 +27,7 @@ class Alongside(Protocol):
 
 
 class Seen:
-    """What watched modules return while a block is run in it."""
+    """Records what watched modules return while a block runs inside this context."""
 
     def __init__(self, watched: list[nn.Module]) -> None:
         self.outputs: list[tuple[nn.Module, object]] = []

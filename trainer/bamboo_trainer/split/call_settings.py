@@ -1,4 +1,4 @@
-"""What a model's forward sets around the calls of its blocks: autocast, and whether gradients are computed."""
+"""The settings around the calls of a model's blocks in its forward: autocast, and whether gradients are computed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,7 +34,7 @@ class Surroundings:
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     nesting: int  # of autocast
     gradients: bool
-    others: tuple[tuple[str, Any], ...]  # what cannot be set again, by name
+    others: tuple[tuple[str, Any], ...]  # settings that cannot be set again, by name
 
 
 def surroundings() -> Surroundings:
@@ -53,9 +53,9 @@ def surroundings() -> Surroundings:
 
 
 def settings_of(name: str, outside: Surroundings, inside: Surroundings) -> CallSettings:
-    """The settings of the call of the block of that name. outside: around the model's forward; inside: around the call.
+    """Return the settings of a block's call. outside: around the model's forward; inside: around the call.
 
-    Raises CannotSplit for what a layer cannot set again.
+    Raises CannotSplit for a setting that a layer cannot set again.
     """
     for (what, before), (_, now) in zip(outside.others, inside.others, strict=True):
         if before != now:

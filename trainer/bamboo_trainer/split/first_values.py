@@ -1,7 +1,7 @@
-"""A model that is built without memory, and whose first values are made later, for some of its tensors only.
+"""Builds a model without memory, and makes the first values of some of its tensors later.
 
-What the model's constructor does is noted while it runs on tensors that have a form and no data. The values of a tensor
-come from doing again what was done to it, and nothing else. So no process ever holds the values of the whole model.
+The operations of the model's constructor are recorded while it runs on tensors that have a form and no data. A tensor's
+values come from repeating only the operations that affect it. So no process ever holds the values of the whole model.
 """
 
 import random
@@ -44,7 +44,7 @@ class _Node:
 
     @property
     def overwrites(self) -> bool:
-        """Is nothing left of what was in its first argument?"""
+        """Whether it replaces all values of its first argument."""
         if self.function not in OVERWRITES or not _whole(self.arguments[0]):
             return False
         others = [t for t in tree_leaves((self.arguments[1:], self.named)) if isinstance(t, Tensor)]
@@ -52,7 +52,7 @@ class _Node:
 
 
 class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Entered around a constructor. Then `of` gives tensors of what it made their values, drawn anew at each call."""
+    """Records a constructor inside this context. Then `of` returns values of its tensors, drawn anew at each call."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _for_real(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """What depends on values is computed; the constructor's generators are seeded, so everywhere the same."""
+        """Compute what depends on values; equal everywhere, since the constructor's generators are seeded."""
         with torch.utils._python_dispatch._disable_current_modes():
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             values = {id(t): value for t, value in zip(tensors, self.of(tensors), strict=True)}
@@ -86,7 +86,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return function(*given[0], **given[1])
 
     def of(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Their values, of one storage where theirs is one. Random numbers come from torch's global generator."""
+        """Return their values, sharing a storage where they do. Random numbers come from torch's global generator."""
         wanted = list(tensors)
         known: dict[int, Tensor] = {}
         with torch.no_grad():
@@ -99,7 +99,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return [self._value(t, known) for t in wanted]
 
     def _value(self, leaf: Any, known: dict[int, Tensor]) -> Any:
-        """A tensor that no operation made is one that the constructor found: it is copied, as it may be written to."""
+        """Return a value. A tensor older than the constructor, made by no operation, is copied: it may be written."""
         if not isinstance(leaf, Tensor):
             return leaf
         if id(leaf) not in known:
@@ -113,7 +113,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known[id(leaf)]
 
     def _needed(self, storages: set[int]) -> list[_Node]:
-        """The operations on which these storages' values depend, in order."""
+        """Return the operations that these storages' values depend on, in order."""
         needed, settled, found = set(storages), set[int](), []
         for node in reversed(self._nodes):
             touched = node.storages & needed
@@ -123,16 +123,14 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             needed |= node.reads
             if node.overwrites:
                 settled = settled - node.reads | touched
-            elif not node.storages <= node.reads or node.function._schema.is_mutable:  # it is no view: it reads
+            elif not node.storages <= node.reads or node.function._schema.is_mutable:  # no view: it reads
                 settled -= node.reads
         return found[::-1]
 
 
 @contextmanager
 def without_values(mode: FakeTensorMode) -> Iterator[FirstValues]:
-    """A block in which a constructor makes what has no data. It draws the same numbers wherever and whenever it
-    runs.
-    """
+    """Run a constructor without data in this context. It draws the same numbers whenever and wherever it runs."""
     values = FirstValues(mode)
     numpy = sys.modules.get("numpy.random")
     states = random.getstate(), numpy.get_state() if numpy else None

@@ -1,8 +1,8 @@
 """The layers of a split model: each runs one position of the model's forward.
 
-A position that is a block and nothing else calls the block. One with code of the model's own runs the model's forward
-from its beginning, without data up to where the position begins, which takes no memory and a few milliseconds, and for
-real from there on.
+A position that is only a block calls the block. One with code of the model's own runs the model's forward from its
+beginning, without data up to where the position begins, which takes no memory and a few milliseconds, and with data
+from there on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +31,10 @@ Call = Callable[[nn.Module, Sequence[Tensor]], Any]
 
 
 class Route:
-    """What all layers of a split model know. blocks: their names, in the order of their calls. alongside: what goes
-    with the model's own tensors, if anything does.
+    """What all layers of a split model share. blocks: their names, in the order of their calls. alongside: tensors
+    passed in addition to the model's own, if any.
 
-    at: the recording for inputs of these shapes. base: one of them.
+    at: returns the recording for inputs of these shapes. base: one of them.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Route:
         self._shaped = own - {0} if not base.by_shape else frozenset(range(count + 2))
 
     def carried(self, position: int) -> bool:
-        """Do shapes of the inputs go with what leaves that position?"""
+        """Return whether the inputs' shapes are passed on from that position."""
         return any(p > position for p in self._shaped)
 
     def recording(self, shapes: Shapes | None) -> Recording:
@@ -66,8 +66,8 @@ class Route:
 class SplitLayer(nn.Module):
     """One position of a model. Its parts and results are the tensors of the recording's boundaries.
 
-    With them go the inputs' shapes, where a later position needs them: as tensors without elements, of these shapes
-    but for a first dimension of 0.
+    The inputs' shapes follow them, where a later position needs them: as tensors without elements, of these shapes
+    after a first dimension of 0.
     """
 
     module: nn.Module
@@ -77,7 +77,7 @@ class SplitLayer(nn.Module):
         self.module, self._position, self._route = module, position, route
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SplitLayer":
-        """A copy that shares the route, and of the model's other modules what stands for their tensors."""
+        """Return a copy that shares the route, and the placeholders of other modules' tensors."""
         memo[id(self._route)] = self._route
         for module in self.modules():
             memo |= {id(value): value for value in vars(module).values() if isinstance(value, FakeTensor)}
@@ -87,7 +87,7 @@ class SplitLayer(nn.Module):
 
     @property
     def has_own_code(self) -> bool:
-        """Does its position run code of the model's forward, and not a block alone?"""
+        """Whether its position runs code of the model's forward, and not only a block."""
         return self._position in self._route.base.own_code
 
     def extra_repr(self) -> str:
@@ -118,7 +118,7 @@ class SplitLayer(nn.Module):
         return self.module.get_submodule(blocks[self._position - 1]) if 0 < self._position <= len(blocks) else None
 
     def _own(self, parts: Parts) -> Parts:
-        """What the model's forward passes on, or returns at its end."""
+        """Return what the model's forward passes on, or returns at its end."""
         route, position = self._route, self._position
         first = position == route.positions[0]
         values, shapes = self._unpacked(parts, first)
@@ -153,14 +153,14 @@ class SplitLayer(nn.Module):
         return values, tuple((tuple(t.shape[1:]), t.dtype) for t in carriers) if carriers else None
 
     def _before(self) -> int:
-        """The position before."""
+        """Return the position before."""
         positions = self._route.positions
         return positions[positions.index(self._position) - 1]
 
     @staticmethod
     def _passed(recording: Recording, key: Key, value: Tensor) -> Tensor:
-        """The value as a layer passes it on: of one layout wherever the layer that gets it is, as the bits of a product
-        may depend on it.
+        """Return the value as a layer passes it on: with one layout, wherever the next layer is, because the bits of a
+        product may depend on it.
         """
         passed = value if key in recording.gradients else value.detach()
         return (torch.view_as_real(passed.resolve_conj()) if key in recording.complex else passed).contiguous()
@@ -197,7 +197,7 @@ def note_outs(recording: Recording, i: int, result: Any, name: str, values: dict
 
 @contextmanager
 def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any]) -> Iterator[None]:
-    """Blocks' calls go to `instead`, which gets the block's forward first."""
+    """Replace blocks' forwards by `instead`, whose first argument is the block's forward."""
     blocks = dict.fromkeys(model.get_submodule(name) for name in names)
     own = {block: block.__dict__.get("forward") for block in blocks}
     for block in blocks:
@@ -220,16 +220,16 @@ class _Enough(BaseException):
 
 
 class ModelRun(TorchFunctionMode):
-    """The model's own forward, as far as the end of a position: without data until it begins, for real from then on.
+    """The model's own forward up to the end of a position: without data until it begins, with data from then on.
 
-    values: what is known for real, by key; what the position makes for later ones is added.
+    values: known values, by key; those that the position makes for later ones are added.
     """
 
     def __init__(self, layer: SplitLayer, recording: Recording, values: dict[Key, Tensor], shapes: Shapes) -> None:
         super().__init__()
         self._layer, self._recording, self._values, self._shapes = layer, recording, values, shapes
         self._route, self._position = layer._route, layer._position
-        self._begin = self._position - 1  # the block whose call, or return, begins what is run for real
+        self._begin = self._position - 1  # the block whose call, or return, begins the part with data
         self._blocks = len(self._route.blocks)
         self._next, self._now, self._count = 0, 0, 0
         self._real, self._paused = self._position == 0, False
@@ -238,7 +238,7 @@ class ModelRun(TorchFunctionMode):
         self._later = {key for b in recording.boundaries[: self._blocks + 1] for key in b}
 
     def to_its_end(self) -> list[Tensor] | None:
-        """What the model returned, in the last position."""
+        """Run up to the position's end; return the model's result in the last position, else None."""
         model = self._layer.module
         try:
             with _seated(model, self._route.blocks, self._block), self._stack, self:
@@ -257,7 +257,7 @@ class ModelRun(TorchFunctionMode):
             return [self._values["input", 0, n] for n in range(len(self._shapes))]
         self._stack.enter_context(self._gradients_aside())
         self._stack.enter_context(_disable_current_modes())
-        self._stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))  # others' want values
+        self._stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))  # saved-tensor hooks of others want values
         self._stack.enter_context(self._route.mode)
         self._paused = True
         inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in self._shapes]
@@ -268,8 +268,8 @@ class ModelRun(TorchFunctionMode):
 
     @contextmanager
     def _gradients_aside(self) -> Iterator[None]:
-        """A block without the gradients of parameters that have another type than these: torch imagines no tensor with
-        such a gradient.
+        """Set gradients aside whose type differs from their parameter's: torch makes no fake tensor with such a
+        gradient.
         """
         self._paused = True
         aside = [(p, p.grad) for p in self._layer.module.parameters() if p.grad is not None and p.grad.dtype != p.dtype]
@@ -314,7 +314,7 @@ class ModelRun(TorchFunctionMode):
             self._imagine(tensor, key)
 
     def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stands in the place of a block's forward."""
+        """Replace a block's forward."""
         i, self._next = self._next, self._next + 1
         name = self._route.blocks[i]
         given, form = take_apart((args, kwargs), f"{name} gets something that")
@@ -341,7 +341,7 @@ class ModelRun(TorchFunctionMode):
         return put_together(self._recording.outs[i], outs)
 
     def _begins(self, i: int, forward: Any) -> Any:
-        """Begins the position at the block of that number: from here on there are data."""
+        """Begin the position at the block of that number: from here on there are data."""
         self._stack.close()
         self._real = True
         recording, values = self._recording, self._values

@@ -1,4 +1,4 @@
-"""The way from a module to layers: which position has which parameters, and modules that hold no others."""
+"""Splits a module into layers: which position has which parameters, and modules that hold no others."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -28,7 +28,7 @@ _Slot = tuple[str, str]  # a module's name, and that of its parameter or buffer
 
 
 class SplitModule:
-    """A module whose parameters have no values yet, and what its layers are made from.
+    """A module whose parameters have no values yet, and the layers made from it.
 
     blocks: the names of its blocks, in the order of their calls. layers: factories, as a Task has them. tied: groups of
     names of parameters that several layers have.
@@ -45,8 +45,8 @@ class SplitModule:
     ) -> None:
         """blocks: names of a ModuleList, ModuleDict or Sequential, or of several that are called one after the other;
         None: the module is a Sequential of them, or they are in its one ModuleList. example: inputs of some samples.
-        call: (model, inputs) -> what it returns; None: the inputs are its arguments. alongside: of the model, what goes
-        with its tensors.
+        call: (model, inputs) -> its result; None: the inputs are its arguments. alongside: returns the tensors that are
+        passed in addition to the model's.
 
         Raises CannotSplit.
         """
@@ -73,10 +73,10 @@ class SplitModule:
 
     @property
     def forms(self) -> dict[str, Tensor]:
-        """The parameters and buffers by their names, without values; what has several names is one object."""
+        """The parameters and buffers by their names, without values; a tensor with several names is one object."""
         return {_joined(slot): self._tensor(slot) for slot in self._slots}
 
-    # looking
+    # recording
 
     def _built(self, make: Callable[[], nn.Module]) -> tuple[nn.Module, FirstValues]:
         try:
@@ -84,7 +84,7 @@ class SplitModule:
                 model = make()
                 if isinstance(model, nn.Module) and not model.training:
                     model.train()  # as a training loop does with a model that was loaded in eval mode
-        except TaskError:  # who makes it has looked at it, and found what cannot be
+        except TaskError:  # `make` has checked the model, and found a mistake
             raise
         except Exception as error:
             raise CannotSplit(f"the model cannot be built without data: {told(error)}") from error
@@ -109,7 +109,7 @@ class SplitModule:
         return self._recordings[shapes]
 
     def _really(self, number: int, form: Form, given: Sequence[Tensor]) -> Any:
-        """What a block returns, without values. It is run with values if no block of its class has been, with such
+        """Return a block's result, without values. Run it with values if no block of its class has run with such
         inputs.
         """
         name = self.blocks[number]
@@ -130,7 +130,7 @@ class SplitModule:
     # which position has what
 
     def _owners(self, base: Recording) -> dict[int, list[_Slot]]:
-        """Blocks have what is theirs; the model's own code what it uses, or, at its last position, what nobody uses."""
+        """Return each position's tensors: a block's own, those of own code, and at its last position unused ones."""
         places: dict[int, list[_Slot]] = {position: [] for position in self.route.positions}
         own = sorted(base.own_code)
         for slot in self._slots:
@@ -144,8 +144,8 @@ class SplitModule:
             for position in users or ([own[-1]] if own and not elsewhere else []):
                 places[position].append(slot)
         for position in own:
-            there = {id(self._tensor(slot)) for slot in places[position]}
-            for missing in base.used.get(position, frozenset()) - there:
+            owned = {id(self._tensor(slot)) for slot in places[position]}
+            for missing in base.used.get(position, frozenset()) - owned:
                 name = next(_joined(slot) for slot in self._slots if id(self._tensor(slot)) == missing)
                 raise CannotSplit(f"the model's forward uses {name} outside of its block: let the model have it, too")
         return places
@@ -175,19 +175,19 @@ class SplitModule:
         return SplitLayer(module, position, self.route)
 
     def _real(self, tensors: Sequence[Tensor], names: Sequence[str], read: bool = True) -> dict[int, Tensor]:
-        """The tensors with values, by the id of what has none."""
+        """Return the tensors with values, by the id of those without."""
         distinct = {id(t): t for t in tensors}
         if not values_wanted():
             made = {i: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for i, t in distinct.items()}
         else:
-            found = self._read(dict(zip(names, tensors, strict=True))) if self._read and read else {}
-            made = {id(t): found[name] for t, name in zip(tensors, names, strict=True) if name in found}
+            read_values = self._read(dict(zip(names, tensors, strict=True))) if self._read and read else {}
+            made = {id(t): read_values[name] for t, name in zip(tensors, names, strict=True) if name in read_values}
             left = [t for i, t in distinct.items() if i not in made]
             made |= {id(t): value for t, value in zip(left, self._values.of(left), strict=True)}
         return {i: _like(distinct[i], value) for i, value in made.items()}
 
     def _put_block(self, module: nn.Module, name: str, given: Mapping[int, Tensor]) -> None:
-        """A block with its own tensors, under its name."""
+        """Put a block with its own tensors under its name."""
         block = self._model.get_submodule(name)
         memo: dict[int, Any] = {id(t): given.get(id(t), t) for t in _tensors_in(block)}
         memo |= self._plain(block.modules(), memo)
@@ -200,7 +200,7 @@ class SplitModule:
         holder._modules[leaf] = deepcopy(block, memo)
 
     def _with_own_code(self, position: int, slots: Sequence[_Slot], given: Mapping[int, Tensor]) -> nn.Module:
-        """The whole model, but with the parameters of these slots only. What is in blocks is not copied."""
+        """Return the whole model with the parameters of these slots only, and without the content of blocks."""
         memo: dict[int, Any] = {id(t): t for t in (*_tensors_in(self._model), *_plain_tensors(self._model.modules()))}
         outside = [module for name, module in self._model.named_modules() if not self._in_block(name)]
         memo |= self._plain(outside, given) | dict(given)
@@ -218,22 +218,20 @@ class SplitModule:
         return model
 
     def _in_block(self, name: str) -> bool:
-        """Is it a block, or a module of one?"""
+        """Return whether the name is a block's, or of a module in one."""
         return any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
 
     def _plain(self, modules: Iterable[nn.Module], memo: Mapping[int, Any]) -> dict[int, Any]:
-        """The tensors with values that are attributes without being parameters or buffers, by the id of what
-        has none.
-        """
-        found = {id(t): t for t in _plain_tensors(modules) if id(t) not in memo}
-        if not found:
+        """Return the tensors with values that are plain attributes, by the id of those without."""
+        plain = {id(t): t for t in _plain_tensors(modules) if id(t) not in memo}
+        if not plain:
             return {}
         if not values_wanted():
-            return {i: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for i, t in found.items()}
-        return dict(zip(found, self._values.of(found.values()), strict=True))
+            return {i: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for i, t in plain.items()}
+        return dict(zip(plain, self._values.of(plain.values()), strict=True))
 
     def _without_parameters(self) -> nn.Module:
-        """A copy whose parameters and buffers are plain attributes, so that nobody trains, moves or saves them."""
+        """Return a copy whose parameters and buffers are plain attributes: not trained, moved or saved."""
         model = self._copy()
         for module in model.modules():
             for kept in (module._parameters, module._buffers):
@@ -251,7 +249,7 @@ def _some_values(imagined: Tensor) -> Tensor:
 
 
 def _like(imagined: Tensor, value: Tensor) -> Tensor:
-    """The value as what it stands for: a parameter, a buffer."""
+    """Return the value as the parameter or buffer that it stands for."""
     if isinstance(imagined, nn.Parameter):
         return nn.Parameter(value, imagined.requires_grad)
     return value
@@ -276,7 +274,7 @@ def _tensors_in(module: nn.Module) -> list[Tensor]:
 
 
 def _plain_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """Attributes without values that are no parameters or buffers."""
+    """Yield attributes without values that are no parameters or buffers."""
     for module in modules:
         for value in module.__dict__.values():
             yield from (t for t in _flat(value) if isinstance(t, FakeTensor))
@@ -321,7 +319,7 @@ def _only_list(model: nn.Module) -> str:
 
 
 def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
-    """The names of the modules of that kind that are not empty and in none of the others."""
+    """Return the names of the non-empty modules of that kind that are in none of the others."""
     found = [
         name
         for name, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""What passes between a model's blocks, found by running its forward once on tensors without data.
+"""Finds what passes between a model's blocks, by running its forward once on tensors without data.
 
 A position is a part of the forward that one layer runs: 0 is the model's code before the first block, i + 1 is block i
 with the code between it and the next one, and, after the n blocks, n + 1 is the code after the last one.
@@ -29,19 +29,19 @@ or ("made", position, n), the result of the n-th function called there."""
 Shape = tuple[int, ...]
 _LOST: Final[Key] = ("lost", 0, 0)
 _UNKNOWN: Final[Key] = ("unknown", 0, 0)
-RESULTS: Final = 256  # that a function may have, in a key's number
+RESULTS: Final = 256  # most results of a function, in a key's number
 
 
 def born(key: Key) -> int:
-    """The position where it comes to be; an input is there before."""
+    """Return the position that makes the tensor; -1 for an input."""
     kind, number, _ = key
     return -1 if kind == "input" else number + (kind == "out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What was seen of a model's forward. By block: the forms and tensors of its call and of what it returns, what
-    shapes the latter have (those of the call's tensor of that number, or these), and the settings around the call.
+    """The recording of a model's forward. By block: the forms and tensors of its call and its result, the shapes of the
+    result's tensors (that of the call's tensor of that number, or these), and the settings around the call.
     """
 
     calls: tuple[Form, ...]
@@ -54,21 +54,21 @@ class Recording:
     result: Form
     result_keys: tuple[Key, ...]
     boundaries: tuple[tuple[Key, ...], ...]  # by position, the tensors that later positions need, in order
-    own_code: frozenset[int]  # positions that run code of the model's besides a block
+    own_code: frozenset[int]  # positions that run code of the model's in addition to a block
     gradients: frozenset[Key]  # tensors that have one
-    complex: frozenset[Key]  # those of complex numbers, which cross as pairs of real ones
-    written: frozenset[tuple[int, Key]]  # tensors that a position writes to, though they come from earlier ones
+    complex: frozenset[Key]  # complex tensors, which cross as pairs of real ones
+    written: frozenset[tuple[int, Key]]  # tensors of earlier positions that a position writes to
     made: Mapping[Key, str]  # the names of the functions that made such tensors
     used: Mapping[int, frozenset[int]]  # by position, ids of parameters and buffers that its own code uses
 
     @property
     def by_shape(self) -> bool:
-        """Does it hold for inputs of these shapes only?"""
+        """Whether it holds for inputs of these shapes only."""
         exact = any(isinstance(shape, tuple) for shapes in self.out_shapes for shape in shapes)
         return exact or any(form.sizes for form in (*self.calls, *self.outs))
 
     def same_route(self, other: "Recording") -> bool:
-        """Do the same tensors go the same way?"""
+        """Return whether the same tensors go the same way."""
         return (self.boundaries, self.own_code, self.result_keys) == (
             other.boundaries,
             other.own_code,
@@ -87,9 +87,9 @@ def record(
     call: Any,
     really: Really,
 ) -> Recording:
-    """The recording of a model's forward. blocks: modules of the model, in the order of their calls; names: theirs.
-    call: (model, inputs) -> its result. really: runs the block of that number with values, for one that cannot be run
-    without, and returns what it returns, without values.
+    """Record a model's forward. blocks: modules of the model, in the order of their calls; names: theirs. call: (model,
+    inputs) -> its result. really: runs a block, by number, with values, if it cannot run without, and returns its
+    result without values.
 
     The model may be changed. Raises CannotSplit.
     """
@@ -127,7 +127,7 @@ class _Recorder(TorchFunctionMode):
         self.problem: Exception | None = None
         self._blocks, self._names = blocks, names
         self._position, self._next, self._count = 0, 0, 0
-        self._body: frozenset[int] | None = None  # ids of what the block that runs may use
+        self._body: frozenset[int] | None = None  # ids of what the running block may use
         self._owned = {id(t): name for name, t in _all_tensors(model)}
         self._block_owned = [frozenset(id(t) for _, t in _all_tensors(block)) for block in blocks]
         self._keys: dict[int, tuple[Key, Tensor]] = {}
@@ -141,7 +141,7 @@ class _Recorder(TorchFunctionMode):
         self._calls: list[tuple[Form, tuple[Key, ...]]] = []
         self._outs: list[tuple[Form, tuple[Key, ...], tuple[int | Shape, ...]]] = []
         self._outside, self._settings = surroundings(), list[CallSettings]()
-        self._lost: dict[int, str] = {}  # by id of what must not be used any more: why
+        self._lost: dict[int, str] = {}  # by id of a tensor that must not be used any more: why
         self._changing: set[int] = set()  # positions that write to what has another key, too
         self._ran: set[int] = set()
         for n, tensor in enumerate(inputs):
@@ -209,7 +209,7 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _block(self, block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stands in the place of a block's forward."""
+        """Replace a block's forward."""
         if self._body is not None:
             return forward(*args, **kwargs)
         i = self._next
@@ -288,7 +288,7 @@ class _Recorder(TorchFunctionMode):
             self._complex.add(key)
 
     def _use(self, tensor: Tensor) -> Key | None:
-        """Note that this position needs it. None for what the model owns."""
+        """Note that this position needs the tensor, and return its key. None for a tensor that the model owns."""
         if id(tensor) in self._owned:
             self._used.setdefault(self._position, set()).add(id(tensor))
             return None
@@ -301,9 +301,8 @@ class _Recorder(TorchFunctionMode):
         return key
 
     def _written_to(self, tensor: Tensor) -> None:
-        """Notes that the model writes to a tensor between its blocks. Of what shares its memory in the model, a
-        position has a copy of its own of each tensor from earlier ones, so what is written to one of them is not seen
-        in the others.
+        """Note that the model writes to a tensor between its blocks. A position has a copy of its own of each tensor
+        from earlier ones, so a write to one of several that share memory in the model is not seen in the others.
         """
         sharing = self._sharing(tensor)
         if sharing:
@@ -320,7 +319,7 @@ class _Recorder(TorchFunctionMode):
             )
 
     def _sharing(self, tensor: Tensor) -> list[Tensor]:
-        """Other tensors that are known and lie in the same memory."""
+        """Return other known tensors in the same memory."""
         storage = tensor.untyped_storage()._cdata
         known = [t for key, t in self._keys.values() if key not in (_UNKNOWN, _LOST)]
         return [t for t in known if t is not tensor and t.untyped_storage()._cdata == storage]
@@ -355,14 +354,14 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def called(
     function: Callable[..., Any], args: Any, kwargs: Any, given: Sequence[Tensor]
 ) -> tuple[Any, list[Tensor], list[Tensor]]:
-    """What the function returns; the tensors in that; and which of those that it was given it has written to."""
+    """Call the function; return its result, the tensors in it, and the given tensors that it has written to."""
     versions = [t._version for t in given]
     result = function(*args, **kwargs)
     return result, tensors_in(result), [t for t, old in zip(given, versions, strict=True) if t._version != old]
 
 
 def numbered(made: Sequence[Tensor], written: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """What a function has made or written to, each with a number of its own."""
+    """Return the tensors that a function has made or written to, each with its own number."""
     return list(enumerate([*written, *(t for t in made if not any(t is w for w in written))]))
 
 

@@ -1,7 +1,7 @@
-"""What a model passes to a block and gets from it: tensors in tuples, lists, dictionaries and dataclasses.
+"""Values that a model passes to a block and gets from it: tensors in tuples, lists, dictionaries and dataclasses.
 
-Taken apart into its tensors, and a form that says how to put them together again. A boundary between workers then
-carries the tensors alone, as every worker knows the form.
+Each is taken apart into its tensors and a form, from which it can be put together again. A boundary between workers
+then carries only the tensors, as every worker knows the form.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _TENSOR: Final = "a tensor"
 
 
 class CannotSplit(TaskError):
-    """The model cannot be split into layers; the text is a sentence that says why."""
+    """The model cannot be split into layers; the text is a sentence with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Form:
 
     @property
     def sizes(self) -> bool:
-        """Is there a whole number in it, which may be a size of the inputs?"""
+        """Whether it has a whole number, which may be a size of the inputs."""
         return self.kind in (int, torch.Size) or any(part.sizes for part in self.parts)
 
 
 def take_apart(value: Any, what: str) -> tuple[list[Tensor], Form]:
-    """Raises CannotSplit, with `what` in its sentence, for what is neither of these nor a constant."""
+    """Return a value's tensors and its form. Raises CannotSplit, naming `what`, for any other type."""
     tensors: list[Tensor] = []
 
     def form(item: Any) -> Form:
@@ -63,12 +63,12 @@ def take_apart(value: Any, what: str) -> tuple[list[Tensor], Form]:
             "numbers, strings and None, in tuples, lists, dictionaries or dataclasses"
         )
 
-    found = form(value)
-    return tensors, found
+    shape = form(value)
+    return tensors, shape
 
 
 def put_together(form: Form, tensors: Sequence[Tensor]) -> Any:
-    """The inverse of `take_apart`."""
+    """Undo `take_apart`."""
     given = iter(tensors)
     value = _built(form, given)
     assert next(given, None) is None

@@ -18,10 +18,8 @@ _Place = tuple[int, str]  # layer and name
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A tensor as last seen. changes: how often torch has written to it.
-
-    sum: checksum of its bits; None for a frozen parameter, which is large, and for a running buffer, which changes
-    every step.
+    """A tensor as last seen. changes: torch's count of writes to it. sum: checksum of its bits; None for a frozen
+    parameter, which is large, and for a running buffer, which changes every step.
     """
 
     tensor: Tensor
@@ -66,8 +64,7 @@ class Constants:
             self._known[place] = _Known(tensor, _changes(tensor), None)
 
     def check(self, bits: bool = False) -> None:
-        """Raise TaskError if a constant was written to or replaced, unless its bits are the same, or if a trained
-        parameter is new.
+        """Raise TaskError if a constant was written to or replaced, and its bits differ, or a trained parameter is new.
 
         Cheap: compares bits only where torch counted a write. bits: compare those of all buffers, since torch does not
         count writes through numpy or `.data`.

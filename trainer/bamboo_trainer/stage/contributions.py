@@ -56,9 +56,7 @@ class RunningBuffers:
     """
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
-        """Raises TaskError if a buffer belongs to several modules, since the order of their contributions would be
-        undefined.
-        """
+        """Raises TaskError if a buffer belongs to several modules, whose contributions would have no order."""
         self._layers = layers
         self._found = [(index, one) for index, layer in layers.items() for one in running_modules(layer)]
         self._numbers = {id(one.module): number for number, (_, one) in enumerate(self._found)}
@@ -86,9 +84,7 @@ class RunningBuffers:
                 yield index, one.place(name), buffer
 
     def record(self, contributed: Sequence[tuple[nn.Module, Parts]]) -> Recorded:
-        """Return the contributions of one microbatch's forward. Raises TaskError if a contributing module is not among
-        the layers' modules.
-        """
+        """Return the contributions of a microbatch's forward. Raises TaskError for a module that is not the layers'."""
         if not contributed:
             return _NONE
         contributions, data = [], []
@@ -127,8 +123,7 @@ class RunningBuffers:
         return f"{within}{named_layer(self._layers[index], index)}"
 
     def folded(self, recorded: Mapping[int, Recorded], microbatches: int) -> Parts:
-        """Return the bytes of all values after a step, in host memory: one tensor, or none if the stage has no such
-        buffers.
+        """Return the bytes of all values after a step, in host memory: one tensor, or none without such buffers.
 
         recorded: of all microbatches of the step. Raises TaskError.
         """

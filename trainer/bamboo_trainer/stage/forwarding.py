@@ -153,9 +153,7 @@ class ForwardRunner:
                 f.measure(self._task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
-        """Run a layer's forward with all that its bits depend on. capture: takes its contributions to
-        running buffers.
-        """
+        """Run a layer's forward with all that its bits depend on. capture: for contributions to running buffers."""
         with capturing(capture):
             return self._call(index, seed, given)
 
@@ -185,9 +183,7 @@ def with_needs(outputs: Parts, needed: Sequence[bool]) -> Parts:
 
 
 def split_needs(given: Parts) -> tuple[Parts, tuple[bool, ...]]:
-    """Undo `with_needs`: return the parts, and whether each needs a gradient. Raises ValueError if their numbers
-    differ.
-    """
+    """Return the parts, and whether each needs a gradient. Raises ValueError if their numbers differ."""
     if not given or not given[-1].is_complex():
         return given, tuple([part.is_floating_point() for part in given])
     parts, flags = given[:-1], given[-1].reshape(-1).tolist()

@@ -82,8 +82,7 @@ class Stage:
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """Run a forward; return detached outputs, or () on the last stage. inputs: None on stage 0, which loads the
-        data.
+        """Run a forward; return detached outputs, or () on the last stage. inputs: None on stage 0, which loads data.
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
@@ -172,9 +171,7 @@ class Stage:
             self._reader.expect(self.values.index, coming)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """Run a forward and a backward as a rehearsal, whose gradients are dropped. Return the outputs, as `forward`
-        does.
-        """
+        """Run a forward and a backward, and drop their gradients. Return the outputs, as `forward` does."""
         work = self.begin([microbatch], [microbatch, microbatch + 1])
         outputs = self._forward(work, step, microbatch, inputs)
         zeros = tuple(torch.zeros_like(p) for p in split_needs(outputs)[0] if p.is_floating_point())

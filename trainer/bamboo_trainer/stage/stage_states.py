@@ -62,9 +62,7 @@ class StageStates:
     """by_stage: by the number of the stage; only this class changes it."""
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
-        """on_host: states that are only kept for others wait in host memory. begun: stages in their first state, by
-        number.
-        """
+        """on_host: states kept only for others wait in host memory. begun: stages in their first state, by number."""
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
         self._helps = False
         self.by_stage: dict[int, StageState] = {}
@@ -164,9 +162,7 @@ class StageStates:
         return index in self.by_stage and step in self.by_stage[index].final
 
     def final_steps(self, index: int) -> list[int]:
-        """Return the steps with final gradients here that are not applied yet. A new owner may have some of its
-        predecessor's.
-        """
+        """Return the steps of final gradients not applied yet. A new owner may have some of its predecessor's."""
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
@@ -175,8 +171,7 @@ class StageStates:
         return state.version + (state.version in state.final)
 
     def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
-        """Return a stage whose step is committed and whose final gradient is here, or None. owned: only stages run
-        here.
+        """Return a stage whose step is committed and whose final gradient is here. owned: only of stages run here.
 
         ran: stages that ran their step here, so the log has what they sent. All others of a version wait for each
         other: of stages that are lost together none can be repeated without the others, so the worker that takes them

@@ -111,8 +111,7 @@ class Work:
     def ends(
         self, microbatch: int, gradients: Parts | None, microbatches: int, scale: BackwardScale
     ) -> tuple[Parts, Ends]:
-        """Return the forward's inputs, and where its backward begins: tensors with their gradients. Uses up the
-        context.
+        """Use up a forward's context; return its inputs, and where its backward begins: tensors with their gradients.
 
         gradients: see `Stage.backward`. microbatches: of the step, whose mean a loss is. Raises ValueError.
         """

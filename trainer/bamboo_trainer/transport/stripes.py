@@ -144,9 +144,7 @@ class FlowSender:
         self._bodies += 1
 
     def _open_missing(self, first: socket.socket) -> None:
-        """Open the missing flows to the first one's peer; the link also works without them. Raises OSError if it has
-        ended.
-        """
+        """Open missing flows to the first one's peer; the link works without. Raises OSError if it has ended."""
         if len(self._sockets) >= self._further or time.monotonic() < self._again_at:
             return
         try:

@@ -1,8 +1,8 @@
 """The transport over plain TCP: one simplex link per sender, receiver and lane, of one connection or several.
 
 Locks: `_news` keeps LinkDown and LinkUp in the order in which they happened; only the links' own threads take it, and
-always before `_changed`, which guards the tables and is never held while calling out of this module's classes. So
-`deliver` may call send and peers, and may take a lock that others hold while they call them.
+always before `_changed`, which guards the tables and under which `deliver` is never called. So `deliver` may call send
+and peers, and may take a lock that others hold while they call them.
 
 A frame that a reader already holds when peers() or close() is called may still be delivered; none after that.
 """
@@ -133,8 +133,7 @@ class TcpTransport:
         self._listener.close()
 
     def admit(self, link: Inbound, hello: wire.LinkHello) -> bool:
-        """Return whether a link may deliver, for readers only. A newer link of the same sender and lane replaces an
-        older one.
+        """Return whether a link may deliver; for readers only. A newer link replaces one of the same sender and lane.
 
         Then only the sender has seen the older one break. What it sent may be lost all the same, so a LinkUp follows.
         """

@@ -1,1 +1,1 @@
-"""The process around an engine: its agent, notices of the cloud, metrics, logs and traces."""
+"""The process around an engine: its agent, cloud notices, metrics, logs and traces."""

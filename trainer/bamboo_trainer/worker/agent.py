@@ -1,4 +1,4 @@
-"""One worker: the control channel, the transport and the engine put together, in one process."""
+"""One worker: the control channel, the transport and the engine, joined in one process."""
 
 import logging
 import math
@@ -79,23 +79,23 @@ from bamboo_trainer.worker.traffic import TrafficMeter
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
-LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
+LONG_SECONDS = 5.0  # a longer instruction is reported
 FLUSH_SECONDS = 2.0
-LATE_SECONDS = 0.02  # after which what nobody waits for is told between two pieces of work
-HISTORY_SECONDS = 2.0  # for what happened last
-LEAST_NOTICE_SECONDS = 5.0  # when one is said again: it alone must not end a worker that still talks
-SHORT_LOGGER_SECONDS = 5.0  # if others wait for this worker's end, to take its work over
-LOGGER_SECONDS = 60.0  # for loggers at the end, to take what is left
+LATE_SECONDS = 0.02  # after which a late message is sent even between two pieces of work
+HISTORY_SECONDS = 2.0  # for the last records of the history
+LEAST_NOTICE_SECONDS = 5.0  # when a notice is repeated: it alone must not end a worker that still responds
+SHORT_LOGGER_SECONDS = 5.0  # if others wait for this worker's end, to take over its work
+LOGGER_SECONDS = 60.0  # for loggers at the end, to take the remaining records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
     """Where a worker runs.
 
-    host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
-    signed the coordinator's certificate; "" for those that this machine trusts. metrics_port: of its own metrics.
-    logger_seconds: that loggers have at the end. pod: it has a container of its own, with the resources that the job
-    asks for, and nobody else writes to its log.
+    host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of the
+    authority that signed the coordinator's certificate; "" for those that this machine trusts. metrics_port: of its own
+    metrics. logger_seconds: for loggers at the end. pod: it has its own container, with the resources that the job
+    requests, and its log to itself.
     """
 
     host: str = "127.0.0.1"
@@ -136,16 +136,16 @@ class WorkerAgent:
         self.job: LoadedJob | None = None
         self.checkpoints: Checkpointing | None = None
         self.history: HistoryKeeper | None = None
-        self.job_over = False  # or goes on without this worker
-        self.end_by = math.inf  # the end of the grace period, once there was a SIGTERM
-        self.leave_by = math.inf  # the deadline, once there is a notice
+        self.job_over = False  # or continues without this worker
+        self.end_by = math.inf  # the end of the grace period, after a SIGTERM
+        self.leave_by = math.inf  # the deadline, after a notice
         self.doing = "starting"
-        self.thread = threading.get_ident()  # that runs the task's code
-        self.began: float | None = None  # to load the task
+        self.thread = threading.get_ident()  # the thread that runs the task's code
+        self.began: float | None = None  # when it began to load the task
         self.devices: tuple[torch.device, ...] = ()
         self.platform = this_platform(worker)
         self.weights = FinalWeights(worker, self)
-        self.late: float | None = None  # since when the control channel has something that is not sent yet
+        self.late: float | None = None  # since when the control channel has an unsent message
         self.exit_code: int | None = None
         self.last = ""  # line of the log: why it ends
 
@@ -181,7 +181,7 @@ class WorkerAgent:
                 self.job.reader.close()
             if self.checkpoints:
                 self.checkpoints.close()
-            if self.last:  # the last line of a pod's log is what Kubernetes tells of its end
+            if self.last:  # Kubernetes shows the last line of a pod's log as the reason of its end
                 logger.error(self.last)
         assert self.exit_code is not None
         return self.exit_code
@@ -194,7 +194,7 @@ class WorkerAgent:
         if self.engine:
             self.weights.write(self.engine.trained)
         items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
-        if self.engine:  # only after a long wait does it matter for what
+        if self.engine:  # what it waits for matters only after a long wait
             self.doing = "training" if busy or items else f"waiting for {self._waits_for()}"
         for item in items:
             if isinstance(item, Message):
@@ -268,7 +268,7 @@ class WorkerAgent:
         self.control.send(job.ready())
 
     def _say_again(self, engine: Engine) -> None:
-        """All that still matters: it may not have arrived."""
+        """Send again all that still matters, since it may be lost."""
         assert self.job is not None
         self.control.send(self.job.ready())
         if self.leave_by < math.inf:
@@ -311,14 +311,14 @@ class WorkerAgent:
         )
 
     def _tell_of_callbacks(self, task: Task) -> None:
-        """As the root of a job without a history: what is told with it goes untold."""
+        """As the root of a job without a history, warn that callbacks are not called."""
         if task.callbacks:
             names = ", ".join(sorted(task.callbacks))
             text = f"the callbacks {names} are called with what is in the job's history, and it keeps none"
             self.control.send(WorkerWarning(reason="CallbacksNotCalled", message=text))
 
     def _commit(self, request: CommitCheckpoint) -> None:
-        """If this worker keeps the history, what leads to a checkpoint is in it before the checkpoint counts."""
+        """Commit a checkpoint; with a history here, after the steps before the checkpoint are written."""
         written = HistoryWritten(request)
         if self.history:
             self.history.when_written(partial(self.inbox.put, written))
@@ -326,9 +326,8 @@ class WorkerAgent:
             self.inbox.put(written)
 
     def tell(self, message: Message) -> None:
-        """To the coordinator, which may end the job once all cells have finished: its history is written by then.
-
-        That a step is committed is told when the next instruction has been run, or there is none.
+        """Send a message to the coordinator. The root's CellFinished, after which the job may end, waits until the
+        history is written. A StepCommitted is sent after the next instruction, or when there is none.
         """
         if isinstance(message, CellFinished):
             finish = partial(self.control.send, message)
@@ -351,7 +350,7 @@ class WorkerAgent:
         self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
 
     def _await_loggers(self) -> None:
-        """The job is over, so that nobody waits for this worker but for their sake."""
+        """Let loggers finish: the job is over, so this worker holds up no other."""
         self.job_over = True
         if self.history:
             self.history.announce_end(self.logger_seconds)
@@ -369,7 +368,7 @@ class WorkerAgent:
         )
 
     def _heartbeat(self) -> Heartbeat:
-        """In the control channel's thread."""
+        """Return the heartbeat. Runs in the control channel's thread."""
         now = time.monotonic()
         if self.engine is None:
             place = place_of(self.thread) if self.began is not None and now > self.began + LONG_SECONDS else ""
@@ -394,8 +393,8 @@ class WorkerAgent:
         )
 
     def _on_term(self, *_: object) -> None:
-        """SIGTERM is a notice: the worker hands over its stages within the grace period. Until that is over a further
-        one changes nothing, as the kubelet may send one after a person; afterwards it ends the worker at once.
+        """Handle SIGTERM as a notice: the worker hands over its stages within the grace period. Another one within that
+        period changes nothing, as the kubelet may send one after a person; afterwards it ends the worker at once.
         """
         now = time.monotonic()
         if now >= self.end_by:

@@ -1,4 +1,4 @@
-"""Why a worker ends, as the coordinator and a person hear it."""
+"""Why a worker ends, as reported to the coordinator and to people."""
 
 import logging
 from typing import Final
@@ -12,12 +12,12 @@ from bamboo_trainer.worker.final_weights import SaveError
 
 logger = logging.getLogger(__name__)
 
-# What this machine does not have, or does not let us do: the sentence says all, and a traceback nothing.
+# This machine lacks something, or refuses access: the message is complete, and a traceback adds nothing.
 SELF_EXPLANATORY: Final = (DeviceError, CompilerUnavailable, SaveError)
 
 
 def failure_reason(error: BaseException) -> str:
-    """The reason for an error that ends the worker: the machine's, the task's, memory, or a bug."""
+    """Return the reason for an error that ends the worker: the machine's, the task's, memory, or a bug."""
     if isinstance(error, DeviceError):
         return "DeviceUnavailable"
     if isinstance(error, CompilerUnavailable):
@@ -32,12 +32,12 @@ def failure_reason(error: BaseException) -> str:
 
 
 def failure_message(error: BaseException) -> str:
-    """One line, with the place."""
+    """Return one line, with the place."""
     return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
 
 
 def exit_code(error: SystemExit) -> int:
-    """As Python's own: what is no number is said, and 1."""
+    """Return the exit code as Python does: log what is no number, and return 1."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     logger.error("%s", error.code)

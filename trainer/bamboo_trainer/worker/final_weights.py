@@ -1,4 +1,4 @@
-"""A worker's part in keeping the final weights: writes the stages that it is asked for, and makes their folder."""
+"""A worker's final weights: writes the stages that the coordinator requests, and makes their folder."""
 
 import errno
 import time
@@ -14,12 +14,12 @@ from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_wei
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.stage.state.values import StageValues
 
-AGAIN_SECONDS: Final = 5.0  # until a stage is written again that a full disk did not take
+AGAIN_SECONDS: Final = 5.0  # until a stage is written again after a full disk
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class SaveError(Exception):
-    """The final weights cannot be written; the message says where, and why."""
+    """The final weights cannot be written; the message has the place and the reason."""
 
 
 class FinalWeights:
@@ -28,14 +28,14 @@ class FinalWeights:
     def __init__(self, worker: str, coordinator: Coordinator, now: Callable[[], float] = time.monotonic) -> None:
         self._worker, self._coordinator, self._now = worker, coordinator, now
         self._asked: list[Save] = []
-        self._again: float | None = None  # when to write again what found no room
-        self._folders: dict[int, Path] = {}  # of the savings that this worker has written stages for
+        self._again: float | None = None  # when to write again after a full disk
+        self._folders: dict[int, Path] = {}  # of the saves that this worker has written stages for
 
     def ask(self, request: Save) -> None:
         self._asked.append(request)
 
     def write(self, trained: Callable[[int], Sequence[StageValues]]) -> None:
-        """Write the stages that were asked for and have their final values, of which `trained` has all parts.
+        """Write the requested stages whose final values `trained` returns, all parts of a stage.
 
         While a disk is full, warn once and try again, as somebody may make room. Raises SaveError otherwise.
         """
@@ -46,7 +46,7 @@ class FinalWeights:
                 self._asked.remove(request)
 
     def _write(self, parts: Sequence[StageValues], request: Save) -> bool:
-        """Whether there was room. Raises SaveError."""
+        """Write a stage; return False if there was no room. Raises SaveError."""
         folder = _folder(request.path)
         self._folders[request.number] = folder
         tensors = {name: tensor for part in parts for name, tensor in part.state_tensors().items()}
@@ -68,12 +68,12 @@ class FinalWeights:
         self._again = self._now() + AGAIN_SECONDS
 
     def discard(self, number: int | None) -> None:
-        """That saving is given up: remove what is written of it."""
+        """Remove what is written of a save that was given up."""
         if number in self._folders:
             discard_weights(self._folders[number], number)
 
     def commit(self, request: CommitWeights) -> None:
-        """Raises SaveError."""
+        """Commit a save. Raises SaveError."""
         folder = _folder(request.path)
         try:
             commit_weights(folder, request.number, request.stages)
@@ -83,5 +83,5 @@ class FinalWeights:
 
 
 def _folder(place: str) -> Path:
-    """place: an absolute path, or its URL, which can be told also where the locale has no letters for it."""
+    """Return the folder. place: an absolute path, or its URL, which also serves where the locale lacks letters."""
     return Path(file_path(place) if place.startswith("file://") else place).resolve()

@@ -1,4 +1,4 @@
-"""Where the worker's main thread hears of what other threads have for it."""
+"""The queue from which the worker's main thread takes items of other threads."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bamboo_trainer.transport.base import Event
 
 @dataclass(frozen=True, slots=True)
 class HistoryWritten:
-    """The history of the steps before that checkpoint is written, so that the checkpoint may be committed."""
+    """The history up to that checkpoint is written, so that the checkpoint may be committed."""
 
     request: CommitCheckpoint
 
@@ -21,7 +21,7 @@ Item = Event | Copied | ToWorker | NoticeReceived | HistoryWritten
 
 
 class Inbox:
-    """The one place where a worker blocks: what other threads say, in order of arrival."""
+    """The one place where a worker blocks: items of other threads, in order of arrival."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Item] = SimpleQueue()  # a signal handler may add while the main thread takes
@@ -33,19 +33,19 @@ class Inbox:
         self._items.put(item)
 
     def arrival(self, plan: Plan) -> float | None:
-        """When a plan that was taken came, in seconds of time.monotonic(): it may have waited for an instruction to
-        end. None if another message of the same plan was asked about.
+        """Return when a plan arrived, in seconds of time.monotonic(): it may have waited for an instruction to end.
+        None if a message with the same plan was asked about before.
         """
         return self._arrivals.pop(plan.epoch, None)
 
     def take(self, seconds: float) -> list[Item]:
-        """All that is there; waits for something for at most that long."""
+        """Return all items, waiting for the first one for at most that long."""
         items = []
         if seconds > 0:
             try:
                 items.append(self._items.get(timeout=seconds))
             except Empty:
                 return items
-        while not self._items.empty():  # nobody else takes
+        while not self._items.empty():  # only this thread takes
             items.append(self._items.get_nowait())
         return items

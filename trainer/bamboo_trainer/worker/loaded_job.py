@@ -1,4 +1,4 @@
-"""A job as a worker has it: what its manifest says, and what the task's code makes of that."""
+"""A loaded job: its manifest, and the task that the task's code builds from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from bamboo_trainer.training import TrainingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedJob:
-    """spec: with as many steps as the data are good for. evaluations: None without any. loggers: by name, none of
-    them made.
+    """spec: with the number of steps that the data allow. evaluations: None without any. loggers: by name, not made
+    yet.
     """
 
     spec: JobSpec
@@ -41,7 +41,7 @@ class LoadedJob:
     data: DataRecord
 
     def profile(self, memory: int) -> Profile:
-        """What its layers cost: each is built and run. memory: bytes of the worker's device; 0: not known."""
+        """Measure each layer's cost by building and running it. memory: bytes of the worker's device; 0: unknown."""
         costs, chosen = profile(self.task, self.spec), self.spec.elastic is not None
         layers = tuple(size.bytes for size in measure(self.task, self.spec)) if chosen else ()
         return Profile(costs=costs, layers=layers, memory=memory if chosen else 0)
@@ -52,8 +52,8 @@ class LoadedJob:
 
 @dataclass(frozen=True, slots=True)
 class StagesOfJob:
-    """Builds the stages of a job on this worker's devices, in turn. See `StageBuilder`. first: the task as the job
-    begins with it.
+    """Builds the stages of a job on this worker's devices, in turn. See `StageBuilder`. first: the task with its
+    initial weights.
     """
 
     job: LoadedJob
@@ -68,7 +68,7 @@ class StagesOfJob:
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
-    """Raises TaskError for what is wrong with the task, and whatever its own code raises."""
+    """Load a job. Raises TaskError for mistakes of the task, and any error of its own code."""
     task, spec = settled_task(parse_manifest(manifest))
     config = TrainingConfig.of(spec.training)
     return LoadedJob(

@@ -1,4 +1,4 @@
-"""A worker's own metrics, on a port of its pod. Read from the engine's plain numbers when somebody asks."""
+"""A worker's own metrics, on a port of its pod. Each request reads the engine's plain numbers."""
 
 import logging
 import socket
@@ -20,11 +20,11 @@ from bamboo_trainer.worker.traffic import by_kind
 
 logger = logging.getLogger(__name__)
 
-CALLER_SECONDS = 5.0  # for a request to be made and an answer to be taken
+CALLER_SECONDS = 5.0  # to send a request and take the answer
 
 
 def fill(page: MetricsPage, worker: WorkerAgent) -> None:
-    """In the thread that is scraped: what it reads is a number, or is copied at once."""
+    """Fill the page, in the server's thread: it reads numbers, or copies at once."""
     engine, transport = worker.engine, worker.transport
     for what, seconds in worker.spans.seconds().items():
         page.add(table.WORKER_TIME, seconds, what.value)
@@ -53,14 +53,14 @@ def fill(page: MetricsPage, worker: WorkerAgent) -> None:
 
 
 def _bytes(page: MetricsPage, sent: list[int], resent: list[int]) -> None:
-    """sent, resent: bytes by the number of the frame's kind."""
+    """Add the bytes sent. sent, resent: bytes by the number of the frame's kind."""
     for metric, numbers in ((table.WORKER_SENT, sent), (table.WORKER_RESENT, resent)):
         for kind, size in by_kind(numbers).by_kind().items():
             page.add(metric, size, kind)
 
 
 def serve(worker: WorkerAgent, host: str, port: int) -> None:
-    """From now on until the process ends. If the port cannot be had that is logged, and training goes on without."""
+    """Serve metrics until the process ends. If the port cannot be opened, log it; training continues without."""
     registry = CollectorRegistry()
     registry.register(MetricsPageCollector(Exporter.WORKER, lambda page: fill(page, worker)))
     ProcessCollector(registry=registry)
@@ -74,7 +74,7 @@ def serve(worker: WorkerAgent, host: str, port: int) -> None:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def server_bind(self) -> None:
-            """Without asking a name server who we are, which may take long."""
+            """Bind without asking a name server for this host's name, which may take long."""
             TCPServer.server_bind(self)
             self.server_name, self.server_port = host, port
 

@@ -1,4 +1,4 @@
-"""What of this process and machine decides the bits of a worker's results."""
+"""Facts of this process and machine that affect the bits of a worker's results."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 LONGEST = 256  # characters
 
 _X86, _ARM = ("vendor_id", "cpu family", "model"), ("CPU implementer", "CPU part")
-_VECTORS: Final = ("avx", "amx", "fma", "f16c", "sse4")  # how the names of such flags begin on x86; on ARM all are told
+_VECTORS: Final = ("avx", "amx", "fma", "f16c", "sse4")  # prefixes of such flags on x86; on ARM all are reported
 # Variables that change how torch, cuBLAS, cuDNN, MKL, oneDNN or the compiler compute, or which kernels they choose.
 _VARIABLES: Final = re.compile(
     "NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|TORCH_BLAS_PREFER_.+|CUBLAS(LT)?_WORKSPACE_(CONFIG|SIZE)|"
@@ -29,8 +29,8 @@ _VARIABLES: Final = re.compile(
 
 
 def this_platform(worker: str) -> Platform:
-    """The platform of the worker of that name.
-    A device that is not there is left out: the worker says so itself, and ends.
+    """Return the platform of the worker of that name. Leaves out a missing device: the worker reports it itself, and
+    ends.
     """
     try:
         device = choose_device(worker)
@@ -54,24 +54,24 @@ def this_platform(worker: str) -> Platform:
 
 
 def processor(info: Mapping[str, str], machine: str) -> str:
-    """Its kind, by which libraries choose how they compute; not its clock rate.
+    """Return the processor's kind, by which libraries choose how they compute; not its clock rate.
 
-    info: what Linux says of the first one.
+    info: the first processor in Linux's list.
     """
     named = [info[key] for key in (_X86 if "vendor_id" in info else _ARM) if key in info]
     return " ".join([machine, *named])
 
 
 def instructions(info: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that it computes with. A virtual machine may hide some of its processor's."""
+    """Return the instructions that it computes with. A virtual machine may hide some of its processor's."""
     flags = info["flags"].split() if "flags" in info else []
     found = [*(flag for flag in flags if flag.startswith(_VECTORS)), *info.get("Features", "").split()]
     return tuple(sorted(set(found)))[:MOST_NAMES]
 
 
 def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The settings of torch and its libraries, in words, sorted, as they are before the task's code is loaded, which is
-    the same for all workers.
+    """Return the settings of torch and its libraries, in words, sorted, before the task's code is loaded: the same for
+    all workers.
     """
     flags = {
         f"fp32 products {torch.get_float32_matmul_precision()}": True,
@@ -84,7 +84,7 @@ def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def driver(text: str) -> str:
-    """The version in what NVIDIA's kernel module says of itself; "" if there is none."""
+    """Return the version in the text of NVIDIA's kernel module; "" if there is none."""
     found = re.search(r"Kernel Module\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", text)
     return found[1] if found else ""
 
@@ -98,7 +98,7 @@ def _driver() -> str:
         return named
     version = getattr(
         torch._C, "_cuda_getDriverVersion", lambda: 0
-    )()  # of its interface, where the module does not say
+    )()  # the driver interface's, where the module has none
     return f"for CUDA {version // 1000}.{version % 1000 // 10}"
 
 

@@ -1,4 +1,4 @@
-"""What this worker sends in a step, by kind."""
+"""The bytes that this worker sends in a step, by kind."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ KINDS = {
 
 
 def by_kind(numbers: Sequence[int]) -> Traffic:
-    """numbers: bytes, by the number of the frame's kind."""
+    """Sum the bytes by kind. numbers: bytes, by the number of the frame's kind."""
     sums = dict.fromkeys(Traffic.__struct_fields__, 0)
     for number in FrameKind:
         sums[KINDS.get(number, "control")] += numbers[number]
@@ -29,15 +29,15 @@ def by_kind(numbers: Sequence[int]) -> Traffic:
 
 
 class TrafficMeter:
-    """Counts the steps in which that was sent; told now and then which one is in progress."""
+    """Counts the steps over which traffic was sent; `now` is called regularly with the current step."""
 
     def __init__(self) -> None:
         self._step: int | None = None
         self._steps = 0
 
     def now(self, step: int, sent: Sequence[int]) -> SentTraffic | None:
-        """What has been sent so far, and in how many steps; None before the first one is over. Steps that are repeated
-        after the job went back to a checkpoint count again, as what is sent in them does.
+        """Return the bytes sent so far, and the number of steps; None before the first one is over. Steps repeated
+        after the job went back to a checkpoint count again, as their bytes do.
         """
         if self._step is not None and step > self._step:
             self._steps += step - self._step

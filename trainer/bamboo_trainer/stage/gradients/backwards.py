@@ -99,9 +99,7 @@ class BackwardRunner:
         return f"the backward of {self._named}, at step {place[0] + 1}, microbatch {place[1]},"
 
     def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[GradientEdge, Tensor]], leaves: Parts) -> bool:
-        """Compute only the gradients of the inputs, if this microbatch's backward can be split. Return
-        whether it was.
-        """
+        """Compute only the inputs' gradients, and return True, if this microbatch's backward can be split."""
         if not self._splits:
             return False
         with self._watched() if self._unwatched else nullcontext():

@@ -1,5 +1,4 @@
-"""A first stage's gradient in buckets of consecutive layers, which become final one after the other in its last
-backward.
+"""A first stage's gradient in buckets of consecutive layers, which its last backward finishes one after the other.
 
 That microbatch's forward is cut where buckets begin, as it is cut between stages: a layer's inputs there are leaves, so
 the backward of the layers behind it ends there, and the leaves' gradients begin the next part. As with stages, that

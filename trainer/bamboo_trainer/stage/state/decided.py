@@ -24,9 +24,7 @@ def is_of(name: str) -> bool:
 
 
 def numbers(decided: Decided, frozen: Mapping[str, Collection[int]], layers: Collection[int]) -> dict[str, Number]:
-    """Return the numbers by name for the state of each of these layers. frozen: the layers that use each frozen
-    parameter.
-    """
+    """Return the numbers by name for the state of these layers. frozen: the layers that use each frozen parameter."""
     shared: dict[str, Number] = {_RATE: decided.learning_rate}
     shared |= {f"{_STOP}{name}": True for name in decided.stops}
     shared |= {f"{_MEMORY}{name}.{key}": v for name, memory in decided.memory.items() for key, v in memory.items()}

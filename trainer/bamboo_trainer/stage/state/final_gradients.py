@@ -45,9 +45,7 @@ class FinalGradients:
         return self._running.size
 
     def takes(self, final: Parts) -> bool:
-        """Return whether these tensors fit `StageValues.apply`: a gradient, and running buffers if the
-        stage has any.
-        """
+        """Return whether they fit `StageValues.apply`: a gradient, and running buffers if the stage has any."""
         sizes = (self.size, self.running_size) if self._running else (self.size,)
         return tuple(part.numel() for part in final) == sizes
 

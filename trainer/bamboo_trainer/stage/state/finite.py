@@ -61,9 +61,7 @@ class FiniteState:
             self._name_parameter(step)
 
     def gradient_was_not(self) -> None:
-        """Skip checks from now on: the newest step's gradient was not finite, and is reported instead of
-        its effects.
-        """
+        """Skip checks from now on: the newest step's gradient was not finite, which is reported instead."""
         self._excused = True
 
     def forget(self) -> None:
@@ -84,9 +82,7 @@ class FiniteState:
                     raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
 
     def _name_parameter(self, step: int) -> None:
-        """Raise TaskError for the first parameter with a wrong number, if there is one: the norm of large finite
-        numbers may be infinite.
-        """
+        """Raise TaskError for a parameter with wrong numbers, if any: finite numbers may have an infinite norm."""
         for slot in self._parameters.slots:
             values = slot.parameter.detach()
             wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)

@@ -25,10 +25,8 @@ _OTHERS: Final = frozenset({"params", "param_names", "lr"})
 
 
 class GroupNumbers:
-    """The changing numbers of an optimizer's parameter groups.
-
-    optimizer: before its first step; later differences are part of the state. scheduled: keys that are set at every
-    step.
+    """The changing numbers of an optimizer's parameter groups. optimizer: before its first step; later differences are
+    part of the state. scheduled: keys that are set at every step.
     """
 
     def __init__(
@@ -65,9 +63,7 @@ class GroupNumbers:
         return found
 
     def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
-        """Return the argument for `set`. given: numbers of each slot, by key with MARK. Raises ValueError if a group's
-        parameters disagree.
-        """
+        """Return what `set` takes. given: of each slot, by key with MARK. Raises ValueError if a group's differ."""
         wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
         witness: dict[int, str] = {}
         for slot, number in self._places.items():

@@ -86,9 +86,7 @@ def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
 
 
 def needed(layers: Collection[int], parameters: FlatParameters) -> tuple[int, ...]:
-    """Return the layers whose states restore a stage of these layers: its own, and those that tied parameters belong
-    to.
-    """
+    """Return the layers whose states restore a stage of these layers: its own, and those that own tied parameters."""
     return tuple(sorted({*layers, *(layer_of(name) for name, _ in parameters.named())}))
 
 

@@ -38,9 +38,7 @@ class Slot:
         return self.parameter.numel() + 1
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return its view of a contiguous tensor, in its shape; one operation, as backwards call this for each
-        parameter.
-        """
+        """Return its view of a contiguous tensor, in its shape, by one operation: each backward needs many."""
         shape = self.parameter.shape
         return flat.as_strided(shape, contiguous_strides(shape), flat.storage_offset() + self.offset)
 
@@ -209,9 +207,7 @@ class FlatParameters:
         self._bound = gradient
 
     def release(self, gradient: Tensor) -> list[Tensor]:
-        """Unbind, so that the next backward gives each parameter a gradient of its own, in fp32; return their places
-        here.
-        """
+        """Unbind, so that the next backward gives each parameter an own gradient, in fp32; return their places here."""
         bound = self._bound is gradient
         places = [place.parameter.grad if bound else place.of(gradient) for place in self._places]
         self.unbind()
@@ -244,9 +240,7 @@ class FlatParameters:
             slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
-        """Mark in the gradient the parameters that backwards reached since the last call. marked: places already
-        marked.
-        """
+        """Mark in the gradient the parameters reached since the last call. marked: places already marked."""
         new = sorted(self._reached.keys() - marked)
         self._reached.clear()
         if new:  # selecting marks takes longer than writing them

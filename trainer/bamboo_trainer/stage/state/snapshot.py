@@ -44,9 +44,7 @@ def take(parameters: FlatParameters, optimizer: OptimizerState, version: int) ->
 
 
 def restore(parameters: FlatParameters, optimizer: OptimizerState, parts: Parts, meta: Mapping[str, Any]) -> int:
-    """Restore a snapshot and return its version; raises ValueError, with nothing changed, if it does not fit this
-    stage.
-    """
+    """Restore a snapshot, return its version. Raises ValueError, with nothing changed, if it does not fit."""
     names, scalars, version = _checked_meta(parts, meta)
     given = dict(zip(names, parts, strict=True))
     own = dict(_named(parameters, optimizer))
@@ -85,9 +83,7 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
 
 
 def checksums(parameters: FlatParameters, optimizer: OptimizerState) -> dict[str, int]:
-    """Return 64-bit checksums of each tensor, by name, computed on its device, and of all numbers; equal for equal
-    bits.
-    """
+    """Return 64-bit checksums of all tensors, by name, computed on their device, and of all numbers."""
     sums = {name: checksum(tensor) for name, tensor in _named(parameters, optimizer)}
     scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items() if not early_stop.is_of(name))
     return {**sums, NUMBERS: checksum_of((), scalars)}

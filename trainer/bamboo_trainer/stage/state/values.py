@@ -146,9 +146,7 @@ class StageValues:
         self._finite.confirm()
 
     def skip(self, *, finite: bool) -> None:
-        """Go to the next version without applying the step. finite: its gradients are finite, and only the
-        loss is not.
-        """
+        """Go to the next version without applying the step. finite: of its gradients; then only the loss is not."""
         self._constants.check()
         self._finite.confirm()
         self.parameters.unbind()
@@ -195,8 +193,7 @@ class StageValues:
     # copying and restoring
 
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
-        """Return copies of the whole state, one tensor per parameter, buffer and optimizer tensor; and `snapshot`'s
-        meta.
+        """Return copies of the whole state: a tensor per parameter, buffer and optimizer tensor; and `snapshot`'s meta.
 
         Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg"; a tied parameter has its group's
         first name.
@@ -231,9 +228,7 @@ class StageValues:
         return LateCopies(layer_state.take(layers, self.parameters, self.optimizer, self.version, late=late))
 
     def layers_needed(self) -> tuple[int, ...]:
-        """Return the layers whose states `restore_layers` needs: the stage's own, and those that tied parameters belong
-        to.
-        """
+        """Return the layers that `restore_layers` needs: the stage's own, and those that own tied parameters."""
         return layer_state.needed(self.layers, self.parameters)
 
     def restore_layers(self, states: Mapping[int, LayerState]) -> None:

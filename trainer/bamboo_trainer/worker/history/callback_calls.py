@@ -1,8 +1,8 @@
-"""Calls a callback for what is in the history: each step, evaluation and event once, in order.
+"""Calls a callback for the records of the history: each step, evaluation and event once, in order.
 
-What it keeps is written together with how far it has come, so a new root's goes on from both: what it keeps counts each
-call once. Whoever is lost in the middle has called it for some that were not written yet, at most AT_ONCE of them, and
-these are called again.
+The callback's state is saved together with its position in the history, so a new root's callback continues from both:
+its state counts each call once. A root that is lost may have made calls that were not saved, at most AT_ONCE of them;
+these are repeated.
 """
 
 import logging
@@ -22,9 +22,9 @@ from bamboo_trainer.worker.history.reached import Reached
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 10  # records; then what it keeps is written
+AT_ONCE: Final = 10  # records; then its state is saved
 MOST_KEPT: Final = 16  # states of checkpoints
-MOST_STATE: Final = 64 * 1024  # bytes of what it keeps
+MOST_STATE: Final = 64 * 1024  # bytes of its state
 DISRUPTIONS: Final = frozenset(
     {"NoticeReceived", "WorkerLost", "WorkerEnded", "WorkerLeft", "Takeover", "Restoring", "Restored"}
 )
@@ -32,8 +32,8 @@ _SAVED: Final = re.compile(r"the state of step (\d+) is saved")  # of Checkpoint
 
 
 class Called(Reached, frozen=True, kw_only=True):
-    """How far a callback has been called, and what it keeps. during: the attempt of that. at: what it kept when the
-    states of checkpoints were taken, by step. off: the attempt in which it failed. ended: it has been told of the end.
+    """A callback's position in the history, and its state. during: the attempt of the position. at: its state at
+    checkpoints, by step. off: the attempt in which it failed. ended: `on_end` was called.
     """
 
     state: Any = None
@@ -44,7 +44,7 @@ class Called(Reached, frozen=True, kw_only=True):
 
 
 class CallbackCalls:
-    """make, facts: its own. tell: to the coordinator."""
+    """make, facts: of the callback. tell: sends to the coordinator."""
 
     kind = Called
     at_once = AT_ONCE
@@ -56,7 +56,7 @@ class CallbackCalls:
         self._doing = ""
 
     def write(self, records: Sequence[Record], before: Called) -> Called:
-        """Calls it for these."""
+        """Call it for these records."""
         now = before
         for record in records:
             now = self._begun_anew(record, now)
@@ -66,7 +66,7 @@ class CallbackCalls:
         return now if _is_off(now) else self._kept(now)
 
     def end(self, before: Called) -> Called:
-        """Training is complete."""
+        """Call `on_end`: training is complete."""
         if before.ended:
             return before
         now = msgspec.structs.replace(before, ended=True)
@@ -80,16 +80,16 @@ class CallbackCalls:
         return self._kept(now)
 
     def close(self) -> None:
-        """It has nothing to close."""
+        """Do nothing: a callback has nothing to close."""
 
     def _begun_anew(self, record: Record, before: Called) -> Called:
-        """If the job has begun anew: what it kept at the checkpoint, or at the newest one before that is known."""
+        """If the job restarted from a checkpoint, restore the callback's state at it, or the newest before."""
         if not isinstance(record, StepRecord | EvaluationRecord) or record.attempt <= before.during:
             return before
         trains = isinstance(record, StepRecord)
         first = record.step if trains else record.step + 1
         before = msgspec.structs.replace(before, ended=before.ended and not trains)
-        if not before.during or before.step < first:  # it was told of nothing that is done again
+        if not before.during or before.step < first:  # no step that it was called for is repeated
             return msgspec.structs.replace(before, during=record.attempt)
         known = {step: state for step, state in before.at.items() if step < first}
         state = known[max(known)] if known else None
@@ -128,12 +128,12 @@ class CallbackCalls:
             if not isinstance(made, Callback):
                 raise TypeError(f"made {type(made).__name__}, expected a bamboo_trainer.callbacks.Callback")
             if now.state is not None:
-                made.load_state_dict(deepcopy(now.state))  # which is its own from now on
+                made.load_state_dict(deepcopy(now.state))  # the copy belongs to it from now on
             self._callback = made
         return self._callback
 
     def _kept(self, now: Called) -> Called:
-        """With what it keeps now."""
+        """Save the callback's current state."""
         if self._callback is None:
             return now
         self._doing = f"in state_dict, after step {now.step},"
@@ -146,7 +146,7 @@ class CallbackCalls:
             return self._failed(error, now)
 
     def _failed(self, error: BaseException, now: Called) -> Called:
-        """It is told, and ends the job or this callback."""
+        """Report the error, and end the job or this callback."""
         fails_job = getattr(self._callback or self._make, "fails_job", False)
         text = f"{self.who}, {self._doing} raised {told(error)}"
         logger.warning("%s", text, exc_info=error)

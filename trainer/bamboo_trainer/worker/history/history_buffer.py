@@ -1,4 +1,4 @@
-"""What a worker knows of the job's history, and how much of it is written. Pure but for its own state."""
+"""The records of the job's history that a worker knows, and how much of them is written. Pure but for its own state."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,27 +11,27 @@ from bamboo_core.history.gaps import NOT_RECORDED, holes, without
 from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
 from bamboo_trainer.frames.payloads import Commit, HistoryMark, Unwritten
 
-MOST_KEPT: Final = 10_000  # steps, and as many events; of more, the oldest are given up
+MOST_KEPT: Final = 10_000  # steps, and as many events; beyond that, the oldest are dropped
 TOLD_AT_ONCE: Final = 1000  # steps, in one piece
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """batch: samples of a step. tokens: of a sample; None if the data set does not say."""
+    """batch: samples of a step. tokens: of a sample; None if unknown."""
 
     batch: int
     tokens: int | None = None
 
 
 class HistoryBuffer:
-    """Steps by (origin, step), until they are known to be written. attempt: 0 while it is not known.
+    """Steps by (origin, step), until they are known to be written. attempt: 0 while it is unknown.
 
     Steps are counted as in the history: after step 1 one is committed. All steps of an origin from its first one on are
-    written, or told as a gap, up to a certain step, which only grows. That step is what the root tells with each
-    commit, and only what is not beyond it is forgotten: a root that joined late may have written steps 801 to 900, and
-    is not to say that so are 1 to 800, which others know. The evaluation of the state after a step comes with the
+    written, or recorded as a gap, up to a certain step, which only grows. The root sends that step with each commit,
+    and only steps up to it are forgotten: a root that joined late may have written steps 801 to 900, which does not
+    mean that steps 1 to 800, known to others, are written. The evaluation of the state after a step comes with the
     commit of the next one, and is written with it.
 
-    It has no lock: who shares it has one.
+    It has no lock: users that share it have one.
     """
 
     def __init__(self, rates: Rates) -> None:
@@ -40,22 +40,22 @@ class HistoryBuffer:
         self._evaluations: dict[tuple[int, int], EvaluationRecord] = {}
         self._events: dict[tuple[str, int], EventRecord] = {}
         self._attempts: dict[int, int] = {}  # by origin
-        self._before: dict[int, int] = {}  # by origin: the one whose attempt it goes on with
+        self._before: dict[int, int] = {}  # by origin: the one whose attempt it continues
         self._first: dict[int, int] = {}  # by origin: the step after which it began
         self._written: dict[int, int] = {}  # by origin: steps up to that one
         self._beyond: dict[tuple[int, int], float] = {}  # attempt, step: time of what is written above all that
         self._told_gaps: list[tuple[int, int, int]] = []  # the same of gaps: attempt, first, last
-        self._known: dict[tuple[type, int, float], None] = {}  # kind, step and time of what is in the history
-        self._known_events: dict[str, int] = {}  # by source: the newest that is
+        self._known: dict[tuple[type, int, float], None] = {}  # kind, step and time of records in the history
+        self._known_events: dict[str, int] = {}  # by source: the newest in the history
 
     # what happens
 
     def began(self, origin: int, first: int) -> None:
-        """The workers' states of that origin began after that step."""
+        """Note that the workers' states of that origin began after that step."""
         self._first.setdefault(origin, first)
 
     def committed(self, origin: int, done: int, commit: Commit) -> None:
-        """done: so many steps were committed before."""
+        """Keep a commit's records. done: the number of steps committed before."""
         if commit.history is None:
             return
         self._learn(origin, commit.history)
@@ -85,7 +85,7 @@ class HistoryBuffer:
             del self._events[next(iter(self._events))]
 
     def moved(self, origin: int) -> None:
-        """A new origin without a step back: the attempt goes on."""
+        """Note a new origin without a step back: the attempt continues."""
         before = [one for one in self._first if one < origin]
         if before:
             self._before.setdefault(origin, max(before))
@@ -93,38 +93,38 @@ class HistoryBuffer:
     # what is known
 
     def written_up_to(self, origin: int) -> int:
-        """Steps of that origin up to it, and all of those before it, are known to be written. 0: nothing is."""
+        """Return the step up to which all steps of that origin are known to be written. 0: none is."""
         return self._written.get(origin, 0)
 
     def unread_up_to(self, origin: int) -> int:
-        """Files of the history that have steps up to it, and those before them, tell that origin's root nothing."""
+        """Return the step up to which files of the history are of no use to that origin's root."""
         return min([self._up_to(origin), *(step - 1 for _, step in self._steps)])
 
     def unwritten(self) -> list[Unwritten]:
-        """In pieces; with the attempt, as far as it is known."""
-        told: Unwritten = [
+        """Return the unwritten records in pieces, with the attempt, where known."""
+        records: Unwritten = [
             (origin, msgspec.structs.replace(record, attempt=self.attempt(origin)))
             for origin, record in self._in_order()
         ]
-        return [told[at : at + TOLD_AT_ONCE] for at in range(0, len(told), TOLD_AT_ONCE)]
+        return [records[at : at + TOLD_AT_ONCE] for at in range(0, len(records), TOLD_AT_ONCE)]
 
     def attempt(self, origin: int) -> int:
         while origin not in self._attempts and origin in self._before:
-            origin = self._before[origin]  # whose attempt may become known later than that this one goes on with it
+            origin = self._before[origin]  # whose attempt may become known after that
         return self._attempts.get(origin, 0)
 
     def recognize(self, records: Iterable[Record]) -> None:
-        """Records of the history that are also here tell which attempt an origin is."""
-        found = {(record.step, record.time): record.attempt for record in records if isinstance(record, StepRecord)}
+        """Learn the attempt of an origin from records of the history that are also here."""
+        attempts = {(record.step, record.time): record.attempt for record in records if isinstance(record, StepRecord)}
         for (origin, step), record in self._steps.items():
-            if (attempt := found.get((step, record.time))) is not None:
+            if (attempt := attempts.get((step, record.time))) is not None:
                 self._know(origin, attempt)
 
     def number_attempts(self, origin: int, newest: int) -> int:
-        """Give a number to the attempt of that origin, and to those before it of which something is to be written.
-        Returns the number of that origin's. newest: that is in the history; others may have been told of, and not
-        written yet.
-        If it is known of this one, what is left of others belongs to no later attempt, whichever that is.
+        """Number the attempt of that origin, and earlier ones with records to write; return that origin's number.
+
+        newest: in the history; others may have been announced, and not written yet. If that origin's number is known,
+        the remaining records of others belong to no later attempt.
         """
         if self.attempt(origin):
             return self.attempt(origin)
@@ -135,23 +135,21 @@ class HistoryBuffer:
         return self.attempt(origin)
 
     def unknown_before(self, origin: int) -> list[int]:
-        """Origins before it of which something is to be written, and of which nobody has told which attempt they are,
-        in order; one for each attempt.
-        """
+        """Return earlier origins with records to write and an unknown attempt, in order; one for each attempt."""
         waiting = sorted({one for one, _ in self._in_order() if one < origin and not self.attempt(one)})
         return [one for one in waiting if self._before.get(one) not in waiting and one not in self._line(origin)]
 
     def _line(self, origin: int) -> set[int]:
-        """That origin, and those whose attempt it goes on with."""
-        found = {origin}
+        """Return that origin, and those whose attempt it continues."""
+        line = {origin}
         while origin in self._before:
             origin = self._before[origin]
-            found.add(origin)
-        return found
+            line.add(origin)
+        return line
 
     def pending(self, origin: int, *, informed: bool) -> tuple[Record, ...]:
-        """What is to be written by the root of that origin, each with its attempt. informed: all others have told what
-        they know, so what nobody has told of is lost, and a gap.
+        """Return the records that the root of that origin must write, with their attempts. informed: all others have
+        sent what they know, so a step that is still unknown is lost, and a gap.
         """
         now = self.attempt(origin)
         steps = [
@@ -163,9 +161,9 @@ class HistoryBuffer:
         return (*gaps, *steps, *(_of(event, now) for event in self._events.values()))
 
     def written(self, origin: int, records: Sequence[Record]) -> dict[str, int]:
-        """These are in the history. The newest event of each source among them.
+        """Note records as written; return the newest event of each source among them.
 
-        Who tells of them once more, as it has not heard that, is not listened to.
+        The same records, sent later by a worker that does not know this, are ignored.
         """
         events: dict[str, int] = {}
         self._known |= {_kind(record): None for record in records if isinstance(record, StepRecord | EvaluationRecord)}
@@ -188,7 +186,7 @@ class HistoryBuffer:
         return events
 
     def _in_order(self) -> list[tuple[int, StepRecord | EvaluationRecord]]:
-        """By origin and step; an evaluation behind the step whose state it is of, and before the one it came with."""
+        """Return records by origin and step; an evaluation follows its state's step, before the step it came with."""
         found: list[tuple[tuple[int, int], StepRecord | EvaluationRecord]] = []
         found += self._steps.items()
         found += self._evaluations.items()
@@ -199,7 +197,7 @@ class HistoryBuffer:
         return self._written.get(origin, self._first.get(origin, 0))
 
     def _advance(self, origin: int) -> None:
-        """Everything that follows on what is written without a break is so, too."""
+        """Extend the written range by all that follows it without a break."""
         attempt, last = self.attempt(origin), self._up_to(origin)
         while True:
             if (attempt, last + 1) in self._beyond:
@@ -215,27 +213,27 @@ class HistoryBuffer:
         self._told_gaps = [gap for gap in self._told_gaps if (gap[0], gap[2]) > (attempt, last)]
 
     def _gaps(self, origin: int) -> list[Record]:
-        """What nobody knows of that origin although a later step is known."""
+        """Return gaps for the unknown steps of that origin before known ones."""
         attempt = self.attempt(origin)
         known = {step: time for (one, step), time in self._beyond.items() if one == attempt}
         known |= {step: record.time for (one, step), record in self._steps.items() if one == origin}
-        told = [step for one, first, last in self._told_gaps if one == attempt for step in range(first, last + 1)]
+        in_gaps = [step for one, first, last in self._told_gaps if one == attempt for step in range(first, last + 1)]
         return [
             GapRecord(attempt=attempt, time=known[last + 1], first=first, last=last, message=NOT_RECORDED)
             for missing in holes(known, self._up_to(origin) + 1)
-            for first, last in without(missing, told)
+            for first, last in without(missing, in_gaps)
         ]
 
     def _of_origin(self, one: int, now: int) -> int:
-        """The attempt of an origin. One of which nobody has known it is taken for the one before that of now; 0: it has
-        begun since, and is not known yet.
+        """Return the attempt of an origin; if unknown, that before the attempt of `now`. 0: it began after `now`, and
+        is unknown.
         """
         if one < now:
             return self.attempt(one) or max(1, self.attempt(now) - 1)
         return self.attempt(one)
 
     def _know(self, origin: int, attempt: int) -> None:
-        """The attempt is known from now on for that origin, and for those that it goes on with."""
+        """Set the attempt of that origin, and of those that it continues."""
         for one in self._line(origin):
             self._attempts.setdefault(one, attempt)
 
@@ -258,7 +256,7 @@ class HistoryBuffer:
                 if record.step > self._up_to(origin):
                     self._steps.setdefault((origin, record.step), record)
                 if len(self._steps) > MOST_KEPT:
-                    del self._steps[min(self._steps)]  # a gap, if nobody else knows it
+                    del self._steps[min(self._steps)]  # a gap, if no other worker knows it
             case EvaluationRecord():
                 if record.step >= self._up_to(origin):  # the commit that it came with is beyond
                     self._evaluations.setdefault((origin, record.step), record)
@@ -266,11 +264,11 @@ class HistoryBuffer:
                     del self._evaluations[min(self._evaluations)]
 
     def _records(self, done: int, commit: Commit, mark: HistoryMark) -> Iterator[StepRecord | EvaluationRecord]:
-        """done: so many steps were committed before."""
+        """Yield a commit's records. done: the number of steps committed before."""
         if commit.evaluation:
             yield EvaluationRecord(attempt=0, step=done, time=mark.at, metrics=_finite_ones(commit.evaluation))
         if not commit.microbatches:
-            return  # the job is over, and has told how good its last state is
+            return  # the job is over; this was the evaluation of its last state
         rates, step, seconds = self._rates, done + 1, mark.seconds or None
         tokens = None if rates.tokens is None else rates.tokens * rates.batch
         yield StepRecord(

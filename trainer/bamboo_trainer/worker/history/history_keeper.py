@@ -1,6 +1,6 @@
-"""Keeps the job's history as the root, and what a next root would need as anybody.
+"""Keeps the job's history: as the root writes it, on every worker keeps what a next root would need.
 
-A thread of its own writes; neither the training nor its end wait for the store, or not for long.
+A separate thread writes; neither the training nor its end waits for the store, or not for long.
 """
 
 import logging
@@ -22,45 +22,45 @@ from bamboo_trainer.worker.history.history_buffer import HistoryBuffer, Rates
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 5.0
-MOST_RECORDS: Final = 1000  # of a file that is written again and again; then a new one begins
-DEAD_SECONDS: Final = 600.0  # after which a file that is not complete has no writer: a call takes no longer
-HELD_SECONDS: Final = 30.0  # for which what waits for the history waits at most, if the store is away
+MOST_RECORDS: Final = 1000  # of a file that is rewritten again and again; then a new one begins
+DEAD_SECONDS: Final = 600.0  # after which an incomplete file has no writer: a call takes no longer
+HELD_SECONDS: Final = 30.0  # the longest that anything waits for the history, if the store is unavailable
 
 
 class HistoryReaders(Protocol):
-    """Loggers and callbacks, which are given what is in the history."""
+    """Loggers and callbacks, which are given the records of the history."""
 
     def begin(self) -> None:
-        """This worker is the root; what is in the history and was not given is given first."""
+        """Begin as the root's readers, with records of the history that were not given yet."""
 
     def retire(self) -> None:
-        """This worker is the root no longer."""
+        """Stop: this worker is the root no longer."""
 
     def give(self, records: Sequence[Record]) -> None:
-        """These are in the history now."""
+        """Give records that are in the history now."""
 
     def complete(self, done: Callable[[], None], seconds: float) -> None:
-        """Training is complete: `done` is called once they have been told so, or after that time."""
+        """Report that training is complete, and call `done` once they know, or after that time."""
 
     def announce_end(self, seconds: float) -> None:
-        """Tells that the end waits for those that have been given something, and for how long at most."""
+        """Report that the end waits for readers with records, and for how long at most."""
 
     def close(self, seconds: float) -> None:
-        """At the worker's end: what waits is still given if that takes no longer."""
+        """Close at the worker's end, giving waiting records if that takes no longer."""
 
 
 class Turns(Protocol):
-    """Who calls a keeper's turns, each with whether it is the last one."""
+    """Calls a keeper's turns, each with whether it is the last one."""
 
     def wake(self) -> None:
-        """The next turn comes now. Before this is called for the first time there is none."""
+        """Call the next turn now. Before the first wake there is none."""
 
     def close(self, seconds: float) -> None:
-        """The last turn comes, and is waited for that long."""
+        """Call the last turn, and wait for it that long."""
 
 
 class TurnThread:
-    """Calls the turns in a thread of its own, at the latest after FLUSH_SECONDS."""
+    """Calls the turns in a separate thread, at the latest after FLUSH_SECONDS."""
 
     def __init__(self, turn: Callable[[bool], None]) -> None:
         self._turn = turn
@@ -101,7 +101,7 @@ class _Waiter:
 
 
 class HistoryKeeper:
-    """tell: to the coordinator; any thread may say something. turns: makes who calls `_turn`."""
+    """tell: sends to the coordinator, from any thread. turns: makes the caller of `_turn`."""
 
     def __init__(
         self,
@@ -115,14 +115,14 @@ class HistoryKeeper:
         self._buffer = HistoryBuffer(rates)
         self._lock = threading.RLock()
         self._term: tuple[int, int] | None = None  # origin and epoch since which this worker is the root
-        self._informed = False  # in this term the others have told what they know
-        self._ready: tuple[int, int] | None = None  # the term for which it is known what is written
-        self._announced: set[int] = set()  # origins of which a commit has told the attempt
+        self._informed = False  # in this term the others have sent what they know
+        self._ready: tuple[int, int] | None = None  # the term for which the written records are known
+        self._announced: set[int] = set()  # origins whose attempt a commit has announced
         self._file = HistoryFile(0, 0, 0)
         self._records: list[Record] = []  # in that file
         self._waiting: list[_Waiter] = []
         self._begun = self._closed = self._troubled = False  # begun: it has been the root
-        self._parted = False  # it was the root, and then was not; its readers have not been told of that yet
+        self._parted = False  # it stopped being the root, and its readers do not know yet
         self._turns = turns(self._turn)
 
     # in the engine's thread
@@ -133,13 +133,13 @@ class HistoryKeeper:
         return HistoryMark(attempt=attempt, written=written, at=time.time(), seconds=seconds, rate=rate)
 
     def committed(self, origin: int, done: int, commit: Commit) -> None:
-        """done: so many steps were committed before."""
+        """Keep a commit's records. done: the number of steps committed before."""
         with self._lock:
             self._buffer.committed(origin, done, commit)
             if commit.history is not None and commit.history.attempt:
                 self._announced.add(origin)
             if commit.checkpoint is not None:
-                self._hurry()  # what leads to a checkpoint should be in the history when the job goes back to it
+                self._hurry()  # the steps before a checkpoint should be in the history when the job goes back to it
 
     def take_role(self, plan: Plan, leads: bool) -> None:
         with self._lock:
@@ -149,7 +149,7 @@ class HistoryKeeper:
             if not leads:
                 self._parted = self._parted or self._term is not None
                 self._term = None
-                self._hurry()  # for those who wait
+                self._hurry()  # to release those that wait
             elif self._term is None or self._term[0] != plan.origin:
                 self._term, self._informed, self._begun = (plan.origin, plan.epoch), False, True
                 self._hurry()
@@ -175,7 +175,7 @@ class HistoryKeeper:
             self._buffer.happened(message)
 
     def when_written(self, callback: Callable[[], None]) -> None:
-        """Called once all that is known by now is written, after a while in any case; by any thread."""
+        """Call back once all that is known by now is written, after a while in any case; from any thread."""
         with self._lock:
             if self._term is not None and not self._closed:
                 self._waiting.append(_Waiter(until=time.monotonic() + HELD_SECONDS, callback=callback))
@@ -184,8 +184,8 @@ class HistoryKeeper:
         callback()
 
     def complete(self, callback: Callable[[], None]) -> None:
-        """Training is complete: called once what led to it is written, and callbacks have been told, after a while in
-        any case; by any thread.
+        """Call back once training's last steps are written, and callbacks know that it is complete; after a while in
+        any case; from any thread.
         """
         if self._readers is None:
             self.when_written(callback)
@@ -193,22 +193,22 @@ class HistoryKeeper:
             self.when_written(partial(self._readers.complete, callback, HELD_SECONDS))
 
     def announce_end(self, logger_seconds: float) -> None:
-        """Tells for what the end will wait, if it is for something."""
+        """Report what the end waits for, if anything."""
         if self._readers is not None:
             self._readers.announce_end(logger_seconds)
 
     def close(self, seconds: float, logger_seconds: float = 0.0) -> None:
-        """Writes what is left, if that takes no longer; loggers have their own time."""
+        """Write the remaining records, if that takes no longer; loggers have their own time."""
         with self._lock:
             self._closed = True
         self._turns.close(seconds)
         if self._readers is not None:
             self._readers.close(logger_seconds)
 
-    # in the thread of its own
+    # in the separate thread
 
     def _turn(self, last: bool) -> None:
-        """Writes what is due. last: all of it, as nothing comes after."""
+        """Write what is due. last: everything, as no turn follows."""
         served: Sequence[_Waiter] = ()
         try:
             served = self._flush(last)
@@ -220,14 +220,14 @@ class HistoryKeeper:
         self._release(last, served)
 
     def _flush(self, last: bool) -> Sequence[_Waiter]:
-        """Returns those who have waited for what is written now: what comes meanwhile is waited for by others."""
+        """Write what is due; return the waiters for what is written now, not for what arrives meanwhile."""
         with self._lock:
             term, informed, waiting = self._term, self._informed, tuple(self._waiting)
             parted, self._parted = self._parted, False
         if parted and self._readers is not None:
             self._readers.retire()
         if term is None or not (informed or last):
-            return ()  # which attempt this is, and what is missing, is known when all others have told
+            return ()  # attempt and gaps are known once all others have reported
         if self._ready != term:
             self._prepare(term)
         with self._lock:
@@ -244,21 +244,21 @@ class HistoryKeeper:
                 self._file = HistoryFile(self._file.attempt, self._file.epoch, self._file.number + 1)
                 self._records = []
             with self._lock:
-                told = self._buffer.written(term[0], some)
+                newest = self._buffer.written(term[0], some)
             if self._readers is not None:
                 self._readers.give(some)
-            for source, number in told.items():
+            for source, number in newest.items():
                 self._tell(HistoryKept(source=source, number=number))
         return waiting
 
     def _prepare(self, term: tuple[int, int]) -> None:
-        """Learn which attempt this is, and what the root before has written that nobody has heard of."""
+        """Learn which attempt this is, and which records of the root before are written but unknown here."""
         origin, epoch = term
         self._files.remove_partial(older=DEAD_SECONDS)
-        there = self._files.all()
-        newest, found = there[-1].attempt if there else 0, list[Record]()
-        for attempt in sorted({file.attempt for file in there}, reverse=True):
-            records = self._unmarked(origin, [file for file in there if file.attempt == attempt])
+        files = self._files.all()
+        newest, found = files[-1].attempt if files else 0, list[Record]()
+        for attempt in sorted({file.attempt for file in files}, reverse=True):
+            records = self._unmarked(origin, [file for file in files if file.attempt == attempt])
             with self._lock:
                 self._buffer.recognize(records)
                 found += records
@@ -267,14 +267,14 @@ class HistoryKeeper:
         with self._lock:
             attempt = self._buffer.number_attempts(origin, newest)
             self._buffer.written(origin, found)
-        taken = [file.number for file in there if (file.attempt, file.epoch) == (attempt, epoch)]
+        taken = [file.number for file in files if (file.attempt, file.epoch) == (attempt, epoch)]
         self._file, self._records = HistoryFile(attempt, epoch, max(taken, default=-1) + 1), []
         self._ready = term
         if self._readers is not None:
             self._readers.begin()
 
     def _unmarked(self, origin: int, files: Sequence[HistoryFile]) -> list[Record]:
-        """What is in the last of these files, back to what commits have told as written."""
+        """Return the records of the last of these files, back to those that commits have reported as written."""
         with self._lock:
             last = self._buffer.unread_up_to(origin)
         found: list[Record] = []
@@ -290,7 +290,7 @@ class HistoryKeeper:
             self._turns.wake()
 
     def _release(self, everybody: bool, served: Sequence[_Waiter]) -> None:
-        """Those who wait for what is written, or have waited for long enough."""
+        """Call those whose records are written, or that have waited long enough."""
         with self._lock:
             now, everybody = time.monotonic(), everybody or self._term is None
             ready = [one for one in self._waiting if everybody or one in served or one.until <= now]
@@ -299,7 +299,7 @@ class HistoryKeeper:
             one.callback()
 
     def _trouble(self, message: str) -> None:
-        """Said once, until it works again."""
+        """Report the trouble once, until writing works again."""
         logger.warning("the history is not written: %s", message)
         if not self._troubled:
             self._troubled = True

@@ -1,6 +1,6 @@
-"""Gives the history to loggers and callbacks, each in a thread of its own, which alone waits for it.
+"""Gives the history to loggers and callbacks, each in its own thread, which alone waits for it.
 
-How far one has come is kept beside the history, so that a new root's goes on there.
+The position of each is saved beside the history, so that a new root's continues there.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ from bamboo_trainer.worker.history.reached import Reached, reached
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 20_000  # records; a logger that is further behind goes without the oldest
+MOST_WAITING: Final = 20_000  # records; a logger that is further behind misses the oldest
 AGAIN_SECONDS: Final = 10.0  # after a failure
-POLL_SECONDS: Final = 0.5  # while one waits for the one before it
-SLOW_SECONDS: Final = 60.0  # in which a logger should have taken what it was given
+POLL_SECONDS: Final = 0.5  # while one waits for its predecessor
+SLOW_SECONDS: Final = 60.0  # in which a logger should take its records
 
 
 def facts_of(job: str, url: str) -> LoggerFacts:
@@ -38,10 +38,9 @@ def facts_of(job: str, url: str) -> LoggerFacts:
 
 
 class Recipient(Protocol):
-    """Who is given the records. who: in a sentence. file: beside the history, with how far it has come.
+    """A receiver of the records. who: its name in messages. file: of its position, beside the history.
 
-    reason: of a warning that it fails. kind: of what is in the file. at_once: records that it is given before that is
-    written.
+    reason: of a warning that it fails. kind: the file's type. at_once: records between two saves of the position.
     """
 
     who: str
@@ -51,17 +50,17 @@ class Recipient(Protocol):
     at_once: int
 
     def write(self, records: Sequence[Record], before: Any) -> Any:
-        """Takes these; how far it has come then."""
+        """Take these records; return the position after them."""
 
     def end(self, before: Any) -> Any:
-        """Training is complete, and all that leads to it was given."""
+        """Note that training is complete, and that all records before were given."""
 
     def close(self) -> None:
-        """No more will come from this worker."""
+        """Close: no more records come from this worker."""
 
 
 class LoggerRecipient:
-    """A logger, which is made anew once it has failed."""
+    """A logger, which is made anew after a failure."""
 
     kind = Reached
     at_once = MOST_WAITING
@@ -86,7 +85,7 @@ class LoggerRecipient:
 
 
 class LoggingThreads:
-    """loggers, callbacks: by name. tell: to the coordinator. They begin with `begin`."""
+    """loggers, callbacks: by name. tell: sends to the coordinator. They begin with `begin`."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class LoggingThreads:
         self._retired: dict[str, _LoggingThread] = {}  # by file: the last one that was told to leave
 
     def begin(self) -> None:
-        """This worker is the root; what is in the history and was not given is given first."""
+        """Begin as the root's readers, with records of the history that were not given yet."""
         if not self._threads:
             recipients: list[Recipient] = [
                 LoggerRecipient(name, make, self._facts) for name, make in self._loggers.items()
@@ -113,20 +112,20 @@ class LoggingThreads:
                 self._threads.append(_LoggingThread(recipient, self._files, self._tell, before))
 
     def retire(self) -> None:
-        """This worker is the root no longer: another one's loggers go on, and two must not write into the same run."""
+        """Stop: another root's loggers continue, and two must not write into the same run."""
         for thread in self._threads:
             thread.retire()
             self._retired[thread.recipient.file] = thread
         self._threads = []
 
     def give(self, records: Sequence[Record]) -> None:
-        """These are in the history now."""
+        """Give records that are in the history now."""
         for thread in self._threads:
             thread.give(records)
 
     def complete(self, done: Callable[[], None], seconds: float) -> None:
-        """Training is complete: the callbacks are told so, and `done` is called after them, by any thread, or after
-        that time.
+        """Tell the callbacks that training is complete, and call `done` after them, from any thread, or after that
+        time.
         """
         threads = [thread for thread in self._threads if isinstance(thread.recipient, CallbackCalls)]
         countdown = _Countdown(len(threads), done, seconds)
@@ -134,14 +133,14 @@ class LoggingThreads:
             thread.complete(countdown.one)
 
     def announce_end(self, seconds: float) -> None:
-        """Tells that the end waits for those that have been given something, and for how long at most."""
+        """Report that the end waits for readers with records, and for how long at most."""
         if names := [thread.recipient.who for thread in self._threads]:
             text = f"waiting up to {seconds:g} s for {', '.join(names)} to take all of the history"
             self._tell(WorkerWarning(reason=LOGGERS_AWAITED, message=text[:MOST_TEXT]))
 
     def close(self, seconds: float) -> None:
-        """At the worker's end: what waits is still given if that takes no longer. What is missing is told. Those of an
-        earlier time as the root may close within that time, too.
+        """Close at the worker's end, giving waiting records if that takes no longer, and report what is missing.
+        Threads of an earlier time as the root may close within that time, too.
         """
         until = time.monotonic() + seconds
         for thread in self._threads:
@@ -159,21 +158,21 @@ class LoggingThreads:
 
 
 class Delivery:
-    """Gives one recipient the records of a history that it has not been given, each once and in order.
+    """Gives one recipient the records of a history that it lacks, each once and in order.
 
-    How far it has come is written after at most as many records as the recipient says.
+    The position is saved after at most `at_once` records.
     """
 
     def __init__(self, recipient: Recipient, files: HistoryFiles) -> None:
         self.recipient, self._files = recipient, files
         self._reached: Reached | None = None  # once that is read
-        self._unsaved = False  # what it has reached is not written
-        self.behind = True  # it has not been given what is in the history already
+        self._unsaved = False  # the position is not saved
+        self.behind = True  # it lacks records that are in the history
 
     def write(self, given: Sequence[Record], *, complete: bool) -> None:
-        """Gives what is new of these, and of what is in the history if it is behind. complete: training is.
+        """Give the new ones of these records, and of the history if it is behind. complete: training is.
 
-        Raises what the recipient raises, and StorageError; it can be called again then.
+        Raises the recipient's errors, and StorageError; it can be called again then.
         """
         if self._reached is None:
             self._reached = reached(self._files.read_bytes(self.recipient.file), self.recipient.kind)
@@ -192,14 +191,14 @@ class Delivery:
         return self._reached is not None and self._reached.has(record)
 
     def _save(self, now: Reached) -> None:
-        """It has come so far, which is known here though it cannot be written."""
+        """Set the position, known here even if it cannot be saved."""
         self._reached, self._unsaved = now, True
         self._files.write_bytes(self.recipient.file, msgspec.json.encode(now))
         self._unsaved = False
 
 
 class _LoggingThread:
-    """before: the one that had that name, which has to be gone before this one reads how far it has come."""
+    """before: the thread that had that name, which must end before this one reads the position."""
 
     def __init__(
         self,
@@ -212,7 +211,7 @@ class _LoggingThread:
         self._delivery = Delivery(recipient, files)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque(maxlen=MOST_WAITING)
-        self._completed: list[Callable[[], None]] = []  # who waits until it has heard that training is complete
+        self._completed: list[Callable[[], None]] = []  # called after the recipient knows that training is complete
         self._ended = self._retired = self._troubled = False
         self._whole = False  # it has ended, and its recipient has taken and closed everything
         self._before = before
@@ -220,7 +219,7 @@ class _LoggingThread:
         self._thread.start()
 
     def missing(self) -> str:
-        """What it has not done, in words, after its end or instead of it; "" if it has done all."""
+        """Describe what it has not done, after its end or instead of it; "" if it has done all."""
         if self._whole:
             return ""
         with self._changed:
@@ -233,7 +232,7 @@ class _LoggingThread:
             self._changed.notify_all()
 
     def complete(self, done: Callable[[], None]) -> None:
-        """After what was given its recipient hears that training is complete; then `done` is called."""
+        """Tell the recipient, after the records given before, that training is complete; then call `done`."""
         with self._changed:
             self._completed.append(done)
             self._changed.notify_all()
@@ -244,14 +243,14 @@ class _LoggingThread:
             self._changed.notify_all()
 
     def retire(self) -> None:
-        """It ends after what it is doing, and leaves to another root what waits."""
+        """End after the current records, and leave waiting ones to another root."""
         with self._changed:
             self._retired = self._ended = True
             self._waiting.clear()
             self._changed.notify_all()
 
     def join(self, seconds: float) -> bool:
-        """Waits that long; has it gone?"""
+        """Wait that long; return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -295,7 +294,7 @@ class _LoggingThread:
         return bool(self._waiting or self._ended or self._delivery.behind or self._completed)
 
     def _outlive(self, before: "_LoggingThread") -> bool:
-        """Waits until that one has gone; False if this one's own time is over first."""
+        """Wait until that one has ended; return False if this one must end first."""
         since = time.monotonic()
         while not before.join(POLL_SECONDS):
             if time.monotonic() > since + SLOW_SECONDS:
@@ -321,7 +320,7 @@ class _LoggingThread:
         return True
 
     def _trouble(self, message: str) -> None:
-        """Said once, until it works again."""
+        """Report the trouble once, until it works again."""
         logger.warning("%s fails: %s", self.recipient.who, message)
         if not self._troubled:
             self._troubled = True
@@ -331,7 +330,7 @@ class _LoggingThread:
 
 
 class _Countdown:
-    """Calls `done` once, when so many have counted, or after that time in seconds."""
+    """Calls `done` once, after `many` calls of `one`, or after that time in seconds."""
 
     def __init__(self, many: int, done: Callable[[], None], seconds: float) -> None:
         self._left, self._done, self._called, self._lock = many, done, False, threading.Lock()

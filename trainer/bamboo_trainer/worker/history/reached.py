@@ -1,4 +1,4 @@
-"""How far somebody has come who is given the records of a history."""
+"""The position of a reader of a history's records."""
 
 from collections.abc import Sequence
 from typing import Final, Self, TypeVar
@@ -11,8 +11,8 @@ VERSION: Final = 2  # of `Reached`
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """What a logger or a callback has been given: steps up to this one, evaluations up to that (attempt, step), and of
-    each source the events up to that number. version: 1 had counted steps from 0, and had an evaluation in the step
+    """The records that a logger or a callback was given: steps up to this one, evaluations up to that (attempt, step),
+    and of each source the events up to that number. version: 1 counted steps from 0, and had an evaluation in the step
     after it.
     """
 
@@ -50,7 +50,7 @@ Kind = TypeVar("Kind", bound=Reached)
 
 
 def reached(data: bytes, kind: type[Kind]) -> Kind:
-    """As it was written, by any version; of nothing: that nothing was given."""
+    """Return the position saved by any version; without data, the beginning."""
     found = msgspec.json.decode(data, type=kind) if data else kind(version=VERSION)
     if found.version > 1:
         return found

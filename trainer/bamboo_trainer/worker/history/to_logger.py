@@ -1,4 +1,4 @@
-"""`bamboo history --to`: a history that is there is written into a logger."""
+"""`bamboo history --to`: writes an existing history into a logger."""
 
 import json
 import logging
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def write(source: str, make: MakeLogger) -> int:
-    """All of it, each step as it was done last. How many steps there are. The run is the one that the job's own logger
-    writes. Raises what the logger does, HistoryError, StorageError, ValueError.
+    """Write all of it, the last record of each step; return the number of steps. The run is that of the job's own
+    logger. Raises the logger's errors, HistoryError, StorageError, ValueError.
     """
     records, facts = _read(source)
     target = make(facts)
@@ -41,7 +41,7 @@ def _read(source: str) -> tuple[list[Record], LoggerFacts]:
 
 
 def _facts_beside(path: Path) -> LoggerFacts:
-    """The facts of the history whose file a run has written at its end, if that is still there; else the file's own
+    """Return the facts of the history whose file a run has written at its end, if it still exists; else use the file's
     name.
     """
     try:
@@ -51,13 +51,13 @@ def _facts_beside(path: Path) -> LoggerFacts:
 
 
 def _facts(url: str) -> LoggerFacts:
-    """url: of a job's history, which ends with the job's name."""
+    """Return the facts. url: of a job's history, which ends with the job's name."""
     place = url if "://" in url else Path(url).absolute().as_uri()
     return facts_of(place.rstrip("/").rsplit("/", 1)[-1], place)
 
 
 def main(arguments: Mapping[str, Any]) -> int:
-    """type, config: of the logger, as in a manifest. source: a history."""
+    """Write a history into a logger. type, config: of the logger, as in a manifest. source: a history."""
     make: Callable[..., MakeLogger] = READY[arguments["type"]]
     try:
         steps = write(arguments["source"], make(**arguments["config"]))

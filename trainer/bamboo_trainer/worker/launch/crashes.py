@@ -1,4 +1,4 @@
-"""Where a process crashed: what faulthandler wrote of it, cut to the frames that the user can do something about."""
+"""Where a process crashed: faulthandler's dump, cut to the frames that the user can act on."""
 
 import faulthandler
 import os
@@ -14,8 +14,8 @@ _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """error: such as "Segmentation fault". place: file, line and function of the user's innermost frame, or "".
-    frames: from the innermost to the user's outermost one; all if none is the user's. left_out: how many follow.
+    """error: such as "Segmentation fault". place: file, line and function of the user's innermost frame, or "". frames:
+    from the innermost to the user's outermost one; all if none is the user's. left_out: how many follow.
     """
 
     error: str
@@ -24,42 +24,42 @@ class Crash:
     left_out: int
 
     def lines(self, who: str) -> str:
-        """For the log. who: the process, in words."""
+        """Return lines for the log. who: the process, in words."""
         more = [f"  and {self.left_out} frames further out, of libraries and Bamboo"] if self.left_out else []
         return "\n".join([f"{who} crashed: {self.error} (most recent call first)", *self.frames, *more, ""])
 
 
 class CrashFile:
-    """A file without a name, in which a child process that is yet to be forked leaves where it crashed."""
+    """An unnamed file that records where a child process, not forked yet, crashes."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("crash")
 
     def enable(self) -> None:
-        """In the child: from now on."""
+        """Record crashes from now on. Called in the child."""
         faulthandler.enable(self._file, all_threads=False)
 
     def close(self) -> None:
         os.close(self._file)
 
     def read(self) -> Crash | None:
-        """In the parent, once the child has ended; None if it did not crash."""
+        """Read the crash, in the parent, once the child has ended; None if it did not crash."""
         return read_crash(os.pread(self._file, MOST_BYTES, 0).decode(errors="replace"))
 
 
 def read_crash(dump: str) -> Crash | None:
-    """What faulthandler wrote of the thread that crashed."""
+    """Parse faulthandler's dump of the thread that crashed."""
     fatal = _FATAL.search(dump)
     if fatal is None:
         return None
     from bamboo_trainer.tasks.task_errors import is_users, shown  # torch, which a launcher may not have imported
 
     lines = dump[fatal.end() :].splitlines()
-    found = [(line, frame) for line in lines if (frame := _FRAME.fullmatch(line))]
-    users = [number for number, (_, frame) in enumerate(found) if is_users(frame[1])]
-    kept = found[: min(users[-1] + 1 if users else len(found), MOST_FRAMES)]
+    frames = [(line, frame) for line in lines if (frame := _FRAME.fullmatch(line))]
+    users = [number for number, (_, frame) in enumerate(frames) if is_users(frame[1])]
+    kept = frames[: min(users[-1] + 1 if users else len(frames), MOST_FRAMES)]
     place = ""
     if users:
-        file, line, function = found[users[0]][1].groups()
+        file, line, function = frames[users[0]][1].groups()
         place = f"{shown(file)} line {line}, in {function}"
-    return Crash(error=fatal[1], place=place, frames=tuple(line for line, _ in kept), left_out=len(found) - len(kept))
+    return Crash(error=fatal[1], place=place, frames=tuple(line for line, _ in kept), left_out=len(frames) - len(kept))

@@ -56,8 +56,8 @@ MODULES = (
 WORKER_MAIN = "bamboo_trainer.worker.launch.process:main"
 CHUNK = 1 << 16
 WAIT_SECONDS = 0.01  # for children that have been killed
-LOOK_SECONDS = 0.1  # at orphans that have been told to end
-GONE_SECONDS = 5.0  # from the end of one pipe to that of the other, when who started the launcher dies
+LOOK_SECONDS = 0.1  # between two looks at orphans that were told to end
+GONE_SECONDS = 5.0  # from the end of one pipe to that of the other, when the launcher's parent dies
 END_SECONDS = 3.0  # for all of them, when the launcher ends; Pool.close() waits longer
 
 
@@ -66,7 +66,7 @@ class Unresolved(ValueError):
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """Raises Unresolved if "module:function" names nothing callable."""
+    """Return the function "module:function". Raises Unresolved if it names nothing callable."""
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
@@ -88,14 +88,14 @@ class _Call:
 
 
 class Gates:
-    """The launcher's ends of the sockets on which workers ask before they go on. asks: called with worker and step."""
+    """The launcher's ends of the sockets on which workers ask to proceed. asks: called with worker and step."""
 
     def __init__(self, selector: selectors.BaseSelector, asks: Callable[[str, int], None]) -> None:
         self._selector, self._asks = selector, asks
         self._open: dict[str, socket.socket] = {}
 
     def open(self, worker: str) -> socket.socket:
-        """The worker's end. Opened before the fork, so that the worker closes all ends that are ours."""
+        """Return the worker's end. Opened before the fork, so that the worker closes all of the launcher's ends."""
         ours, theirs = socket.socketpair()
         self._open[worker] = ours
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read(worker, ours))
@@ -112,14 +112,14 @@ class Gates:
             gate.close()
 
     def leave(self) -> None:
-        """In a child: its copies of all ends are closed."""
+        """Close a child's copies of all ends."""
         for gate in self._open.values():
             gate.close()
 
     def _read(self, worker: str, gate: socket.socket) -> None:
-        """A worker asks one thing at a time, so what has come is one short line."""
+        """Read a worker's question: one short line, as it asks one thing at a time."""
         if self._open.get(worker) is not gate:
-            return  # closed since the selector told of it: the worker's end was heard of at the same time
+            return  # closed since the selector reported it: the worker's end was reported at the same time
         try:
             data = gate.recv(CHUNK)
         except ConnectionResetError:  # it was killed before it read the answer
@@ -131,7 +131,7 @@ class Gates:
 
 
 class Launcher:
-    """scratch: removed if who started this process dies."""
+    """scratch: removed if this process's parent dies."""
 
     def __init__(self, commands: int, events: int, scratch: str | None = None) -> None:
         self._commands = commands
@@ -149,7 +149,7 @@ class Launcher:
         self._woken, self._waker = os.pipe()
 
     def run(self) -> None:
-        """Until stdin ends or SIGTERM comes; leaves no child."""
+        """Run until stdin ends or SIGTERM comes; leaves no child."""
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
@@ -262,7 +262,7 @@ class Launcher:
         self._tell(event="result", id=call.id, **result)
 
     def _fork(self, body: Callable[[], int]) -> tuple[int, CrashFile]:
-        """The child's number, and the file to close, in which it says where it crashed. Raises OSError."""
+        """Fork; return the child's number, and a file for its crash, which the caller closes. Raises OSError."""
         sys.stdout.flush()
         sys.stderr.flush()
         launcher, crash = os.getpid(), CrashFile()
@@ -318,7 +318,7 @@ class Launcher:
         self._end_orphans()
 
     def _reap_all(self) -> None:
-        """Raises ChildProcessError when there is no child any more."""
+        """Reap ended children. Raises ChildProcessError when no child is left."""
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -330,7 +330,7 @@ class Launcher:
                 self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status), where=where)
 
     def _crashed_at(self, file: CrashFile, who: str) -> str:
-        """Where a child that has ended crashed, in words; "" if it did not. The log gets all that matters of it."""
+        """Return where an ended child crashed, in words; "" if it did not. Writes the relevant frames to the log."""
         try:
             crash = file.read()
         finally:
@@ -342,12 +342,12 @@ class Launcher:
         return f"{crash.error}, {crash.place}" if crash.place else crash.error
 
     def _end_orphans(self) -> None:
-        """What children have left behind. A child that lives adopts its own, so these are of nobody any more."""
+        """End what children have left behind. A living child adopts its own orphans, so these have no parent."""
         left = children().keys() - self._workers.keys() - self._calls.keys()
         self._orphans.end(left, time.monotonic())
 
     def _kill_all(self) -> None:
-        """Children at once, and what they leave as always; what cannot be killed is left."""
+        """Kill children at once, and end their orphans as usual; leave what cannot be killed."""
         for pid in (*self._workers, *self._calls):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -369,16 +369,16 @@ def _tell(events: int, **event: Any) -> None:
 
 
 def _remove(scratch: str | None) -> None:
-    """What is left is for the next run to remove."""
+    """Remove the scratch folder; the next run removes what is left."""
     if scratch:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _ending_with_parent(commands: int, scratch: str | None) -> Iterator[None]:
-    """Meanwhile the process ends as soon as who started it has died, whatever its main thread does.
+    """End the process, while in this context, as soon as its parent dies, whatever its main thread does.
 
-    The thread that sees to this is gone afterwards: the launcher forks.
+    The watching thread is gone afterwards: the launcher forks.
     """
     over, end = os.pipe()
     watch = threading.Thread(target=_watch_parent, args=(commands, over, scratch), daemon=True)
@@ -394,10 +394,10 @@ def _ending_with_parent(commands: int, scratch: str | None) -> Iterator[None]:
 
 
 def _watch_parent(commands: int, over: int, scratch: str | None) -> None:
-    """Returns when `over` ends, or if commands are there to be read: then the launcher was told how to end."""
+    """Return when `over` ends, or if commands wait to be read: then the launcher was told how to end."""
     poll = select.poll()
     for pipe in (commands, over):
-        poll.register(pipe, 0)  # nothing but its end
+        poll.register(pipe, 0)  # only its end
     if commands in {pipe for pipe, _ in poll.poll()}:
         (unread,) = struct.unpack("i", fcntl.ioctl(commands, termios.FIONREAD, bytes(4)))
         if unread == 0:
@@ -406,7 +406,7 @@ def _watch_parent(commands: int, over: int, scratch: str | None) -> None:
 
 
 def _preload(modules: Sequence[str], events: int) -> None:
-    """Imports what every worker needs. A module that fails is left to the worker, which says so by name."""
+    """Import what every worker needs. A worker reports a module that fails, by name."""
     with lasting_imports():
         for module in modules:
             _tell(events, event="importing", module=module)
@@ -419,7 +419,7 @@ def _preload(modules: Sequence[str], events: int) -> None:
 
 
 def _own_channel() -> tuple[int, int]:
-    """Moves the command and event pipes away from 0 and 1, so that nothing that prints can disturb them."""
+    """Move the command and event pipes away from 0 and 1, so that nothing that prints can disturb them."""
     commands, events = os.dup(0), os.dup(1)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -1,7 +1,7 @@
 """A worker that asks before each forward and backward of chosen steps, so that it can be ended at a chosen place.
 
-`bamboo run --preempt at:STEP` strikes in the middle of a step, however fast the machine is: the worker says to the
-launcher that it is about to begin an instruction and waits, and the local runner lets it go on or ends it right there.
+`bamboo run --preempt at:STEP` strikes in the middle of a step, however fast the machine is: before an instruction the
+worker asks the launcher and waits, and the local runner lets it proceed or ends it right there.
 """
 
 import logging
