@@ -140,6 +140,11 @@ def _trains_or_will_not(job: JobView) -> bool:
     return job.status.holds("Running") or bool(job.held_back)
 
 
+def _is_gone(uid: str, now: JobView | None) -> bool:
+    """Return whether the job with that UID is deleted; another one may have its name."""
+    return now is None or now.uid != uid
+
+
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:
     """All are looked up before any is deleted, so that a misspelt name changes nothing."""
     jobs = [view_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
@@ -151,7 +156,7 @@ async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool
     for job in jobs if wait else []:
         await until(
             partial(operations.existing, session.api, job.namespace, job.name),
-            lambda now, uid=job.uid: now is None or now.uid != uid,  # another one was made
+            partial(_is_gone, job.uid),
             lambda now: f"{now and now.name} was not deleted within {timeout:.0f} s; does it have finalizers?",
             timeout,
         )
