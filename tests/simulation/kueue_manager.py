@@ -1,8 +1,7 @@
 """Kueue's integration of plain pods, played: what its webhook and its manager (0.18 to 0.19.2) do with pods in a queue.
 
 There is one ClusterQueue with BestEffortFIFO and `withinClusterQueue: LowerPriority`, whose quota counts pods. Not
-played: cohorts, fair sharing, admission checks, topologies, waitForPodsReady. With `BAMBOO_KUEUE` the tests of the
-cluster use Kueue's own manager (docs/testing-cluster.md).
+played: cohorts, fair sharing, admission checks, topologies, waitForPodsReady.
 """
 
 import copy

@@ -30,7 +30,7 @@ beside = pytest.mark.skipif(
 )
 FEW = (
     "pretended_gpu or pinned or two_gpus_share or through_the_host or (two_gpus and Host and True) or steps_are_counted"
-    " or (without_room and not (alone or fp32 or None))"
+    " or (without_room and not (alone or fp32 or None or same_bits))"
 )
 OTHERS = pytest.param(f"test_gpu and not ({FEW})", marks=pytest.mark.slow, id="test_gpu")
 
