@@ -30,6 +30,7 @@ class Ended:
         return CONFIG
 
 
+@pytest.mark.slow
 def test_transformers_loads_what_a_handle_exports(tmp_path: Path) -> None:
     """The handle knows which model the job has trained."""
     transformers = pytest.importorskip("transformers")

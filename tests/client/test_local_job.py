@@ -216,6 +216,7 @@ def test_ctrl_c_ends_the_job_and_not_the_program() -> None:
     handle.close()
 
 
+@pytest.mark.slow
 def test_a_script_that_is_run_as_a_module_uses_its_own_function(tmp_path: Path) -> None:
     package = tmp_path / "mine"
     package.mkdir()
@@ -230,8 +231,9 @@ def test_a_script_that_is_run_as_a_module_uses_its_own_function(tmp_path: Path) 
     assert done.stdout == "Complete\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold_processes")  # whose environment has the mark
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_the_program(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "tmp").mkdir()

@@ -144,11 +144,6 @@ def test_the_front_ascends_in_time_and_descends_in_cost(small: tuple[World, Any]
     assert small[1].chosen in found
 
 
-def test_a_search_is_always_the_same(small: tuple[World, Any]) -> None:
-    again = searched(small[0], Limits(nodes=4, micro_batches=(4,)))
-    assert again.front == small[1].front
-
-
 def test_what_is_promised_is_what_the_manifest_simulates_to(small: tuple[World, Any]) -> None:
     at, found = small
     chosen = found.chosen

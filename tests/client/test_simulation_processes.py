@@ -16,18 +16,10 @@ from bamboo_core.names import EXIT_INTERRUPTED, EXIT_USAGE
 from job_simulation_kit import manifest
 
 PATIENCE = 120.0  # seconds, of a very slow machine
-ENDLESS = [
-    pytest.param(
-        ["simulate", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "8"],
-        id="simulate",
-    ),
-    pytest.param(
-        [
-            *("plan", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "50"),
-            *("--stages", "12", "--pipelines", "2,3,4", "--micro-batch", "1", "--nodes", "48"),
-        ],
-        id="plan",
-    ),
+SIMULATE = ["simulate", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "8"]
+PLAN = [
+    *("plan", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "50"),
+    *("--stages", "12", "--pipelines", "2,3,4", "--micro-batch", "1", "--nodes", "48"),
 ]
 
 
@@ -74,23 +66,16 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[by
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 @pytest.mark.parametrize(
-    ("arguments", "number", "whole"),
+    ("arguments", "number"),
     [
-        pytest.param(*one.values, number, whole, id=f"{one.id}-{number.name}-{'group' if whole else 'first'}")
-        for one, number, whole in (
-            (ENDLESS[0], signal.SIGINT, True),
-            (ENDLESS[0], signal.SIGTERM, False),
-            (ENDLESS[1], signal.SIGTERM, True),
-        )
+        pytest.param(SIMULATE, signal.SIGINT, id="simulate"),
+        pytest.param(PLAN, signal.SIGTERM, id="plan", marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signals, whole: bool, tmp_path: Path) -> None:
-    """Ctrl-C goes to the whole group, as a terminal sends it; SIGTERM to the first process alone, or to the group."""
+def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signals, tmp_path: Path) -> None:
+    """It goes to the whole group, as a terminal sends it."""
     with running(arguments, tmp_path) as process:
-        if whole:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
+        os.killpg(process.pid, number)
         output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == EXIT_INTERRUPTED
         assert b"Traceback" not in output + errors
@@ -99,19 +84,17 @@ def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signal
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
-@pytest.mark.parametrize("arguments", ENDLESS[:1])
-def test_processes_end_with_the_one_that_started_them(arguments: list[str], tmp_path: Path) -> None:
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """Also when that one is killed, and can end nobody."""
-    with running(arguments, tmp_path) as process:
+    with running(SIMULATE, tmp_path) as process:
         process.kill()
         until_there_are(process.pid, 0, 0)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
-@pytest.mark.parametrize("arguments", ENDLESS[:1])
-def test_a_process_that_is_killed_gets_one_sentence(arguments: list[str], tmp_path: Path) -> None:
+def test_a_process_that_is_killed_gets_one_sentence(tmp_path: Path) -> None:
     """As the kernel does it when memory runs out."""
-    with running(arguments, tmp_path) as process:
+    with running(SIMULATE, tmp_path) as process:
         os.kill(next(pid for pid in members(process.pid) if pid != process.pid), signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)
         told = errors.splitlines()[-1]  # after a warning about the machine's memory

@@ -86,13 +86,9 @@ def losses(job: Job) -> list[float | None]:
     return list(job.state.progress.losses.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "pipelines", "bits"),
-    [
-        (trainer, 2, False),
-        pytest.param(lightning, 1, True, marks=pytest.mark.slow),
-        pytest.param(torchtitan, 2, False, marks=pytest.mark.slow),
-    ],
+    ("script", "pipelines", "bits"), [(trainer, 2, False), (lightning, 1, True), (torchtitan, 2, False)]
 )
 def test_a_script_and_its_job_have_the_same_losses(script: Script, pipelines: int, bits: bool, folder: Path) -> None:
     """To the bit, where both sum up in the same order: nothing is clipped and a step has one microbatch."""
