@@ -32,10 +32,11 @@ def made(job: ComparedJob, rate: float, seed: int = 1, hours: float = 8.0) -> An
     return generate(Generation(nodes=job.place.nodes, hours=hours, removal=rate, addition=0.5), seed)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow) if one == OURS else one for one in STRATEGIES]
+)
 def test_without_preemptions_all_lose_only_their_start(job: ComparedJob, name: str) -> None:
-    hours = 2.0 if name == OURS else 8.0  # a run of the coordinator takes long
-    found = compared(name, job, made(job, 0.0, hours=hours))
+    found = compared(name, job, made(job, 0.0, hours=2.0 if name == OURS else 8.0))
     assert found.goodput > 0.98
     assert (found.redone, found.preemptions) == (0, 0)
 

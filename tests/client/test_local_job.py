@@ -103,6 +103,7 @@ def test_a_run_with_a_loss_is_followed_to_its_weights(capsys: pytest.CaptureFixt
         one.close()
 
 
+@pytest.mark.slow
 def test_a_task_of_the_users_own_file_fails_with_its_line(own_module: Any) -> None:
     parts: Any = {"training": TRAINING, "topology": SPLIT}
     with bamboo.Job("own", task=own_module.build, **parts).run(page=False) as sound:

@@ -182,6 +182,7 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
     assert "task.config" in condition(status, "Failed")["message"]
 
 
+@pytest.mark.slow
 def test_a_job_is_deleted_without_its_pods(installed: Cluster, namespace: str, operator: Operator) -> None:
     """The garbage collector patches all that the job owns; workers train on until an operator is back."""
     document = small("orphaning")

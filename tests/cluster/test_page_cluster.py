@@ -18,7 +18,7 @@ from operator_jobs import small
 from operator_process import Job, Operator
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RBAC = "rbac.authorization.k8s.io"
 

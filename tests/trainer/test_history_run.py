@@ -182,6 +182,7 @@ def test_the_end_waits_for_a_slow_logger_and_the_number_of_a_step_is_one_whereve
     assert all(file.read_bytes().startswith(BEGINNING) for file in new)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Path) -> None:
     task = own_task(tmp_path, SLOW_LOGGER.replace("time.sleep(8)", "time.sleep(600)"))
     job, training_ = tmp_path / "job.yaml", training(6, 8, 2)
