@@ -1,6 +1,5 @@
 """When a job is looked at, and when its status is written."""
 
-import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -17,12 +16,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import reconciler
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
-from bamboo_operator.jobs.reconcile_schedule import (
-    RECONCILE_SECONDS,
-    RESYNC_SECONDS,
-    ReconcileTrigger,
-    idle_pause,
-)
+from bamboo_operator.jobs.reconcile_schedule import RESYNC_SECONDS, ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.removal import PodRemoval
 from opsim_server import Object
@@ -54,13 +48,6 @@ def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch
     assert [int(at - 0.45 * IDLE_SECONDS) < RESYNC_SECONDS / 10 for at in removed] == [True]
     quiet = [looks[f"job-{number:02}"] for number in range(1, JOBS)]
     assert max(quiet) <= 2 * (IDLE_SECONDS / RESYNC_SECONDS + 4), "twice at each look"
-
-
-def test_an_idle_job_is_looked_at_again_at_its_deadline_or_after_a_minute() -> None:
-    assert idle_pause(100.0, math.inf, pods_left=False) == RESYNC_SECONDS
-    assert idle_pause(100.0, math.inf, pods_left=True) == RECONCILE_SECONDS
-    assert idle_pause(100.0, 100.5, pods_left=True) == 0.5
-    assert idle_pause(100.0, 99.0, pods_left=False) == 0.0
 
 
 class NobodyIsAsked:

@@ -5,12 +5,8 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.control.channel_events import ChannelClosed
-from bamboo_core.control.protocol import PeerDown
 from bamboo_core.kube.errors import ApiError
-from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
-from bamboo_operator.pods.controller import LEAVE_SECONDS
-from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
+from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS
 from operator_kit import job
 from pod_controller_kit import Job, Place
 
@@ -161,60 +157,6 @@ async def test_an_api_server_that_is_busy_refuses_nothing(begin: Callable[..., J
         assert started.controller.adding == 2
 
 
-# one more, to take the place of a slow one
-
-
-# when it is looked at again
-
-
-def is_told_to_leave(place: Place, training: Job) -> None:
-    place.kubelets = False
-    training.train()
-    training.hear("tiny-w0", PeerDown(peer="tiny-w1"))
-    training.runner.handle(ChannelClosed("tiny-w1"))
-
-
-def may_not_limit_evictions(place: Place, training: Job) -> None:
-    place.no_budgets = True
-    training.train()
-
-
-def nothing(place: Place, training: Job) -> None:
-    """Its pods wait for nodes."""
-
-
-@pytest.mark.parametrize(
-    ("happens", "spec", "seconds"),
-    [
-        (nothing, {"nodePools": POOLS}, 300.0),
-        (nothing, {}, 60.0),  # then it is asked for pods of which no watch has told anything
-        (is_told_to_leave, {}, LEAVE_SECONDS),
-        (may_not_limit_evictions, {}, RETRY_SECONDS),
-    ],
-)
-async def test_its_deadline_tells_when_there_is_something_to_do_again(
-    begin: Callable[..., Job], happens: Callable[[Place, Job], None], spec: dict[str, Any], seconds: float
-) -> None:
-    place = Place()
-    started = begin(place, **spec)
-    await started.reconciles()
-    happens(place, started)
-    await started.reconciles()
-    began, deadlines = started.now, list[float]()
-    assert started.controller.settled
-    while (at := started.controller.deadline) < began + 2 * seconds:
-        deadlines.append(at - began)
-        before = done_at(place)
-        await started.reconciles(at - started.now - 0.5, count=1)
-        assert (started.controller.settled, done_at(place)) == (True, before), f"after {at - began - 0.5} s"
-        await started.reconciles(0.5 + MARGIN_SECONDS)
-    assert seconds in [pytest.approx(deadline, abs=0.5) for deadline in deadlines], deadlines
-
-
-def done_at(place: Place) -> tuple[object, ...]:
-    return place.made, tuple(place.deleted), tuple(place.budgets), tuple(place.asked)
-
-
 # what is about all workers
 
 
@@ -226,7 +168,6 @@ async def test_a_network_policy_or_budget_that_others_delete_or_change_is_repair
     await running.reconciles()
     assert len(place.policies) == 1
     budgets = len(place.budgets)
-    assert running.controller.deadline <= running.now + REPAIR_SECONDS
     await running.reconciles(REPAIR_SECONDS - 1)
     assert (len(place.policies), len(place.budgets)) == (1, budgets)
     await running.reconciles(1)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.starting.startup_events import (
     FIRST_SECONDS,
     LONGEST_MESSAGE,
@@ -98,7 +97,6 @@ async def test_a_secret_that_is_missing_as_a_volume_is_named_until_it_is_there(b
         place.events[uid(place, name)] = [event("FailedMount", SECRET)]
     await waiting.reconciles()
     assert (waiting.problems(), place.events_read) == ({}, []), "most pods only take a moment"
-    assert waiting.controller.deadline == pytest.approx(waiting.now + FIRST_SECONDS, abs=MARGIN_SECONDS)
     await waiting.reconciles(FIRST_SECONDS)
     told = f"2 worker(s) cannot start: FailedMount: {SECRET} (tiny-w0, ...)"
     assert waiting.problems() == {"FailedMount": told}

@@ -1,12 +1,11 @@
 """Run the operator's simulation by hand: one seed with its log, or many on all cores.
 
     python tests/simulation/operator_simulate.py --seed 7 [--verbose]
-    python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going] [--audit] [--then --seeds ...]
+    python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going] [--then --seeds ...]
 
 --regression: the disturbances are those of a scenario that went wrong once; with --seeds, "all" is each of them.
 --grids: the coordinator chooses the grid of each job, of all that its workers can run.
 --queues: the job is in a queue of Kueue, whose manager is played.
---audit: jobs are also reconciled when nothing is due, and whatever such a reconciliation does is a failure.
 --then: what follows is done next, in the same process; a line that begins with $ is before each.
 """
 
@@ -39,7 +38,6 @@ class Trial:
     regression: str | None
     grids: bool
     queues: bool
-    audit: bool
 
     def scenario(self, seed: int) -> ClusterScenario:
         if self.regression:
@@ -48,13 +46,13 @@ class Trial:
 
     def command(self, seed: int) -> str:
         flags = f' --regression "{self.regression}"' if self.regression else ""
-        flags += " --grids" * self.grids + " --queues" * self.queues + " --audit" * self.audit
+        flags += " --grids" * self.grids + " --queues" * self.queues
         return f"python tests/simulation/operator_simulate.py --seed {seed}{flags} --verbose"
 
 
 def run_seed(trial: Trial, seed: int) -> RunResult:
     torch.set_num_threads(1)
-    return OperatorSimulation(trial.scenario(seed), audit=trial.audit).run()
+    return OperatorSimulation(trial.scenario(seed)).run()
 
 
 def _alone(trial: Trial, seed: int) -> list[RunResult]:
@@ -62,7 +60,7 @@ def _alone(trial: Trial, seed: int) -> list[RunResult]:
 
 
 def _trial(arguments: argparse.Namespace, name: str | None) -> Trial:
-    return Trial(regression=name, grids=arguments.grids, queues=arguments.queues, audit=arguments.audit)
+    return Trial(regression=name, grids=arguments.grids, queues=arguments.queues)
 
 
 def one(arguments: argparse.Namespace) -> int:
@@ -71,7 +69,7 @@ def one(arguments: argparse.Namespace) -> int:
     print(wanted)
     for disturbance in wanted.disturbances:
         print(f"  {disturbance}")
-    result = OperatorSimulation(wanted, print if arguments.verbose else None, audit=arguments.audit).run()
+    result = OperatorSimulation(wanted, print if arguments.verbose else None).run()
     print(f"{result.kind} after {result.seconds:.1f} virtual seconds")
     if result.problem:
         print(f"PROBLEM: {result.problem}")
@@ -100,7 +98,6 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--grids", action="store_true", help="the coordinator chooses stages and pipelines")
     parser.add_argument("--queues", action="store_true", help="the job is in a queue of Kueue")
-    parser.add_argument("--audit", action="store_true", help="reconcile also when nothing is due: it may do nothing")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args(given)
     if (arguments.seed is None) == (arguments.seeds is None):

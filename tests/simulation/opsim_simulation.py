@@ -7,7 +7,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +26,6 @@ from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.signals import lives
-from opsim_audit import Audit
 from opsim_budgets import disruptions_allowed
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
@@ -59,13 +57,10 @@ class RunResult:
 
 
 class OperatorSimulation:
-    """say: gets every line of the log. audit: reconciliations that are not due are made, too, and may do nothing."""
+    """say: gets every line of the log."""
 
-    def __init__(
-        self, scenario: ClusterScenario, say: Callable[[str], None] | None = None, *, audit: bool = False
-    ) -> None:
+    def __init__(self, scenario: ClusterScenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self._say = scenario, say
-        self.audit = Audit(self.fail) if audit else None
         self.loop = VirtualLoop(scenario.grid)
         rng = self.rng = random.Random(f"world {scenario.seed}")
         self.pods, self.nodes, self.jobs = (
@@ -95,7 +90,6 @@ class OperatorSimulation:
         try:
             with (
                 virtual_time(self.loop),
-                self.audit.patched() if self.audit else nullcontext(),
                 patch.object(coordinator_runner, "Channels", SimChannels),
                 patch.object(late_workers, "Channels", SimChannels),
                 asyncio.Runner(loop_factory=lambda: self.loop) as runner,
@@ -313,8 +307,6 @@ class OperatorSimulation:
 
     def _called(self, method: str, place: str) -> None:
         """The operator asks the API server for that change. Who trains is let go first, or has ended."""
-        if self.audit:
-            self.audit.called(f"{method} {place}")
         runner, (_, kind, name) = self.runner, place.rsplit("/", 2)
         if runner is None or runner.ending or (method, kind) != ("DELETE", "pods"):
             return

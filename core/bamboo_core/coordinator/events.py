@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Final
 
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo_core.control.memory import Memory, Traffic
@@ -13,8 +11,6 @@ from bamboo_core.control.protocol import Message
 from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.plan import WorkerId
-
-PROGRESS: Final = MappingProxyType({"progress": True})  # of a field that changes with the steps of a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +218,7 @@ class CheckpointSummary:
     seconds: float
     bytes: int
     place: str = ""
-    every_steps: int = field(default=1, metadata=PROGRESS)
+    every_steps: int = 1
     first: int = 0
     writing: CheckpointWrite | None = None
     counts: CheckpointCounts = field(default_factory=CheckpointCounts)
@@ -254,7 +250,7 @@ class SlowWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The job as a person sees it; made by `job_status.status`. PROGRESS: what changes with each step or so.
+    """The job as a person sees it; made by `job_status.status`.
 
     protected: the stage's state is held by several workers, in step, and on several nodes where these are lost with
     several workers (`spread.workersPerNode`). crowded: nodes with more workers than that, and how many they have.
@@ -263,15 +259,15 @@ class Status:
 
     phase: str
     epoch: int
-    step: int = field(metadata=PROGRESS)
+    step: int
     steps: int | None  # as many as are wanted; None: only the task's data can tell, and no worker has them yet
-    first_loss: float | None = field(metadata=PROGRESS)
-    loss: float | None = field(metadata=PROGRESS)
-    losses: tuple[float, ...] = field(metadata=PROGRESS)  # of the newest steps
-    lost_samples: int = field(metadata=PROGRESS)  # of the steps so far, those whose loss did not go into the step's
-    step_seconds: float | None = field(metadata=PROGRESS)  # median of the recent steps
-    samples_per_second: float | None = field(metadata=PROGRESS)
-    eta_seconds: float | None = field(metadata=PROGRESS)
+    first_loss: float | None
+    loss: float | None
+    losses: tuple[float, ...]  # of the newest steps
+    lost_samples: int  # of the steps so far, those whose loss did not go into the step's
+    step_seconds: float | None  # median of the recent steps
+    samples_per_second: float | None
+    eta_seconds: float | None
     grid: tuple[tuple[tuple[WorkerId, bool], ...], ...]  # [pipeline][stage] -> (owner, protected)
     workers: tuple[tuple[WorkerId, WorkerState], ...]
     preemptions: int
@@ -279,26 +275,18 @@ class Status:
     takeovers: tuple[Takeover, ...]
     unprotected: tuple[str, ...]
     digests: tuple[str, ...]  # of each stage's final state, once known
-    memory: tuple[tuple[WorkerId, Memory], ...] = field(default=(), metadata=PROGRESS)  # what each worker said last
-    traffic: tuple[tuple[WorkerId, Traffic], ...] = field(
-        default=(), metadata=PROGRESS
-    )  # what each worker sends in a step, in the mean
+    memory: tuple[tuple[WorkerId, Memory], ...] = ()  # what each worker said last
+    traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # what each worker sends in a step, in the mean
     restarts: int = 0  # failures that counted towards the limit
-    gradient_norm: float | None = field(default=None, metadata=PROGRESS)  # of the newest step, before clipping
-    learning_rate: float | None = field(default=None, metadata=PROGRESS)  # of the newest step
-    metrics: tuple[tuple[str, float | None], ...] = field(default=(), metadata=PROGRESS)  # of the newest step, by name
+    gradient_norm: float | None = None  # of the newest step, before clipping
+    learning_rate: float | None = None  # of the newest step
+    metrics: tuple[tuple[str, float | None], ...] = ()  # of the newest step, by name
     checkpoint: CheckpointSummary | None = None  # if the job keeps any
-    evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = field(
-        default=(), metadata=PROGRESS
-    )  # the newest: after which step, by metric
-    best_evaluation: int | None = field(default=None, metadata=PROGRESS)  # after which step
+    evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()  # the newest: after which step, by metric
+    best_evaluation: int | None = None  # after which step
     crowded: tuple[tuple[str, int], ...] = ()
-    skipped_steps: int = field(
-        default=0, metadata=PROGRESS
-    )  # since the coordinator was made: steps that left the model as it was
-    trained_without: int = field(
-        default=0, metadata=PROGRESS
-    )  # samples of steps since the coordinator was made whose loss did not go into them
+    skipped_steps: int = 0  # since the coordinator was made: steps that left the model as it was
+    trained_without: int = 0  # samples of steps since the coordinator was made whose loss did not go into them
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled
     slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted

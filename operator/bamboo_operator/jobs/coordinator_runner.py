@@ -44,8 +44,8 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.coordinator.grids import holding
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
-from bamboo_core.coordinator.shell_view import WantedWorkers, wanted_workers
 from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.coordinator.wanted_workers import WantedWorkers, wanted_workers
 from bamboo_core.history.place import history_url
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.spec import JobSpec, gives_back
@@ -345,7 +345,8 @@ class CoordinatorRunner:
             self._repeat_notice(event.hello.worker)
         if now.plan is not None and now.plan is not before.plan and now.phase == "Recovering":
             self._compare_with_pods(now.plan)
-        self._trigger.handled(event, now, commands)
+        if any(not isinstance(command, Send) for command in commands):
+            self._trigger.at_once()
 
     def _compare_with_pods(self, plan: Plan) -> None:
         """All pods that there are were listed before this job was known: who has none need not be waited for."""

@@ -4,28 +4,23 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from bamboo_core.coordinator.events import Command, Event, Send, Tick
-from bamboo_core.coordinator.shell_view import ShellView, may_look_different, shell_view
-from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.kube.api import Object
 
 GATHER_SECONDS = 0.2  # from a decision to the reconciliation that it causes: when much happens, decisions come first
 RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urgent
-RESYNC_SECONDS = 60.0  # after which a job is looked at though nothing has happened to it, and nothing is due
+RESYNC_SECONDS = 5.0  # after which a job is reconciled though nothing has happened to it: time alone may decide
 FINAL_EVENTS_SECONDS = 30.0  # for the events of a job that is over
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
-MARGIN_SECONDS = 0.01  # after a deadline: a clock may be a little early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOutcome:
     """Which parts of a reconciliation succeeded. finished: had the job ended before it began, so that the status says
-    so if it was written? unposted: are there events left? settled: would another one find nothing to do? deadline: when
-    it would (time.monotonic()).
+    so if it was written? unposted: are there events left?
     """
 
     pods: bool
@@ -33,8 +28,6 @@ class ReconcileOutcome:
     status: bool
     finished: bool = False
     unposted: bool = False
-    settled: bool = True
-    deadline: float = math.inf
 
     @property
     def ok(self) -> bool:
@@ -80,8 +73,7 @@ class ReconcileSchedule:
             at, retry = ended + self.retry, min(2 * self.retry, LAST_RETRY)
             return ReconcileSchedule(ended=ended, next=at, earliest=at, retry=retry, end_written=end_written, over=over)
         earliest = ended + RECONCILE_SECONDS
-        found_nothing = outcome.settled and not outcome.unposted
-        at = min(ended + RESYNC_SECONDS, outcome.deadline + MARGIN_SECONDS) if found_nothing else earliest
+        at = earliest if outcome.unposted else ended + RESYNC_SECONDS
         return ReconcileSchedule(ended=ended, next=at, earliest=earliest, end_written=end_written, over=over)
 
     def due(self, happened: Happened) -> float:
@@ -93,31 +85,12 @@ class ReconcileSchedule:
             times.append(max(happened.changed + GATHER_SECONDS, self.earliest))
         return min(times)
 
-    @property
-    def ok(self) -> bool:
-        """Has the last reconciliation not failed?"""
-        return self.retry == FIRST_RETRY
-
-    @property
-    def finished(self) -> bool:
-        """Is the job's end in its status?"""
-        return self.end_written < math.inf
-
-
-def idle_pause(now: float, deadline: float, *, pods_left: bool) -> float:
-    """Seconds until an idle job (suspended, not valid, or over) is looked at again, if nothing happens to it before.
-
-    deadline: math.inf if it has none. pods_left: some that should go have not ended.
-    """
-    return max(0.0, min(RECONCILE_SECONDS if pods_left else RESYNC_SECONDS, deadline - now))
-
 
 class ReconcileTrigger:
     """What happens to a job between two reconciliations (`Happened`)."""
 
     def __init__(self) -> None:
         self._told = asyncio.Event()
-        self._seen: tuple[CoordinatorState, ShellView] | None = None  # at the last tick
         self.urgent: float | None = None
         self.changed: float | None = None
 
@@ -130,19 +103,6 @@ class ReconcileTrigger:
         """Something has changed, so that there may be something to do."""
         self.changed = time.monotonic() if self.changed is None else self.changed
         self._told.set()
-
-    def handled(self, event: Event, after: CoordinatorState, commands: Collection[Command]) -> None:
-        """The job's coordinator has handled that event. What it only says to workers concerns no reconciliation. What
-        else there is to do or to tell is looked for at each tick: of a thousand workers each may change something.
-        """
-        if any(not isinstance(command, Send) for command in commands):
-            self.at_once()
-        if not isinstance(event, Tick) or (self._seen is not None and not may_look_different(self._seen[0], after)):
-            return
-        view = shell_view(after)
-        if self._seen is None or view != self._seen[1]:
-            self.soon()
-        self._seen = after, view
 
     def clear(self) -> None:
         """What has happened until now is looked at."""

@@ -25,7 +25,7 @@ from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
-from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListener, ReconcileTrigger, idle_pause
+from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, RESYNC_SECONDS, IdleListener, ReconcileTrigger
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.jobs.training import Training
 from bamboo_operator.kube.attempts import ApiAttempts
@@ -257,10 +257,8 @@ class JobReconciler:
                 if not workers_stay and self._removal.living():
                     await self._removal.remove_running()
                 self._count_cost()
-                if self._status.cost_is_due:
-                    await self._write_until_done(None)
-                left = not workers_stay and bool(self._removal.living())
-                await self._trigger.wait(idle_pause(time.monotonic(), end, pods_left=left))
+                await self._write_until_done(None)
+                await self._trigger.wait(max(0.0, min(RESYNC_SECONDS, end - time.monotonic())))
 
     @contextlib.contextmanager
     def _woken_by_pods(self) -> Iterator[None]:

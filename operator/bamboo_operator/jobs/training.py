@@ -23,11 +23,10 @@ from bamboo_operator.jobs.reconcile_schedule import (
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.status.budget import money_lasts, suspends
+from bamboo_operator.status.budget import suspends
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
 
-COUNT_SECONDS = 2.0  # between two counts of what the workers cost, and looks at whether there is progress to write
 HEARTBEAT_SECONDS = 30.0  # while a job waits for its turn
 LONGEST_SECONDS = 120.0  # of a reconciliation; one that takes longer counts as stuck
 RESAVE_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
@@ -60,7 +59,6 @@ class Training:
         self._coordinating.add_done_callback(lambda _: trigger.at_once())
         self._follows_edits = True
         self._save_after = 0.0  # time.monotonic()
-        self._written_progress: object = None
         self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
 
     async def run(self) -> None:
@@ -128,8 +126,6 @@ class Training:
                 status=status,
                 finished=finished,
                 unposted=bool(self._runner.events),
-                settled=self._controller.settled,
-                deadline=self._deadline(began),
             )
             ended = time.monotonic()
             self._run.meter.reconciled(ended - began, ok=outcome.ok)
@@ -143,31 +139,11 @@ class Training:
                 await self._coordinating  # raises what ended it
             await self._until_due(schedule)
 
-    def _deadline(self, began: float) -> float:
-        """When another reconciliation is of use though nothing has happened since that one began (time.monotonic())."""
-        times = [self._controller.deadline]
-        if not self._runner.ending:
-            times.append(time.monotonic() + money_lasts(self._status.facts))
-        if not self._spec.accepted.saved:
-            times.append(max(began, self._save_after))
-        return min(times)
-
     async def _until_due(self, schedule: ReconcileSchedule) -> None:
-        """Meanwhile what the workers cost is counted, and progress is written."""
+        """Meanwhile what the workers cost is counted whenever something happens."""
         while (left := schedule.due(self._trigger) - time.monotonic()) > 0:
-            await self._trigger.wait(min(left, COUNT_SECONDS))
+            await self._trigger.wait(left)
             self._count()
-            if schedule.ok and self._has_progress() and not await self._write_status():
-                return  # to be tried again as after any reconciliation that fails
-
-    def _has_progress(self) -> bool:
-        """To be written by now?"""
-        return self._status.progress_is_due and self._progress() != self._written_progress
-
-    def _progress(self) -> object:
-        """What a status tells beside that with which a reconciliation is due."""
-        state = self._runner.state
-        return state.step, state.progress.evaluations, self._status.facts.cost
 
     async def _reconcile_with_status(self) -> tuple[bool, bool]:
         """Bring the pods up to date, and post events; which of the two succeeded.
@@ -213,11 +189,9 @@ class Training:
             self._count()
             record = self._runner.plan_record(self._controller.deleting)
             self._status.update(startup_problems=self._controller.startup_problems(), plan=record)
-            progress = self._progress()
             write = self._status.write(self._runner.status(), self._controller.created)
             if not await self._attempt("write the status", write):
                 return False
-            self._written_progress = progress
             for warning in self._status.take_warnings():
                 self._runner.events.append(warning)
                 self._trigger.soon()  # so that it is posted

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, wor
 from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
-from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
+from bamboo_operator.pods.pools import choose_pool, fallback_pool
 from bamboo_operator.pods.queueing import (
     WAITING,
     HeldQuota,
@@ -62,10 +62,7 @@ GIVE_BACK_SECONDS = 3600.0
 
 class PodController:
     """The pods of one job. requests: the job's coordinator. created: how many workers the job has had. record: takes
-    events for the user. made: when the job was created.
-
-    resumed: did the job run before this operator took it over? settled: the last reconciliation has left everything as
-    it was, so that another one is of use only when something has changed, or at the deadline.
+    events for the user. made: when the job was created. resumed: did the job run before this operator took it over?
     """
 
     def __init__(
@@ -108,7 +105,6 @@ class PodController:
             fresh = created == 0 and not resumed
             self._budget = DisruptionBudgetWriter(api, self._meta, record, fresh=fresh)
         self._deletions = PodDeletions(self.pods, cluster, api)
-        self.settled, self._looked_at = False, -math.inf  # time.monotonic()
         self._pools_full = False  # pods are wanted, and no pool may have more
         self._refusal: PodRefused | None = None  # of the newest pod that was to be created
         self._reported: set[str] = set()  # reasons of startup problems
@@ -116,7 +112,6 @@ class PodController:
     async def reconcile(self) -> None:
         """Raises the last RemoteError; what was not done is done the next time."""
         await asyncio.sleep(0)  # so that the coordinator first handles what it has been told, such as an edit
-        before, self.settled, self._looked_at = self._memory(), False, time.monotonic()
         self._observe()
         failed: Exception | None = None
         for part in (
@@ -141,51 +136,6 @@ class PodController:
                 failed = error
         if failed is not None:
             raise failed
-        more = self._rechecks.more or self._startup_events.more
-        self.settled = before == self._memory() and not more
-
-    def _memory(self) -> tuple[object, ...]:
-        """What one reconciliation leaves to the next, but for times."""
-        return (
-            self.created,
-            self._probes,
-            self._given_back.copy(),
-            self._backoff,
-            self._joined_before,
-            self._pools_full,
-            self._refusal is None,
-            self._waiting_since is None,
-            self._quota,
-            self.adding,
-            dict(self._requests.removing),
-            self._rolling.memory(),
-        )
-
-    @property
-    def deadline(self) -> float:
-        """The time (time.monotonic()) at which something is to be done though nothing has happened; math.inf if nothing
-        is.
-        """
-        return min((when for when in self._deadlines() if when > self._looked_at), default=math.inf)
-
-    def _deadlines(self) -> Iterator[float]:
-        """The times of everything that a reconciliation decides by the clock; what was due before the last one is done
-        with.
-        """
-        if self._waiting_since is not None:
-            released = [at for name in self._unscheduled() if (at := self._releases.at(name)) is not None]
-            for since in (self._waiting_since, *released):
-                yield from patience_ends(self._spec.node_pools, since)
-        for listening_since in (self._began, self._recovered):
-            unjoined = self._unjoined(listening_since).values()
-            yield from join_timeout.join_deadlines(unjoined, time.monotonic())
-        yield from (since + LEAVE_SECONDS for since in self._requests.removing.values())
-        yield from self._deletions.deadlines(self.pods.all().values())
-        yield from self._rolling.deadlines
-        yield from (self._backoff.until, self._rechecks.next(), self._startup_events.next(), self._repair_at)
-        yield from (max(self._quota.due, self._holders.settled), self._quota.until)
-        if self._budget is not None:
-            yield from self._budget.deadlines
 
     async def end(self) -> None:
         """The job trains no more; its pods are for others to delete. Raises RemoteError."""

@@ -2,14 +2,12 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.pods.job_pods import JobPods
-from bamboo_operator.signals.signals import is_deleted
 
 DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
 
@@ -44,9 +42,3 @@ class PodDeletions:
             self._ordered.add(metadata["uid"])
         else:
             self._cluster.forget_pod((metadata["namespace"], metadata["name"]), metadata["uid"])
-
-    def deadlines(self, pods: Iterable[dict[str, Any]]) -> Iterator[float]:
-        """The times at which those of these pods are deleted again of which no watch tells that they are to go."""
-        for pod in pods:
-            if (at := self._asked.get(pod["metadata"]["uid"])) is not None and not is_deleted(pod):
-                yield at + DELETED_SECONDS

@@ -87,13 +87,6 @@ class DisruptionBudgetWriter:
         if least is None or workers:
             await self._write(None if least is None else (least, workers), spec)
 
-    @property
-    def deadlines(self) -> tuple[float, float]:
-        """The times (time.monotonic()) at which the budget is written again, and what was refused is tried again; in
-        the past if never.
-        """
-        return self._repair_at, self._retry_at
-
     async def remove(self, spec: JobSpec) -> None:
         """The job trains no more."""
         self._retry_at = -math.inf

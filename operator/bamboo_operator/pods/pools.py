@@ -1,6 +1,6 @@
 """Which node pool a worker's pod goes to, which worker is given back, and what the workers cost. Times are seconds."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 
 from bamboo_core.job.placement_spec import NodePool
@@ -25,11 +25,6 @@ def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: C
         if (pool.after_seconds and waited >= pool.after_seconds) or (chosen is None and not pool.after_seconds):
             chosen = pool
     return chosen
-
-
-def patience_ends(pools: Pools, waiting_since: float) -> Iterator[float]:
-    """The times at which another pool may be taken for a worker that has been missing since then."""
-    return (waiting_since + pool.after_seconds for pool in pools if pool.after_seconds)
 
 
 def fallback_pool(pools: Pools, current: str, now: float, waiting_since: float, counts: Counts) -> NodePool | None:

@@ -1,6 +1,5 @@
 """Reads again what should have changed by now: an interrupted watch may never report what it has missed."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 
 from bamboo_core.kube.api import KubeApi, node_path, pod_path
@@ -24,10 +23,6 @@ class RecheckSchedule:
         self._next = {key: self._next.get(key, new) for key in waited_for}
         return [key for key, (at, _) in self._next.items() if at <= now]
 
-    def next(self) -> float:
-        """The time at which the next object is to be read; math.inf if none is waited for."""
-        return min((at for at, _ in self._next.values()), default=math.inf)
-
     def answered(self, key: str, now: float) -> None:
         """Notes that the object was read, and has not changed."""
         pause = min(2 * self._next[key][1], self._last)
@@ -35,22 +30,15 @@ class RecheckSchedule:
 
 
 class PodRechecks:
-    """Whether the pods exist for whose workers a job's coordinator waits. more: some are due that were not read yet."""
+    """Whether the pods exist for whose workers a job's coordinator waits."""
 
     def __init__(self, namespace: str, cluster: ClusterCache, api: KubeApi) -> None:
         self._namespace, self._cluster, self._api = namespace, cluster, api
         self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
-        self.more = False
-
-    def next(self) -> float:
-        """The time (monotonic seconds) at which the next pod is to be read."""
-        return self._schedule.next()
 
     async def read(self, waited_for: Mapping[str, WorkerId], now: float) -> None:
         """Reads the pods that are due. waited_for: their names by uid. Raises RemoteError."""
-        due = self._schedule.due(waited_for, now)
-        self.more = len(due) > RECHECKS_AT_ONCE
-        for uid in due[:RECHECKS_AT_ONCE]:
+        for uid in self._schedule.due(waited_for, now)[:RECHECKS_AT_ONCE]:
             key = (self._namespace, waited_for[uid])
             there = await self._api.uid_of(pod_path(*key))
             self._schedule.answered(uid, now)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from bamboo_core.coordinator.events import Status
-from bamboo_core.coordinator.shell_view import WantedWorkers
+from bamboo_core.coordinator.wanted_workers import WantedWorkers
 from bamboo_core.planning.plan import WorkerId
 
 

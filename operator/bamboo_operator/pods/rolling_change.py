@@ -3,13 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from bamboo_core.coordinator.events import Emit, Status, WorkerState
 from bamboo_core.coordinator.protection import spares_any_worker
-from bamboo_core.coordinator.shell_view import WantedWorkers
+from bamboo_core.coordinator.wanted_workers import WantedWorkers
 from bamboo_core.coordinator.workers.failures import by_itself
 from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.spec import JobSpec, RedundancyMode
@@ -22,7 +22,6 @@ from bamboo_operator.pods.rollout import (
     RolloutStep,
     RolloutView,
     RolloutWorker,
-    deadlines,
     next_step,
     observed,
     released,
@@ -61,7 +60,6 @@ class RollingChange:
         self._record: RolloutRecord | None = None
         self._view: RolloutView | None = None
         self._invalid: tuple[str, str] | None = None  # a revision, and why the API server refuses its pods
-        self.deadlines: tuple[float, ...] = ()  # when to look again though nothing has happened (time.monotonic())
 
     @property
     def record(self) -> RolloutRecord | None:
@@ -78,16 +76,11 @@ class RollingChange:
         it was.
         """
         if sight.status.phase == "Recovering":
-            self._view, self.deadlines = None, ()
+            self._view = None
             return
         before, view, now = self._record, self._seen(sight), time.monotonic()
         self._view, self._record = view, observed(before, view, now, utc_now())
-        self.deadlines = tuple(deadlines(self._record))
         self._report(before, self._record)
-
-    def memory(self) -> tuple[object, ...]:
-        """Return what it keeps from one look to the next, but for times."""
-        return self._record and replace(self._record, moved=0.0), self._invalid
 
     def template(self, sight: Sight) -> WorkerTemplate:
         """Return the template of which missing workers are made."""

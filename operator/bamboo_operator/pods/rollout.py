@@ -4,7 +4,7 @@ Pure. While every stage is held twice, one old worker is let go by a planned tak
 is of the newest template. The next one goes when that worker is ready. If it does not become ready, nobody else goes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -113,12 +113,6 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
         record = replace(record, moved=now)
     record = replace(record, waits=waits)
     return record if record.stalled else replace(record, stalled=_why_stalled(record, view, now))
-
-
-def deadlines(record: RolloutRecord) -> Iterator[float]:
-    """Yield the time (monotonic seconds) at which a rollout stops if nothing happens."""
-    if record.state is RolloutState.PROGRESSING and record.waits:
-        yield record.moved + READY_SECONDS
 
 
 def released(record: RolloutRecord) -> RolloutRecord:

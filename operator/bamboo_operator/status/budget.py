@@ -1,6 +1,5 @@
 """How far a job's budget gets, for a person. Pure."""
 
-import math
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -8,7 +7,6 @@ from typing import Final
 
 from bamboo_core.job.budget_reach import HOUR, done_by, hours_left, seconds_late, shown_date, spent
 from bamboo_core.job.spec import JobSpec
-from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
 
 LOW_SECONDS: Final = 3600.0  # for which money lasts at least without a warning
@@ -27,15 +25,6 @@ def suspends(facts: StatusFacts, phase: str) -> str:
     One that is saving its result does: what is left to do costs less than to do it once more.
     """
     return money_spent(facts) if phase != "Saving" else ""
-
-
-def money_lasts(facts: StatusFacts) -> float:
-    """Seconds until the budget is spent by the workers that are paid for now; math.inf if that will not be."""
-    money = facts.spec.budget.money if facts.spec and facts.spec.budget else None
-    if money is None or facts.spent:
-        return math.inf if money is None else 0.0
-    hours = hours_left(money, facts.total_cost, price_per_hour(facts.pools, facts.paid or {}))
-    return math.inf if hours is None else hours * HOUR
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from bamboo_core.job.api_object import written
 from bamboo_core.job.status import read_status
 from bamboo_core.kube.api import KubeApi
 from bamboo_operator.kube.objects import JobIdentity, utc_now
-from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
+from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
 from bamboo_operator.status.plan_record import counted_workers_in, lost_workers_in, trains
@@ -86,19 +86,6 @@ class StatusWriter:
         speed = training.samples_per_second
         seconds = spec.training.global_batch_size / speed if spec and speed else None
         return EarlierProgress(step=training.step or 0, step_seconds=seconds)
-
-    @property
-    def progress_is_due(self) -> bool:
-        """Is the newest write long enough ago for another one that tells of nothing but progress?"""
-        return time.monotonic() - self._written_at >= PROGRESS_SECONDS
-
-    @property
-    def cost_is_due(self) -> bool:
-        """Does the status lack costs that it may be told of by now?"""
-        if not self.progress_is_due:
-            return False
-        total = job_status(None, self.written, self.facts).cost.total
-        return total is not None and total != self.written.cost.total
 
     async def write(self, status: Status | None, created: int | None = None) -> None:
         """The status, if it is worth a write. Raises RemoteError, and JobGone."""

@@ -1,6 +1,6 @@
 """Workers that run and do not connect to the operator: reported after a while, replaced after a longer one."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -21,13 +21,6 @@ def seconds_unjoined(
     """
     began = {name: _running_since(pod) for name, pod in pods.items() if name not in joined}
     return {name: (now - max(at, since)).total_seconds() for name, at in began.items() if at is not None}
-
-
-def join_deadlines(unjoined: Iterable[float], now: float) -> Iterator[float]:
-    """The times at which such workers are reported, and replaced. unjoined: for how many seconds each has run
-    by now.
-    """
-    return (now + limit - seconds for seconds in unjoined for limit in (REPORT_SECONDS, REPLACE_SECONDS))
 
 
 def join_problem(unjoined: Mapping[WorkerId, float], url: str) -> StartupProblem | None:

@@ -30,10 +30,6 @@ class StartBackoff:
         """Seconds from the end of the newest round to the next; the first round is forgiven."""
         return 0.0 if self.rounds < 2 else min(LAST_SECONDS, FIRST_SECONDS * 2.0 ** min(self.rounds - 2, 30))
 
-    @property
-    def until(self) -> float:
-        """The time at which workers are requested again."""
-        return self.ended + self.pause
-
     def holds(self, now: float) -> bool:
-        return now < self.until
+        """Whether no worker is to be requested yet."""
+        return now < self.ended + self.pause

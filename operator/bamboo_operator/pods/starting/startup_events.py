@@ -66,20 +66,12 @@ def event_problem(events: Iterable[Json]) -> StartupProblem | None:
 
 
 class StartupEvents:
-    """What is read of them, for the pods whose status does not tell why they do not start.
-
-    more: the events of some pods are due that were not read yet.
-    """
+    """The events of the pods whose status does not tell why they do not start."""
 
     def __init__(self, namespace: str, api: KubeApi) -> None:
         self._namespace, self._api = namespace, api
         self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
         self._problems: dict[str, StartupProblem] = {}
-        self.more = False
-
-    def next(self) -> float:
-        """The time (monotonic seconds) at which events are to be read."""
-        return self._schedule.next()
 
     @property
     def problems(self) -> Mapping[str, StartupProblem]:
@@ -90,9 +82,7 @@ class StartupEvents:
         """Reads the events of pods that are due. pods: all that may have yet to start. Raises RemoteError."""
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
         self._problems = {uid: problem for uid, problem in self._problems.items() if uid in awaited}
-        due = self._schedule.due(awaited, now)
-        self.more = len(due) > READ_AT_ONCE
-        for uid in due[:READ_AT_ONCE]:
+        for uid in self._schedule.due(awaited, now)[:READ_AT_ONCE]:
             problem = event_problem(await self._api.pod_events(self._namespace, uid))
             self._schedule.answered(uid, now)
             self._problems.pop(uid, None)
