@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bamboo_operator.jobs.training import turn
+from bamboo_operator.jobs.reconciler import turn
 from bamboo_operator.kube.attempts import ApiAttempts
 from slow_api_kit import virtual_runner
 

@@ -7,7 +7,6 @@ import pytest
 
 from bamboo_core.coordinator.events import PricesTold
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.kube.api import KubeApi
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
@@ -15,7 +14,6 @@ from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import JobMeta, worker_pod
 from bamboo_operator.pods.job_pods import JobPods
-from bamboo_operator.status.writer import StatusWriter
 from operator_kit import NOW, SETTINGS, at, job, pod
 
 
@@ -93,13 +91,11 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
         made["metadata"] |= {"uid": f"p{number}"}
         made["spec"]["nodeName"] = f"n{number}"
         cluster.pod_event(None, made | {"status": {"phase": "Running"}})
-    status = StatusWriter(identity, {}, KubeApi(NoCalls()))
-    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
+    counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
     totals = []
     for spot in ("1", "3", "5", "100"):
-        status.update(spec=priced(spot, "10"))
-        counter.count(joined=())
-        totals.append(float(status.facts.total_cost))
+        counter.count(priced(spot, "10").node_pools, joined=())
+        totals.append(float(counter.cost))
         clock.now += 3600.0
     assert totals == [0.0, 2.0, 8.0, 18.0]
 
@@ -110,12 +106,10 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
         made = worker_pod(spec, JobMeta(uid="u"), number, pool, SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
         cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
-    status = StatusWriter(identity, {}, KubeApi(NoCalls()))
-    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
-    assert counter.prices_told() == PricesTold({})
+    counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
+    assert counter.prices(None) == PricesTold({})
     for spot in ("1", "2.5"):
-        status.update(spec=priced(spot, "10"))
-        told = counter.prices_told()
+        told = counter.prices(priced(spot, "10"))
         assert told.workers == {"tiny-w0": float(spot), "tiny-w1": 10.0}
         assert [price for price, _ in told.more] == [10.0], "what comes after a worker on demand is on demand"
 
@@ -130,21 +124,14 @@ def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeyp
     for number, made in enumerate(pods):
         made["metadata"] |= {"uid": f"p{number}"}
         cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
-    status = StatusWriter(identity, {}, KubeApi(NoCalls()))
-    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()))
-    status.update(spec=spec)
+    counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
     joined = {pods[0]["metadata"]["name"]}
-    counter.count(joined=joined)
+    counter.count(spec.node_pools, joined=joined)
     for told in (False, True):
         clock.now += 3600.0
         if told:
             pods[0]["spec"]["nodeName"] = "n"
             cluster.pod_event("MODIFIED", pods[0] | {"status": {"phase": "Running"}})
-        counter.count(joined=joined)
-    assert status.facts.total_cost == 6
-    assert status.facts.paid == {"spot": 1}
-
-
-class NoCalls:
-    async def call(self, *_: Any, **__: Any) -> dict[str, Any]:
-        raise AssertionError("nothing is asked of an API server")
+        counter.count(spec.node_pools, joined=joined)
+    assert counter.cost == 6
+    assert counter.paid == {"spot": 1}

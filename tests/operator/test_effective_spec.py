@@ -8,6 +8,8 @@ from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import read_status
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, JobGone
 from bamboo_core.planning.plan import Plan
 from bamboo_operator.jobs import effective_spec as module
@@ -18,7 +20,6 @@ from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.status.plan_record import plan_record
-from bamboo_operator.status.writer import StatusWriter
 from replica_kit import planned
 
 PLAN: Plan = planned(2, 1, 1, "a")
@@ -43,14 +44,13 @@ class One:
         self.api.try_pod = self._try_pod
         self._refusals, self.tried = list(refusals), list[dict[str, Any]]()
         status = {**more, "plan": plan}
-        self.status = StatusWriter(JobIdentity(KEY, "u1"), status, self.api)
+        self.plan = plan or None
         self.spec = EffectiveSpec(
-            JobIdentity(KEY, "u1"),
-            body(document, **status),
-            self.status,
-            self.api,
-            ApiAttempts(KEY),
+            JobIdentity(KEY, "u1"), body(document, **status), read_status(status), self.api, ApiAttempts(KEY)
         )
+
+    async def next(self) -> JobSpec | None:
+        return await self.spec.next(self.plan, SETTINGS)
 
     async def _try_pod(self, pod: dict[str, Any]) -> None:
         self.tried.append(pod)
@@ -59,7 +59,7 @@ class One:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return self.status.facts.problems
+        return self.spec.problems
 
     def told(self) -> list[tuple[str, str]]:
         found: list[Emit] = []
@@ -69,7 +69,7 @@ class One:
 
 async def test_a_valid_job_runs_by_its_own_manifest_once_a_pod_of_it_may_be_made() -> None:
     one = One(edited())
-    assert await one.spec.next(SETTINGS) == parse_manifest(edited())
+    assert await one.next() == parse_manifest(edited())
     assert [pod["metadata"]["name"] for pod in one.tried] == ["tiny-w0-dry-run"]
     assert (one.problems, one.told()) == ((), [])
     assert one.spec.begin(resumed=False) == edited()
@@ -77,11 +77,11 @@ async def test_a_valid_job_runs_by_its_own_manifest_once_a_pod_of_it_may_be_made
 
 async def test_what_is_not_valid_is_told_once_and_the_spec_before_stays() -> None:
     one = One(edited())
-    before = await one.spec.next(SETTINGS)
+    before = await one.next()
     one.spec.update(body(edited(training={"microBatchSize": 3}), 2))
-    assert await one.spec.next(SETTINGS) is None
+    assert await one.next() is None
     assert one.spec.parsed() is None
-    assert one.status.facts.spec == before
+    assert one.spec.spec == before
     ((reason, message),) = one.told()
     assert reason == "InvalidSpec"
     assert "spec.training" in message
@@ -91,7 +91,7 @@ async def test_what_is_not_valid_is_told_once_and_the_spec_before_stays() -> Non
 @pytest.mark.parametrize(("status", "runs"), [(400, False), (422, False), (403, True), (409, True)])
 async def test_only_a_pod_that_can_never_be_made_keeps_a_job_from_starting(status: int, runs: bool) -> None:
     one = One(edited(), ApiError(status, "x", "said of the pod"))
-    assert (await one.spec.next(SETTINGS) is not None) == runs
+    assert (await one.next() is not None) == runs
     assert bool(one.problems) != runs
     assert runs or "said of the pod" in one.problems[0]
 
@@ -100,11 +100,11 @@ async def test_a_pod_of_each_pool_with_a_template_is_tried_and_its_refusal_names
     pools = [{"name": "a"}, {"name": "b", "template": {"spec": {"priority": "x"}}}, {"name": "c"}]
     document = edited(nodePools=pools)
     one = One(document)
-    assert await one.spec.next(SETTINGS) == parse_manifest(document)
+    assert await one.next() == parse_manifest(document)
     assert [pod["metadata"]["labels"]["bamboo.dev/node-pool"] for pod in one.tried] == ["a", "b"]
     other = One(document)
     other.api.try_pod = _refuses_priority
-    assert await other.spec.next(SETTINGS) is None
+    assert await other.next() is None
     assert other.problems == ("spec.nodePools[1].template: spec.priority: Invalid value",)
 
 
@@ -118,13 +118,13 @@ async def test_a_dry_run_that_fails_is_repeated(
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     one = One(edited(), ClusterUnreachable("late"), ApiError(503, "ServiceUnavailable", "not now"))
-    assert await one.spec.next(SETTINGS) is not None
+    assert await one.next() is not None
     assert (len(one.tried), len(caplog.records)) == (3, 2)
 
 
 async def test_without_its_namespace_a_job_is_gone() -> None:
     with pytest.raises(JobGone):
-        await One(edited(), ApiError(404, "NotFound", "no such namespace")).spec.next(SETTINGS)
+        await One(edited(), ApiError(404, "NotFound", "no such namespace")).next()
 
 
 async def test_workers_go_on_with_what_was_accepted_whatever_the_manifest_says_by_now() -> None:
@@ -134,7 +134,7 @@ async def test_workers_go_on_with_what_was_accepted_whatever_the_manifest_says_b
     earlier = AcceptedManifest(JobIdentity(KEY, "u1"), one.api)
     earlier.accept(edited(), 1)
     await earlier.save()
-    spec = await one.spec.next(SETTINGS)
+    spec = await one.next()
     assert spec is not None
     assert (spec.task.config, spec.standby.workers, one.tried) == ({}, 2, [])
     ((reason, message),) = one.told()
@@ -147,11 +147,11 @@ async def test_workers_go_on_with_what_was_accepted_whatever_the_manifest_says_b
 async def test_what_another_operator_has_told_is_not_told_again() -> None:
     newest = edited(training={"microBatchSize": 3})
     first = One(newest)
-    await first.spec.next(SETTINGS)
+    await first.next()
     ((_, message),) = first.told()
     condition = {"type": "Accepted", "status": "False", "message": message}
     second = One(newest, conditions=[condition])
-    assert await second.spec.next(SETTINGS) is None
+    assert await second.next() is None
     assert second.problems
     assert second.told() == []
 
@@ -171,16 +171,16 @@ async def test_what_was_accepted_is_asked_for_until_the_server_answers_or_refuse
         return []
 
     one.api.list_revisions = list_revisions
-    assert await one.spec.next(SETTINGS) == parse_manifest(edited())
+    assert await one.next() == parse_manifest(edited())
     assert len(calls) == asked
 
 
 async def test_a_task_that_was_edited_in_between_is_not_trained_by_workers_that_began_another() -> None:
     """What they began with is known by its digest only: the revision could not be written."""
     one = One(edited(task={"config": {"a": 1}}), plan=trains(edited()))
-    assert await one.spec.next(SETTINGS) is None
+    assert await one.next() is None
     assert "the task that the job began with" in one.problems[0]
     suspended = One(edited(task={"config": {"a": 1}}, suspend=True), plan=trains(edited()))
-    spec = await suspended.spec.next(SETTINGS)
+    spec = await suspended.next()
     assert spec is not None
     assert spec.suspend, "it may be suspended all the same"

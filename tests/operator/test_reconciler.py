@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bamboo_operator.jobs.controller import STUCK_SECONDS
-from bamboo_operator.jobs.training import LONGEST_SECONDS
+from bamboo_operator.jobs.reconciler import LONGEST_SECONDS
 from bamboo_operator.pods.controller import PodController
 from slow_api_kit import (
     ManyJobs,

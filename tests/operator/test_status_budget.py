@@ -98,12 +98,12 @@ async def test_a_user_is_warned_when_the_condition_begins_and_of_nothing_twice()
     writer = StatusWriter(JobIdentity(("ns", "job"), "uid"), {}, Storing())
     told = []
     for cost, left in (("2", 90_000.0), ("8", 90_000.0), ("8.1", 80_000.0), ("8.2", None)):
-        writer.update(spec=BUDGETED, cost=Decimal(cost), pods={"spot": 2})
-        await writer.write(going_on(left, step=int(Decimal(cost))))
+        known = facts(spec=BUDGETED, cost=Decimal(cost), pods={"spot": 2})
+        await writer.write(known, going_on(left, step=int(Decimal(cost))))
         told.append([(one.reason, one.warning) for one in writer.take_warnings()])
     assert told == [[], [("MoneyLow", True)], [], []]
     found = written(writer.written)
     later = StatusWriter(JobIdentity(("ns", "job"), "uid"), found, Storing())
-    later.update(spec=BUDGETED, cost=Decimal("0.1"), pods={"spot": 2})
-    await later.write(going_on(None))
+    known = facts(spec=BUDGETED, cost=Decimal("0.1"), pods={"spot": 2}, earlier=later.earlier)
+    await later.write(known, going_on(None))
     assert later.take_warnings() == [], "also of an operator that comes later"

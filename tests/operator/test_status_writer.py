@@ -14,6 +14,7 @@ from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.writer import StatusWriter
 from operator_kit import job, said
 from opsim_server import merged
+from status_kit import facts
 
 
 class Api:
@@ -34,35 +35,29 @@ async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
     """Another operator would take the plan for that of workers that train."""
     api = Api()
     writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
-    writer.update(spec=job())
-    await writer.write(None)
-    writer.update(plan='{"epoch":1}')
+    await writer.write(facts(spec=job()), None)
     api.answers = False
     with pytest.raises(ClusterUnreachable):
-        await writer.write(None)
+        await writer.write(facts(spec=job(), plan='{"epoch":1}'), None)
     assert api.status["plan"] == '{"epoch":1}'
     api.answers = True
-    writer.update(spec=replace(job(), suspend=True), plan=None)
-    await writer.write(None)
+    await writer.write(facts(spec=replace(job(), suspend=True)), None)
     assert "plan" not in api.status
 
 
 async def test_what_may_have_been_written_is_written_over_though_nothing_has_changed_since() -> None:
     api = Api()
     writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
-    writer.update(spec=job())
-    await writer.write(None)
+    await writer.write(facts(spec=job()), None)
     before = dict(api.status)
-    writer.update(plan='{"epoch":1}')
     api.answers = False
     with pytest.raises(ClusterUnreachable):
-        await writer.write(None)
+        await writer.write(facts(spec=job(), plan='{"epoch":1}'), None)
     api.answers = True
-    writer.update(plan=None)
-    await writer.write(None)
+    await writer.write(facts(spec=job()), None)
     assert api.status == before
     writes = api.writes
-    await writer.write(None)
+    await writer.write(facts(spec=job()), None)
     assert api.writes == writes, "once is enough"
 
 
@@ -70,13 +65,13 @@ async def test_what_may_have_been_written_is_written_over_though_nothing_has_cha
 async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_more(answered: bool) -> None:
     api = Api()
     writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
-    writer.update(spec=job())
-    await writer.write(said(loss=math.nan, steps=11))
+    known = facts(spec=job())
+    await writer.write(known, said(loss=math.nan, steps=11))
     api.answers = answered
     with nullcontext() if answered else pytest.raises(ClusterUnreachable):
-        await writer.write(said(steps=12))
+        await writer.write(known, said(steps=12))
     assert api.status["training"]["loss"] == 4.0
     api.answers = True
-    await writer.write(said(loss=math.nan, steps=13))
+    await writer.write(known, said(loss=math.nan, steps=13))
     assert "loss" not in api.status["training"]
     assert api.status == written(writer.written)

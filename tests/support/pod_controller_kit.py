@@ -266,4 +266,5 @@ class Job:
         return self.runner.plan_record(self.controller.deleting)
 
     def problems(self) -> dict[str, str]:
-        return {problem.reason: problem.message for problem in self.controller.startup_problems()}
+        self.controller.note_problems()
+        return {problem.reason: problem.message for problem in self.controller.problems}

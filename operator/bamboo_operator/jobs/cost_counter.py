@@ -9,10 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from bamboo_core.coordinator.events import PricesTold
 from bamboo_core.job.placement_spec import NodePool, next_prices
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.jobs.meter import JobMeter
@@ -21,48 +23,47 @@ from bamboo_operator.manifests.worker_pod import worker_pool
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.pools import cost_of, price_per_hour
 from bamboo_operator.signals.signals import is_deleted, worker_exit
-from bamboo_operator.status.writer import StatusWriter
 
 Json = Mapping[str, Any]
 
 
 class CostCounter:
-    """One job's cost, from when an operator first sees the job. status: its facts take what is counted; meter: worker
-    time.
+    """One job's cost, from when an operator first sees the job. meter: takes worker time.
+
+    paid: workers that have a node, by their pool; None as long as that is not known. cost: since this operator has
+    known the job. counted_until: None if it never was.
 
     Time is counted at the prices that were in force when it began; an edit of a price counts from then on.
     """
 
-    def __init__(self, pods: JobPods, status: StatusWriter, meter: JobMeter) -> None:
-        self._pods, self._status, self._meter = pods, status, meter
-        self._counted: float | None = None  # when it was counted last (time.monotonic())
+    def __init__(self, pods: JobPods, meter: JobMeter, counted_until: datetime | None) -> None:
+        self._pods, self._meter, self.counted_until = pods, meter, counted_until
+        self._counted = 0.0  # when it was counted last (time.monotonic())
         self._pools: tuple[NodePool, ...] = ()  # with their prices, since then
-        self._paid: Mapping[str, int] = {}  # workers by pool, since then
+        self.paid: Mapping[str, int] | None = None
+        self.cost = Decimal(0)
 
-    def count(self, *, joined: Collection[WorkerId]) -> None:
-        """Until now; from the last time on there were as many workers as then. Nothing before a spec is known.
+    def count(self, pools: tuple[NodePool, ...], *, joined: Collection[WorkerId]) -> None:
+        """Until now; from the last time on there were as many workers as then. pools: with their prices from now on.
 
         joined: all workers that have a node for certain.
         """
-        if (spec := self._status.facts.spec) is None:
-            return
         now, until = time.monotonic(), utc_now()
-        if self._counted is None:
-            self._pools = spec.node_pools
+        if self.paid is None:
+            self._pools = pools
             self._count_unwatched(until)
         else:
-            self._add(self._paid, now - self._counted)
-        self._pools = spec.node_pools
-        before, self._paid, self._counted = self._paid, dict(self._pods.paid_for(joined)), now
-        self._status.update(paid=self._paid)
-        if before or self._paid:  # else the status of a job that waits would change all the time
-            self._status.update(counted_until=until)
+            self._add(self.paid, now - self._counted)
+        self._pools = pools
+        before, self.paid, self._counted = self.paid, dict(self._pods.paid_for(joined)), now
+        if before or self.paid:  # else the status of a job that waits would change all the time
+            self.counted_until = until
 
-    def prices_told(self) -> PricesTold:
+    def prices(self, spec: JobSpec | None) -> PricesTold:
         """The hourly price of each worker that has one, with a node or without; and those of more workers, by the
         pools' room.
         """
-        if (spec := self._status.facts.spec) is None:
+        if spec is None:
             return PricesTold({})
         known = {pool.name: float(pool.price_per_hour) for pool in spec.node_pools if pool.price_per_hour is not None}
         placed = {name: worker_pool(pod) or "" for name, pod in self._pods.living().items()}
@@ -73,14 +74,14 @@ class CostCounter:
 
     def _count_unwatched(self, now: datetime) -> None:
         """What the pods that are still there cost since another operator counted last."""
-        since = self._status.facts.counted_until
+        since = self.counted_until
         for pod in self._pods.all().values() if since is not None else ():
             self._add({worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
 
     def _add(self, paid: Mapping[str, int], seconds: float) -> None:
-        """Add what so many workers in each pool cost in that time to the status' facts; add their time to metrics."""
+        """Add what so many workers in each pool cost in that time; add their time to metrics."""
         self._meter.paid += sum(paid.values()) * seconds
-        self._status.update(cost=self._status.facts.cost + cost_of(price_per_hour(self._pools, paid), seconds))
+        self.cost += cost_of(price_per_hour(self._pools, paid), seconds)
 
 
 def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:

@@ -12,6 +12,7 @@ from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
 from bamboo_core.job.pod_fields import PATH, pool_path
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, JobGone, RemoteError
 from bamboo_operator.jobs.accepted_manifest import (
@@ -33,110 +34,103 @@ from bamboo_operator.manifests.worker_pod import (
     worker_pod,
 )
 from bamboo_operator.status.plan_record import task_digest_in
-from bamboo_operator.status.writer import StatusWriter
 
 RETRY_SECONDS = 2.0  # of the dry run of a pod
 
 
 class EffectiveSpec:
-    """body: the BambooJob. What is found wrong with it goes into the status' facts."""
+    """body: the BambooJob; written: its status. What is found of the manifest stays until it is looked at again.
+
+    spec: the one in force; None if there never was a valid one. generation: of the newest manifest. problems: what is
+    wrong with that; refused: what of it a running job does not follow; warnings: what of it has no effect; surprises:
+    what of the spec may not be meant so.
+    """
 
     def __init__(
         self,
         job: JobIdentity,
         body: Mapping[str, Any],
-        status: StatusWriter,
+        written: BambooJobStatus,
         api: KubeApi,
         attempts: ApiAttempts,
     ) -> None:
-        self._body, self._status, self._api, self._attempts = body, status, api, attempts
+        self._body, self._api, self._attempts = body, api, attempts
         self._key, self._meta = job.key, JobMeta(uid=job.uid)
         self.accepted = AcceptedManifest(job, api)
-        self._reported = refusal_in(status.written)
+        self._reported = refusal_in(written)
+        self.spec: JobSpec | None = None
+        self.generation, self.refused = 0, ""
+        self.problems: tuple[str, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+        self.surprises: tuple[str, ...] = ()
 
     def update(self, body: Mapping[str, Any]) -> None:
         """The newest BambooJob."""
         self._body = body
 
-    @property
-    def begun(self) -> bool:
-        """Are there workers that train, perhaps since another operator's time?"""
-        return self._status.plan is not None
-
     def report_problems(self, record: Callable[[Emit], None]) -> None:
         """As an event, what is wrong with the newest manifest; once, also over operators."""
-        facts = self._status.facts
-        message = "; ".join(facts.problems) or facts.refused
+        message = "; ".join(self.problems) or self.refused
         if message and message != self._reported:
-            record(Emit("InvalidSpec" if facts.problems else "ChangeRefused", message, True))
+            record(Emit("InvalidSpec" if self.problems else "ChangeRefused", message, True))
         self._reported = message
 
     def begin(self, *, resumed: bool) -> dict[str, Any]:
         """The manifest by which workers train from now on; the newest, unless they have begun before."""
         if not resumed or self.accepted.manifest is None:
-            self.accepted.accept(self._manifest(), self._generation)
+            self.accepted.accept(self._manifest(), self._newest)
         return dict(self.accepted.manifest or {})
 
-    async def next(self, settings: WorkerPodSettings) -> JobSpec | None:
-        """By which the job runs from now on; None if it can't be run, which the status then says."""
-        self._status.update(warnings=(), refused="")
-        if self.begun and self.accepted.manifest is None:
-            await self._load_accepted()
-        if self.begun and self.accepted.manifest is not None:
+    async def next(self, plan: str | None, settings: WorkerPodSettings) -> JobSpec | None:
+        """By which the job runs from now on; None if it can't be run, for these problems.
+
+        plan: the status' record of it, if there are workers that train, perhaps since another operator's time.
+        """
+        self.warnings, self.refused = (), ""
+        if plan is not None and self.accepted.manifest is None:
+            await self._load_accepted(plan)
+        if plan is not None and self.accepted.manifest is not None:
             return self.follow()
         if (spec := self.read()) is None:
             return None
-        self._status.update(warnings=tuple(template_problems(spec)))
-        if problems := self._changed_task(spec) if self.begun else await self._dry_run(spec, settings):
-            self._status.update(problems=problems)
-            return None
-        return spec
+        self.warnings = tuple(template_problems(spec))
+        self.problems = await self._dry_run(spec, settings) if plan is None else _changed_task(plan, spec)
+        return None if self.problems else spec
 
-    async def _load_accepted(self) -> None:
+    async def _load_accepted(self, plan: str) -> None:
         """What the workers train by, whatever the manifest says by now."""
         what = "read the manifest that the job's workers run with"
-        act = partial(self.accepted.load, task_digest_in(self._status.plan))
+        act = partial(self.accepted.load, task_digest_in(plan))
         if refused := await self._attempts.until_done(what, act, ends=(403, 404)):  # not allowed to: tried again later
             self._attempts.log_failure(what, refused)
 
     def follow(self) -> JobSpec:
-        """The accepted manifest with what workers follow of the newest one; the status says what they do not follow."""
+        """The accepted manifest with what workers follow of the newest one."""
         accepted = self.accepted.manifest or self._manifest()
         merged, found = merge_followed(accepted, self._manifest())
         if unseen := outside_the_spec(found.spec):
             kept = replace(parse_manifest(accepted), suspend=found.spec.suspend)
             merged, found = accepted, FollowedSpec(spec=kept, problems=unseen)
-        self.accepted.accept(merged, self._generation)
-        self._status.update(
-            generation=self._generation,
-            spec=found.spec,
-            surprises=tuple(manifest_warnings(found.spec)),
-            problems=found.problems,
-            refused=found.refused,
-            warnings=tuple(template_problems(found.spec)),
-        )
+        self.accepted.accept(merged, self._newest)
+        self.generation, self.problems, self.refused = self._newest, found.problems, found.refused
+        self.spec, self.surprises = found.spec, tuple(manifest_warnings(found.spec))
+        self.warnings = tuple(template_problems(found.spec))
         return found.spec
 
-    def _changed_task(self, spec: JobSpec) -> tuple[str, ...]:
-        """What is wrong with the task of a job that has begun, and that is not to be suspended."""
-        began = task_digest_in(self._status.plan)
-        if spec.suspend or began is None or began == task_digest(spec):
-            return ()
-        return ("spec.task: expected the task that the job began with; it was changed while the workers were training",)
-
     def read(self) -> JobSpec | None:
-        """Return the newest spec; None if it is not valid: the one before stays, and the facts say what is wrong."""
-        self._status.update(generation=self._generation, problems=())
+        """Return the newest spec; None if it is not valid, for these problems: the one before stays in force."""
+        self.generation, self.problems = self._newest, ()
         try:
             spec = parse_manifest(self._manifest())
         except ManifestError as error:
-            self._status.update(problems=problems_of(error))
+            self.problems = problems_of(error)
             return None
-        self._status.update(spec=spec, surprises=tuple(manifest_warnings(spec)))
+        self.spec, self.surprises = spec, tuple(manifest_warnings(spec))
         return spec
 
     @property
-    def _generation(self) -> int:
+    def _newest(self) -> int:
+        """The generation of the newest manifest."""
         return int(self._body["metadata"].get("generation") or 0)
 
     async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:
@@ -182,3 +176,11 @@ class EffectiveSpec:
             return parse_manifest(self._manifest())
         except ManifestError:
             return None
+
+
+def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
+    """What is wrong with the task of a job that has begun, and that is not to be suspended."""
+    began = task_digest_in(plan)
+    if spec.suspend or began is None or began == task_digest(spec):
+        return ()
+    return ("spec.task: expected the task that the job began with; it was changed while the workers were training",)

@@ -1,13 +1,14 @@
 """Reconciles one BambooJob, from when it is first seen until it is deleted: idle, training, or over and cleaned up.
 
-There is one for each job, in a task of its own.
+There is one reconciler for each job, in a task of its own. It decides nothing about workers: that is the coordinator's
+part, which never waits for the API server. Pods, events and status follow the coordinator.
 """
 
 import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,7 @@ from bamboo_core.control.protocol import Stop
 from bamboo_core.coordinator.events import Status
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec, gives_back
 from bamboo_core.kube.errors import JobGone, RemoteError
 from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth.worker_gateway import workers_path
@@ -25,9 +26,15 @@ from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
-from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, RESYNC_SECONDS, IdleListener, ReconcileTrigger
+from bamboo_operator.jobs.reconcile_schedule import (
+    RECONCILE_SECONDS,
+    RESYNC_SECONDS,
+    IdleListener,
+    ReconcileOutcome,
+    ReconcileSchedule,
+    ReconcileTrigger,
+)
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.jobs.training import Training
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
@@ -36,10 +43,14 @@ from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.worker_templates import WorkerTemplates
+from bamboo_operator.status.budget import suspends
 from bamboo_operator.status.event_queue import EventQueue, post_events
+from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
 
+HEARTBEAT_SECONDS = 30.0  # while a job waits for its turn
+LONGEST_SECONDS = 120.0  # of a reconciliation; one that takes longer counts as stuck
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
 
 
@@ -54,32 +65,57 @@ class JobReconciler:
         self._made = read_leniently(Metadata, metadata).creation_timestamp
         self._job = JobIdentity(self.key, self.uid)
         self.meter = JobMeter(shared.counts)
-        self._meta = JobMeta(uid=self.uid)
         self._edited = asyncio.Event()
         self._trigger = ReconcileTrigger()
-        self._events = EventQueue()  # while there is no coordinator
-        self.runner: CoordinatorRunner | None = None  # the last one
-        self._training: Training | None = None
+        self._idle_events = EventQueue()  # while there is no coordinator
+        self.runner: CoordinatorRunner | None = None  # the last one, and its pods' controller
+        self._controller: PodController | None = None
+        self._follows_edits = False  # does a coordinator take them over?
+        self._deleted = self._unattended = False
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, status, shared.api)
         self._pods = JobPods(self._job, shared.cluster)
-        self._cost = CostCounter(self._pods, self._status, self.meter)
-        self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
+        self._cost = CostCounter(self._pods, self.meter, self._status.written.cost.counted_until)
+        self._spec = EffectiveSpec(self._job, body, self._status.written, shared.api, self._attempts)
+        self._save_after = 0.0  # time.monotonic()
+        self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
 
     def known(self) -> OperatedJob:
         """What the job's page and metrics are made of."""
         runner, status, (namespace, name) = self.runner, self._status, self.key
         view = JobView(
             metadata=Metadata(name=name, namespace=namespace, uid=self.uid, creation_timestamp=self._made),
-            spec=self._known_spec(),
+            spec=self._spec.spec or read_spec(self.body),
             status=status.written,
             live=runner.status() if runner else None,
         )
-        return OperatedJob(view=view, facts=status.facts, record=runner.record if runner else None)
+        return OperatedJob(view=view, facts=self._facts(), record=runner.record if runner else None)
 
-    def _known_spec(self) -> JobSpec:
-        return self._status.facts.spec or read_spec(self.body)
+    def _facts(self, plan: str | None = None) -> StatusFacts:
+        """What is known of the job beside what its coordinator says. plan: to be kept in the status."""
+        spec, cost, runner, controller = self._spec, self._cost, self.runner, self._controller
+        return StatusFacts(
+            now=utc_now(),
+            generation=spec.generation,
+            spec=spec.spec,
+            problems=spec.problems,
+            refused=spec.refused,
+            warnings=spec.warnings,
+            surprises=spec.surprises,
+            deleted=self._deleted,
+            unattended=self._unattended,
+            earlier=self._status.earlier,
+            pods=self._pods.by_pool(),
+            paid=cost.paid,
+            cost=cost.cost,
+            counted_until=cost.counted_until,
+            finish=runner.finish if runner else None,
+            startup_problems=controller.problems if controller else (),
+            rollout=controller.rollout if controller else None,
+            unmanaged=controller.unmanaged if controller else "",
+            plan=plan,
+        )
 
     @property
     def last_progress(self) -> float:
@@ -99,12 +135,7 @@ class JobReconciler:
         if changed:
             self._edited.set()
             self._trigger.at_once()
-            if self._training:
-                self._training.apply_edits()
-
-    def _count_cost(self) -> None:
-        """Count what the job costs, with those workers of the last training that have connected."""
-        self._cost.count(joined=self.runner.joined if self.runner else ())
+            self._apply_edits()
 
     def deleted(self) -> None:
         """The job was deleted: its workers need not wait for the end of their pods' grace period."""
@@ -116,21 +147,21 @@ class JobReconciler:
 
         Call this after run() has ended, or instead of it.
         """
-        if self._status.facts.spec is None:
+        if self._spec.spec is None:
             self._spec.read()
-        self._status.update(deleted=True)
+        self._deleted = True
         with contextlib.suppress(JobGone):
-            await self._write_until_done(None)
+            await self._write_until_done()
 
     async def run(self) -> None:
         """Until the job is deleted because its time is over, or this task is cancelled."""
         while not self._status.over:
             self._edited.clear()
-            spec = await self._spec.next(self._pod_settings())
-            self._count_cost()
+            spec = await self._spec.next(self._status.plan, self._pod_settings())
+            self._count()
             if self._edited.is_set():
                 continue
-            held = self._status.facts.suspended
+            held = self._facts().suspended
             if spec is None or (held and not self._trains()):
                 await self._stay_idle(spec)
                 continue
@@ -143,11 +174,20 @@ class JobReconciler:
 
     def _trains(self) -> bool:
         """Are there workers of a training that has not ended, left by another operator?"""
-        return self._spec.begun and self._removal.any_running()
+        return self._status.plan is not None and self._removal.any_running()
 
     def _pod_settings(self) -> WorkerPodSettings:
         url = self._shared.url.rstrip("/") + workers_path(self.key)
         return replace(self._shared.settings, coordinator_url=url)
+
+    def _count(self) -> None:
+        """Count what the job costs, with those workers of the last training that have connected."""
+        if self._spec.spec is not None:
+            self._cost.count(self._spec.spec.node_pools, joined=self.runner.joined if self.runner else ())
+        if self._follows_edits:
+            self._tell_prices()
+
+    # idle
 
     async def _stay_idle(self, spec: JobSpec | None) -> None:
         """Until the job is edited, because it is suspended or not valid (None).
@@ -155,83 +195,23 @@ class JobReconciler:
         Then no worker runs, except those of a job that has begun: they do not stop for a bad edit.
         """
         shared = self._shared
-        self._spec.report_problems(self._events.append)
-        if spec is None and self._spec.begun:
-            self._status.update(unattended=True)
-            await self._write_until_done(None)
+        self._spec.report_problems(self._idle_events.append)
+        if spec is None and self._status.plan is not None:
+            self._unattended = True
+            await self._write_until_done()
             await self._wait_for_edit(RECHECK_SECONDS, workers_stay=True)
             return
         stop = Stop(reason="Suspended", message="the job is suspended")
         async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
             await self._removal.remove_all()
-            await self._write_until_done(None)
+            await self._write_until_done()
             await self._wait_for_edit(None if spec else RECHECK_SECONDS)
 
-    async def _train(self, spec: JobSpec) -> None:
-        """Until the job is over, or is suspended."""
-        shared, status = self._shared, self._status
-        plan = status.plan  # not the epoch, which a suspended job keeps
-        status.begin()
-        run = TrainingRun(
-            job=self._job,
-            spec=spec,
-            manifest=self._spec.begin(resumed=plan is not None),
-            resumed=plan is not None,
-            known_lost=status.lost | self._removal.deleted,
-            counted=status.counted,
-            meter=self.meter,
-            marks=shared.marks,
-            burst=shared.burst,
-            earlier=status.progress(),
-        )
-        runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._trigger)
-        self.meter.begin()
-        self._spec.report_problems(runner.events.append)
-        self.runner = runner
-        settings, record = self._pod_settings(), runner.events.append
-        templates = WorkerTemplates(self._meta, settings)
-        controller = PodController(
-            self._job,
-            runner,
-            shared.cluster,
-            shared.api,
-            settings=settings,
-            record=record,
-            created=status.created,
-            resumed=run.resumed,
-            rolling=RollingChange(templates, record),
-            made=self._made.timestamp() if self._made else 0.0,
-            holders=shared.quota_holders,
-        )
-        training = Training(
-            run,
-            runner,
-            controller,
-            status,
-            self._spec,
-            self._cost,
-            shared,
-            self._attempts,
-            edited=self._edited,
-            trigger=self._trigger,
-        )
-        try:
-            self._training = training
-            await training.run()
-            self._training = None
-            await self._removal.wait_for_exit(self._count_cost, lambda: runner.logging)
-            status.update(pods=dict(controller.pods.by_pool()), startup_problems=(), rollout=controller.rollout)
-            await self._write_until_done(runner.status())
-            await self._post(runner.events)  # what workers have said since the end was written
-        finally:
-            self._training = None
-            await training.close()
-
-    async def _write_until_done(self, status: Status | None) -> None:
-        """The status; and then events, which are tried again with the next status."""
+    async def _write_until_done(self, status: Status | None = None) -> None:
+        """Write the status; and post events, which are tried again with the next status."""
         while True:
             try:
-                await self._status.write(status)
+                await self._status.write(self._facts(), status)
             except RemoteError as error:
                 self._attempts.log_failure("write the status", error)
                 self._attempts.heartbeat()
@@ -239,13 +219,11 @@ class JobReconciler:
             else:
                 self._attempts.succeeded("write the status")
                 break
-        await self._post(self._events)
-
-    async def _post(self, events: EventQueue) -> None:
-        try:
-            await post_events(self._shared.api, self._job, events)
-        except RemoteError as error:
-            self._attempts.log_failure("post events", error)
+        for queue in filter(None, (self._idle_events, self.runner and self.runner.events)):
+            try:
+                await post_events(self._shared.api, self._job, queue)
+            except RemoteError as error:
+                self._attempts.log_failure("post events", error)
 
     async def _wait_for_edit(self, seconds: float | None, *, workers_stay: bool = False) -> None:
         """Wait at most that long. Pods that are seen only now are deleted, unless the workers stay."""
@@ -256,8 +234,8 @@ class JobReconciler:
                 self._trigger.clear()
                 if not workers_stay and self._removal.living():
                     await self._removal.remove_running()
-                self._count_cost()
-                await self._write_until_done(None)
+                self._count()
+                await self._write_until_done()
                 await self._trigger.wait(max(0.0, min(RESYNC_SECONDS, end - time.monotonic())))
 
     @contextlib.contextmanager
@@ -268,6 +246,173 @@ class JobReconciler:
             yield
         finally:
             cluster.remove_listener(self.key, listener)
+
+    # training
+
+    async def _train(self, spec: JobSpec) -> None:
+        """Reconcile until the job is over or suspended, and its workers have exited or had the time to."""
+        runner, controller = self._begin(spec)
+        self.runner, self._controller, self._follows_edits = runner, controller, True
+        self._tell_prices()  # before the coordinator asks for workers
+        coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {self.key}")
+        coordinating.add_done_callback(lambda _: self._trigger.at_once())
+        try:
+            await self._reconcile_until_over(runner, controller, coordinating)
+            self._follows_edits = False
+            await self._attempt("remove the disruption budget", controller.end())
+            await self._removal.wait_for_exit(self._count, lambda: runner.logging)
+            await self._write_until_done(runner.status())  # and post what workers have said since the end was written
+        finally:  # also after a failure, so that the workers notice, and connect to the next coordinator
+            self._follows_edits = False
+            controller.close()
+            coordinating.cancel()
+            await asyncio.gather(coordinating, return_exceptions=True)
+            await runner.close()
+
+    def _begin(self, spec: JobSpec) -> tuple[CoordinatorRunner, PodController]:
+        shared, status = self._shared, self._status
+        resumed = status.plan is not None  # not the epoch, which a suspended job keeps
+        status.begin()
+        self._unattended = False
+        run = TrainingRun(
+            job=self._job,
+            spec=spec,
+            manifest=self._spec.begin(resumed=resumed),
+            resumed=resumed,
+            known_lost=status.lost | self._removal.deleted,
+            counted=status.counted,
+            meter=self.meter,
+            marks=shared.marks,
+            burst=shared.burst,
+            earlier=status.progress(self._spec.spec),
+        )
+        runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._trigger)
+        self.meter.begin()
+        settings, record = self._pod_settings(), runner.events.append
+        self._spec.report_problems(record)
+        controller = PodController(
+            self._job,
+            runner,
+            shared.cluster,
+            shared.api,
+            settings=settings,
+            record=record,
+            created=status.created,
+            resumed=resumed,
+            rolling=RollingChange(WorkerTemplates(JobMeta(uid=self.uid), settings), record),
+            made=self._made.timestamp() if self._made else 0.0,
+            holders=shared.quota_holders,
+        )
+        return runner, controller
+
+    def _apply_edits(self) -> None:
+        """Tell the coordinator what the user has changed, and whether the job's budget is spent.
+
+        What comes after the end of this training is for the next one, or for the clean-up.
+        """
+        runner = self.runner
+        if not self._follows_edits or runner is None or runner.ending:
+            return
+        if self._edited.is_set():
+            self._edited.clear()
+            spec = self._spec.follow()
+            self._spec.report_problems(runner.events.append)
+            if spec.suspend:
+                message = "the job is suspended; it goes on from its newest checkpoint, or from step 0 if it has none"
+                runner.interrupt("Suspended", message)
+                return
+            runner.edit(spec)
+        if why := suspends(self._facts(), runner.state.phase):
+            runner.interrupt("BudgetSpent", why)
+
+    def _tell_prices(self) -> None:
+        """Tell the coordinator what workers cost now, by their pools, if it goes by that."""
+        if self.runner is not None and gives_back(self.runner.state.spec):
+            self.runner.tell_prices(self._cost.prices(self._spec.spec))
+
+    async def _reconcile_until_over(
+        self, runner: CoordinatorRunner, controller: PodController, coordinating: "asyncio.Task[None]"
+    ) -> None:
+        schedule = ReconcileSchedule()
+        while not schedule.over:
+            self._trigger.clear()
+            self._apply_edits()
+            began, finished = time.monotonic(), runner.finished
+            pods, events = await self._reconcile_with_status(runner, controller)
+            status = await self._write_status(runner, controller)
+            outcome = ReconcileOutcome(
+                pods=pods, events=events, status=status, finished=finished, unposted=bool(runner.events)
+            )
+            ended = time.monotonic()
+            self.meter.reconciled(ended - began, ok=outcome.ok)
+            schedule = schedule.after(outcome, began, ended)
+            if finished and status:
+                runner.end_written()
+            if schedule.over:
+                return
+            self._attempts.heartbeat()
+            if coordinating.done() and not runner.finished:
+                await coordinating  # raises what ended it
+            while (left := schedule.due(self._trigger) - time.monotonic()) > 0:
+                await self._trigger.wait(left)
+                self._count()
+
+    async def _reconcile_with_status(self, runner: CoordinatorRunner, controller: PodController) -> tuple[bool, bool]:
+        """Bring the pods up to date, and post events; which of the two succeeded.
+
+        The status is kept up to date meanwhile: if many jobs have much to do, and the API server is slow, both the wait
+        for a turn and the turn itself may take minutes.
+        """
+        self._began = math.inf
+        working = asyncio.create_task(self._reconcile(runner, controller), name=f"reconcile {self.key}")
+        try:
+            while time.monotonic() < self._began + LONGEST_SECONDS:
+                await asyncio.wait({working}, timeout=RECONCILE_SECONDS)
+                if working.done():
+                    break
+                await self._write_status(runner, controller)
+            return await working
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def _reconcile(self, runner: CoordinatorRunner, controller: PodController) -> tuple[bool, bool]:
+        async with turn(self._shared.turns, self._attempts.heartbeat):
+            await self._shared.burst.wait_for_its_end()
+            self._began = time.monotonic()
+            await self._save_manifest()
+            pods = await self._attempt("bring the pods up to date", controller.reconcile())
+            controller.note_problems()  # which records events, too
+            posting = post_events(self._shared.api, self._job, runner.events)
+            return pods, await self._attempt("post events", posting)
+
+    async def _save_manifest(self) -> None:
+        """For another operator. Without it the job runs as well, so a failure does not hold up anything."""
+        accepted = self._spec.accepted
+        if accepted.saved or time.monotonic() < self._save_after:
+            return
+        if not await self._attempt("save the manifest that the job's workers run with", accepted.save()):
+            self._save_after = time.monotonic() + RECHECK_SECONDS
+
+    async def _write_status(self, runner: CoordinatorRunner, controller: PodController) -> bool:
+        """Write the status if it is worth a write; return whether that succeeded."""
+        async with turn(self._shared.status_turns, self._attempts.heartbeat):
+            await self._shared.burst.wait_for_its_end()
+            self._count()
+            controller.note_problems()
+            facts = self._facts(runner.plan_record(controller.deleting))
+            write = self._status.write(facts, runner.status(), controller.created)
+            if not await self._attempt("write the status", write):
+                return False
+            for warning in self._status.take_warnings():
+                runner.events.append(warning)
+                self._trigger.soon()  # so that it is posted
+            return True
+
+    async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
+        """One part of a reconciliation; what the API server refuses must not hold up the others."""
+        assert self.runner is not None
+        return await self._attempts.once(what, act, self.runner.events.append)
 
     # the end
 
@@ -289,3 +434,27 @@ class JobReconciler:
         ended = self._status.written.ended
         done = ended.last_transition_time if ended and ended.last_transition_time else utc_now()
         return (done + timedelta(seconds=spec.ttl_seconds_after_finished) - utc_now()).total_seconds()
+
+
+@contextlib.asynccontextmanager
+async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> AsyncIterator[None]:
+    """One after the other, and not too many at once: decisions of all jobs come before what follows from them.
+
+    Whoever waits keeps its place, or those that were served already would come before it.
+    """
+    beating = asyncio.create_task(_beat(heartbeat))
+    try:
+        await turns.acquire()
+    finally:
+        beating.cancel()
+    try:
+        yield
+    finally:
+        turns.release()
+
+
+async def _beat(heartbeat: Callable[[], None]) -> None:
+    """Until cancelled: a job that waits for others is not stuck."""
+    while True:
+        heartbeat()
+        await asyncio.sleep(HEARTBEAT_SECONDS)

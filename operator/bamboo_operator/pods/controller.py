@@ -108,6 +108,7 @@ class PodController:
         self._pools_full = False  # pods are wanted, and no pool may have more
         self._refusal: PodRefused | None = None  # of the newest pod that was to be created
         self._reported: set[str] = set()  # reasons of startup problems
+        self.problems: tuple[StartupProblem, ...] = ()  # why workers do not start, when that was noted last
 
     async def reconcile(self) -> None:
         """Raises the last RemoteError; what was not done is done the next time."""
@@ -139,6 +140,7 @@ class PodController:
 
     async def end(self) -> None:
         """The job trains no more; its pods are for others to delete. Raises RemoteError."""
+        self.problems = ()
         if self._budget is not None:
             await self._budget.remove(self._spec)
 
@@ -146,8 +148,8 @@ class PodController:
         """Let no other job wait for this one to let its quota go."""
         self._holders.forget(self._job.key)
 
-    def startup_problems(self) -> tuple[StartupProblem, ...]:
-        """Why workers do not start; a reason that is new is recorded as an event."""
+    def note_problems(self) -> None:
+        """Note why workers do not start; a reason that is new is recorded as an event."""
         backoff = self._backoff if self._backoff.holds(time.monotonic()) else None
         missing = missing_pods(self.adding, backoff, refused=str(self._refusal or ""), pools_full=self._pools_full)
         unjoined, unrequested = self._not_joined(), 0 if self._may_ask_for_quota() else self.adding
@@ -160,7 +162,7 @@ class PodController:
                 waits = problem.reason in (GATED, WAITING)
                 self._record(Emit(problem.reason, problem.message, not waits))
         self._reported = {problem.reason for problem in found}
-        return found
+        self.problems = found
 
     @property
     def rollout(self) -> RolloutRecord | None:

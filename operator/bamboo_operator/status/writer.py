@@ -1,4 +1,4 @@
-"""Writes a job's status: as it was written last, and the facts that the next one is made of."""
+"""Writes a job's status, of which it keeps what was written last."""
 
 import time
 from collections.abc import Mapping
@@ -10,9 +10,10 @@ import msgspec
 from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.coordinator.progress import EarlierProgress
 from bamboo_core.job.api_object import written
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import read_status
 from bamboo_core.kube.api import KubeApi
-from bamboo_operator.kube.objects import JobIdentity, utc_now
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
@@ -20,7 +21,9 @@ from bamboo_operator.status.plan_record import counted_workers_in, lost_workers_
 
 
 class StatusWriter:
-    """What writes a job's status. found: the status that there is."""
+    """What alone writes a job's status. found: the status that there is. earlier: what had been counted before the
+    newest coordinator was created.
+    """
 
     def __init__(self, job: JobIdentity, found: Mapping[str, Any], api: KubeApi) -> None:
         (self._key, self._uid), self._api = job, api
@@ -29,31 +32,14 @@ class StatusWriter:
         self._warnings: list[Emit] = []
         self._stored: Mapping[str, Any] = found  # what the API server has, or may have
         self._answered = True  # False: the answer to the last write was lost
-        self.facts = StatusFacts(
-            now=utc_now(),
-            generation=0,
-            spec=None,
-            earlier=EarlierCounts.of(self.written),
-            counted_until=self.written.cost.counted_until,
-        )
-
-    def update(self, **facts: Any) -> None:
-        """Changes what the status is made from. facts: the fields that have changed."""
-        self.facts = replace(self.facts, **facts)
+        self.earlier = EarlierCounts.of(self.written)
 
     def begin(self) -> None:
         """A coordinator is created: what was counted before it is added to what it counts.
 
         Costs are counted all the time, with and without one.
         """
-        self.update(
-            earlier=replace(EarlierCounts.of(self.written), cost=self.facts.earlier.cost),
-            finish=None,
-            plan=None,
-            startup_problems=(),
-            unattended=False,
-            rollout=None,
-        )
+        self.earlier = replace(EarlierCounts.of(self.written), cost=self.earlier.cost)
 
     @property
     def over(self) -> bool:
@@ -80,21 +66,23 @@ class StatusWriter:
         """How many workers were ever created."""
         return self.written.workers_created or 0
 
-    def progress(self) -> EarlierProgress:
+    def progress(self, spec: JobSpec | None) -> EarlierProgress:
         """How far the job had come when that was written last."""
-        training, spec = self.written.training, self.facts.spec
+        training = self.written.training
         speed = training.samples_per_second
         seconds = spec.training.global_batch_size / speed if spec and speed else None
         return EarlierProgress(step=training.step or 0, step_seconds=seconds)
 
-    async def write(self, status: Status | None, created: int | None = None) -> None:
-        """The status, if it is worth a write. Raises RemoteError, and JobGone."""
-        self.update(now=utc_now())
-        new = job_status(status, self.written, self.facts)
-        started = self.written.start_time or (self.facts.time if status else None)
+    async def write(self, facts: StatusFacts, status: Status | None, created: int | None = None) -> None:
+        """Write the status that these make, if it is worth a write. Raises RemoteError, and JobGone.
+
+        status: the coordinator's; created: how many workers were ever created, None if no more were.
+        """
+        new = job_status(status, self.written, facts)
+        started = self.written.start_time or (facts.time if status else None)
         new = msgspec.structs.replace(
             new,
-            start_time=None if self.facts.suspended and new.ended is None else started,
+            start_time=None if facts.suspended and new.ended is None else started,
             workers_created=created if created is not None else self.written.workers_created,
         )
         if self._answered and not worth_writing(new, self.written, time.monotonic() - self._written_at):
