@@ -6,12 +6,14 @@ from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
+    Emit,
     NoticeWithdrawn,
     PreemptionNotice,
     Send,
     Tick,
 )
 from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.workers.membership import EARLY_SECONDS
 from bamboo_core.planning.plan import Cell
 from world import World, silence
 
@@ -148,6 +150,35 @@ def test_a_later_notice_can_only_shorten_the_time() -> None:
     world.tell(PreemptionNotice("w1", 30))
     assert world.state.workers["w1"].notice_seconds == 30
     assert world.state.membership.preemptions == 1
+
+
+def test_the_notice_of_a_worker_that_has_not_joined_holds_when_it_does() -> None:
+    world = World(3, 1, 0)
+    cause = Emit("SpotInterruption", "w9: its node has the taint", True)
+    for _ in range(2):
+        world.tell(PreemptionNotice("w9", 120, cause=cause))
+    assert world.told.count(cause) == 1
+    until = world.state.membership.early_notices["w9"]
+    world.now += 20
+    world.tell(WorkerJoined(protocol.Hello(worker="w9", host="h", port=1)))
+    assert world.state.workers["w9"].notice_until == until
+    assert (world.state.membership.early_notices, world.state.membership.notices) == ({}, 1)
+    world.tell(PreemptionNotice("w9", 100, cause=cause))
+    assert world.told.count(cause) == 1
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_worker_that_never_joins_is_lost_some_time_after_its_notice(withdrawn: bool) -> None:
+    world = World(3, 1, 0)
+    world.tell(PreemptionNotice("w9", 120))
+    if withdrawn:
+        world.tell(NoticeWithdrawn("w9"))
+    world.now += 119 + EARLY_SECONDS
+    world.tell(Tick())
+    assert "w9" not in world.state.membership.gone
+    world.now += 2
+    world.tell(Tick())
+    assert ("w9" in world.state.membership.gone) == (not withdrawn)
 
 
 def test_what_is_given_back_is_no_preemption() -> None:

@@ -202,9 +202,11 @@ JOURNEYS = (
             ),
             at(f"{OPERATOR}/signals/signals.py worker_signal", COORDINATING, _tainted),
             at(
-                f"{OPERATOR}/signals/worker_watch.py WorkerWatch._notice", COORDINATING, lambda f: {"worker": f["name"]}
+                f"{OPERATOR}/jobs/coordinator_runner.py CoordinatorRunner._heed",
+                COORDINATING,
+                lambda f: {"worker": f["seen"].worker} if isinstance(f["seen"], PreemptionNotice) else None,
+                first=True,
             ),
-            at(f"{OPERATOR}/jobs/coordinator_runner.py CoordinatorRunner._heed", COORDINATING, first=True),
             stepped(lambda event: {"worker": event.worker} if isinstance(event, PreemptionNotice) else None),
             at(
                 f"{CORE}/coordinator/workers/membership.py notice",

@@ -57,8 +57,8 @@ def obey(running: Job) -> None:
             seconds=0.1,
         )
         running.runner.handle(Received(plan.at(Cell(0, 0)).owner, committed))
-    for name in list(running.runner.removing):
-        if name in running.place.pods and name not in running.runner.state.workers:
+    for name in images(running.place).keys() & running.runner.wanted.stopped:
+        if name not in running.runner.state.workers:
             end(running, name, 0)
 
 
@@ -171,7 +171,7 @@ async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[
     }[how]
     assert record.stalled.startswith(expected)
     assert running.told().count("RolloutStalled") == 1
-    await turns(running, 5, comes=False)
+    await turns(running, 8, comes=False)
     left = [name for name, image in images(place).items() if image == "trainer:1"]
     assert len(left) == (2 if how == "refused" else 1), "nobody else goes"
     assert running.runner.state.workers.keys() == set(left)

@@ -1,6 +1,7 @@
 """pytest plugin for pod_controller_kit: a job's coordinator, which runs until the test ends, and pod controller."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
         settings: WorkerPodSettings = SETTINGS,
         **spec: Any,
     ) -> Job:
+        monkeypatch.setattr(runner_module, "AwakeClock", lambda: lambda: time.monotonic() + place.passed)
         made = Job(place, job(**spec), resumed, known_lost, counted, marks, settings)
         for module in (runner_module, budget_module, controller_module, deletions_module, rolling_module):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))

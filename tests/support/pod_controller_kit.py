@@ -58,6 +58,7 @@ class Place:
         self.no_events = False  # has the operator no right to list them?
         self.kueue = False  # are pods created through Kueue's webhook?
         self.holders = QuotaHolders()
+        self.passed = 0.0  # seconds for coordinators, beside those of the test
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
@@ -240,6 +241,7 @@ class Job:
     async def ticks(self, seconds: float) -> None:
         """Time passes for the coordinator, too."""
         self.now += seconds
+        self.place.passed += seconds
         await asyncio.sleep(2 * TICK_SECONDS)
 
     def hear(self, worker: str, *messages: Message, plan: Plan | None = None) -> None:

@@ -146,8 +146,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             declare_lost(turn, worker, detail, exit_code, known=True, removed=removed)
         case WorkersAbsent(workers, detail):
             absent(turn, workers, detail)
-        case PreemptionNotice(worker, seconds, wanted):
-            notice(turn, worker, seconds, wanted=wanted)
+        case PreemptionNotice(worker, seconds, wanted, cause):
+            notice(turn, worker, seconds, wanted=wanted, cause=cause)
         case NoticeWithdrawn(worker):
             notice_withdrawn(turn, worker)
         case RequestsWithdrawn(count):
@@ -166,7 +166,7 @@ def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool
     """Is there nothing to decide? So it is with nearly all events, heartbeats above all, of jobs by the hundred."""
     if isinstance(event, Received):
         return isinstance(event.message, protocol.Heartbeat) or _is_one_of_many(before, event.message, turn.state)
-    return isinstance(event, Tick) and before.plans.steady and turn.state is before
+    return isinstance(event, Tick | NoticeWithdrawn) and before.plans.steady and turn.state is before
 
 
 def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:

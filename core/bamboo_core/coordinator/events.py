@@ -39,11 +39,14 @@ class WorkersAbsent:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """The worker will be taken away in that many seconds. wanted: by us, who have no use for it any more."""
+    """The worker will be taken away in that many seconds. wanted: by us, who have no use for it any more. cause: for
+    the user, if it is new.
+    """
 
     worker: WorkerId
     seconds: float
     wanted: bool = False
+    cause: "Emit | None" = None
 
 
 @dataclass(frozen=True, slots=True)

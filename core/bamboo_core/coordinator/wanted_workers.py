@@ -16,8 +16,9 @@ class WantedWorkers:
 
     number: how many, those on standby included; chosen: it has decided so itself, for what they are worth. requested:
     how many that were asked for have not joined; surplus: how many of these are not wanted any more. gone: workers that
-    were declared lost or refused, for good. misfit: the newest one that does not fit to the others, and why. begun:
-    there is a plan. recovering: workers are about to come back to a coordinator that was restarted.
+    were declared lost or refused, for good; stopped: these, and workers that were told to leave. misfit:
+    the newest one that does not fit to the others, and why. begun: there is a plan. recovering: workers are about to
+    come back to a coordinator that was restarted.
     """
 
     spec: JobSpec
@@ -26,6 +27,7 @@ class WantedWorkers:
     requested: int
     surplus: int
     gone: Collection[WorkerId]
+    stopped: Collection[WorkerId]
     misfit: tuple[WorkerId, str] | None
     begun: bool
     recovering: bool
@@ -39,6 +41,7 @@ def wanted_workers(state: CoordinatorState) -> WantedWorkers:
         requested=state.membership.requested,
         surplus=surplus_requests(state),
         gone=state.membership.gone,
+        stopped=state.membership.gone.union(w for w in state.roster.noticed if state.workers[w].released),
         misfit=state.admission.misfit,
         begun=state.plan is not None,
         recovering=state.phase == "Recovering",

@@ -9,7 +9,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -115,7 +115,6 @@ class CoordinatorRunner:
         self._due = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
         self._clock = AwakeClock()
-        self.removing: dict[WorkerId, float] = {}  # since when
         self.logging: set[WorkerId] = set()  # workers of a job that is over which wait for their loggers
         self.record = JobHistory()  # for the job's page
         self.events = EventQueue(self.record)
@@ -176,7 +175,6 @@ class CoordinatorRunner:
         pods = self._watch.pods()  # from now on the deletion of each of these is reported
         self._watch.begin(self._run.known_lost, resumed=self._run.resumed)
         lost = frozenset(self._watch.lost)
-        self.removing.update((name, time.monotonic()) for name in lost)
         self.state = coordinator.with_workers(
             self.state, requested=len(pods) - len(lost), gone=lost, counted=self._run.counted
         )
@@ -237,14 +235,6 @@ class CoordinatorRunner:
         """Its pod is about to be deleted, because the worker did not exit."""
         self._watch.removal_forced(worker)
 
-    def removal_done(self, worker: WorkerId) -> None:
-        """Its pod has ended, or was deleted."""
-        self.removing.pop(worker, None)
-
-    def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
-        """Workers that have ended before they joined, and how, since this was asked last."""
-        return self._watch.take_failed_starts()
-
     def interrupt(self, reason: str, message: str) -> None:
         """End the job, with a checkpoint of what is trained if it keeps any."""
         self._interrupted = True
@@ -270,7 +260,7 @@ class CoordinatorRunner:
 
     def pod_changed(self, name: str) -> None:
         self._trigger.soon()
-        self._heed(self._watch.pod_changed(name, time.monotonic()))
+        self._heed(self._watch.pod_changed(name))
 
     def pod_deleted(self, pod: dict[str, Any]) -> None:
         if owner_uid(pod) == self._run.job.uid:
@@ -280,16 +270,12 @@ class CoordinatorRunner:
     def node_deleted(self, pod: str, node: str) -> None:
         self._heed(self._watch.node_deleted(pod, node))
 
-    def _heed(self, seen: Iterable[Event | Emit]) -> None:
-        """Events are for the coordinator; what is for the user is so at once, and is in the job's history."""
-        for one in seen:
-            if isinstance(one, Emit):
-                self.events.append(one)
-                self._feed.add(one)
-                continue
-            self._inbox.put_nowait(one)
-            if isinstance(one, WorkerLost):
-                self._trigger.at_once()
+    def _heed(self, seen: Event | None) -> None:
+        """Let the coordinator know, if anything was seen."""
+        if seen is not None:
+            self._inbox.put_nowait(seen)
+        if isinstance(seen, WorkerLost):
+            self._trigger.at_once()
 
     @property
     def event_queue_depth(self) -> int:
@@ -303,15 +289,11 @@ class CoordinatorRunner:
         now = time.monotonic()
         self._run.meter.tick_delayed(now - self._due)
         if now - self._due > LATE_SECONDS:  # the coordinator does not count that time, and the clouds do
-            self._heed(self._watch.open_notices(now))
-        self._heed(self._watch.expired_notices(self._is_known, now))
+            for name in self._watch.pods():
+                self.pod_changed(name)
         self._inbox.put_nowait(Tick())
         self._due = now + TICK_SECONDS
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
-
-    def _is_known(self, worker: WorkerId) -> bool:
-        """Has it ever joined? Then the coordinator keeps its notice, or has declared it lost."""
-        return worker in self.state.workers or worker in self.state.membership.gone
 
     def handle(self, event: Event) -> None:
         """Takes one event in: the coordinator decides, and its commands are carried out."""
@@ -327,11 +309,10 @@ class CoordinatorRunner:
         now, commands = coordinator.step(before, event, self._clock())
         self.state = now
         self._run.meter.handled(event, before, now)
+        if isinstance(event, PreemptionNotice) and event.cause is not None and event.cause in commands:
+            self._run.meter.signals[event.cause.reason] += 1
         if now.plan is not before.plan and now.plan and now.plan.reason in URGENT:
             self._run.burst.noticed()
-        misfit = now.admission.misfit
-        if misfit is not None and misfit != before.admission.misfit:  # it ends, and the next one may be no better
-            self._watch.start_failed(*misfit)
         done = now.progress
         figures = StepFigures(done.losses.get(done.step - 1), done.gradient_norm, done.learning_rate)
         self.record.follow(done.step, figures, now.moves.takeovers)
@@ -341,8 +322,6 @@ class CoordinatorRunner:
             self._channels.send(*owed)
         for command in commands:
             self._execute(command)
-        if isinstance(event, WorkerJoined):
-            self._repeat_notice(event.hello.worker)
         if now.plan is not None and now.plan is not before.plan and now.phase == "Recovering":
             self._compare_with_pods(now.plan)
         if any(not isinstance(command, Send) for command in commands):
@@ -353,23 +332,15 @@ class CoordinatorRunner:
         if absent := plan.worker_ids() - self._watch.pods().keys() - self.state.membership.gone:
             self._inbox.put_nowait(WorkersAbsent(absent, "its pod is gone"))
 
-    def _repeat_notice(self, worker: WorkerId) -> None:
-        """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""
-        record = self.state.workers.get(worker)
-        if record is not None and record.notice_until is None:
-            self._heed(self._watch.open_notice(worker, time.monotonic()))
-
     def _execute(self, command: Command) -> None:
         match command:
-            case AddWorkers():
-                pass  # pods are made by the reconciliation, which is due at once after anything but messages
+            case AddWorkers() | RemoveWorker():
+                pass  # the reconciliation makes and removes pods; it is due at once after anything but messages
             case Send(worker, message):
                 if self.finish is not None and not self._end_written:
                     self._held_messages.append(command)
                 else:
                     self._channels.send(worker, message)
-            case RemoveWorker(worker):
-                self.removing.setdefault(worker, time.monotonic())
             case Emit(reason, message, warning):
                 self.events.append(command)
                 level = logging.WARNING if warning else logging.INFO

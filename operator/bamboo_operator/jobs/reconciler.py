@@ -219,7 +219,7 @@ class JobReconciler:
             else:
                 self._attempts.succeeded("write the status")
                 break
-        for queue in filter(None, (self._idle_events, self.runner and self.runner.events)):
+        for queue in (self._idle_events, *([self.runner.events] if self.runner else [])):
             try:
                 await post_events(self._shared.api, self._job, queue)
             except RemoteError as error:

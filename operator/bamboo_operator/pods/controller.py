@@ -42,7 +42,7 @@ from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
 from bamboo_operator.pods.starting import join_timeout
 from bamboo_operator.pods.starting.scheduling_gates import GateReleases, waits_for_quota
-from bamboo_operator.pods.starting.start_backoff import StartBackoff
+from bamboo_operator.pods.starting.start_backoff import StartBackoff, failed_start
 from bamboo_operator.pods.starting.startup_events import StartupEvents
 from bamboo_operator.pods.starting.startup_problems import (
     GATED,
@@ -95,6 +95,8 @@ class PodController:
         self._began = self._recovered = utc_now()
         self._recovering = False
         self._backoff = StartBackoff()
+        self._failed_starts = {name for name, pod in self.pods.all().items() if failed_start(pod)}
+        self._stopping: dict[WorkerId, float] = {}  # workers that were told to stop and have not ended: since when
         self._rechecks = PodRechecks(job.key[0], cluster, api)
         self._startup_events = StartupEvents(job.key[0], api)
         self._nodes = NodeLookup(cluster, api) if resumed else None
@@ -242,9 +244,13 @@ class PodController:
             self._waiting_since = min(since, default=now)
         if set(self._requests.joined) - self._joined_before:
             self._joined_before, self._backoff = set(self._requests.joined), StartBackoff()
-        for name, detail in self._requests.take_failed_starts():
+        failed = {name: how for name in pods.keys() - self._joined_before if (how := failed_start(pods[name]))}
+        if (misfit := self._requests.wanted.misfit) is not None:  # it ends, and the next one may be no better
+            failed |= dict([misfit])
+        for name in failed.keys() - self._failed_starts:
             number = worker_number(pods.get(name) or {}) or 0
-            self._backoff = self._backoff.after(number, self.created, now, f"{name} {detail}")
+            self._backoff = self._backoff.after(number, self.created, now, f"{name} {failed[name]}")
+            self._failed_starts.add(name)
         self._rolling.look(self._sight())
 
     def _look_at_quota(self, now: float) -> None:
@@ -355,13 +361,13 @@ class PodController:
         for worker in ended:
             if worker not in kept and not is_deleted(pods[worker]):
                 await self._deletions.delete(pods[worker])
-        for worker, since in list(self._requests.removing.items()):
-            if worker not in pods or worker in ended or is_deleted(pods[worker]):
-                self._requests.removal_done(worker)
-            elif now - since > LEAVE_SECONDS:
+        stopped = self._requests.wanted.stopped
+        going = [w for w, pod in pods.items() if w in stopped and w not in ended and not is_deleted(pod)]
+        self._stopping = {worker: self._stopping.get(worker, now) for worker in going}
+        for worker, since in self._stopping.items():
+            if now - since > LEAVE_SECONDS:
                 self._requests.removal_forced(worker)
                 await self._deletions.delete(pods[worker])
-                self._requests.removal_done(worker)
 
     async def _replace_unjoined(self) -> None:
         """Workers that run and do not connect are replaced; the coordinator learns of the loss from the watch."""

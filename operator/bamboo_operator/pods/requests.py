@@ -1,6 +1,6 @@
 """What decides how many workers a job has, as the pod controller sees it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Protocol
 
 from bamboo_core.coordinator.events import Status
@@ -16,10 +16,6 @@ class PodRequests(Protocol):
 
     @property
     def joined(self) -> Collection[WorkerId]: ...
-
-    @property
-    def removing(self) -> Mapping[WorkerId, float]:
-        """Workers that were told to stop and whose pods are to go, and since when (time.monotonic())."""
 
     @property
     def finished(self) -> bool:
@@ -38,9 +34,3 @@ class PodRequests(Protocol):
 
     def removal_forced(self, worker: WorkerId) -> None:
         """Notes that a pod is about to be deleted, because its worker did not exit."""
-
-    def removal_done(self, worker: WorkerId) -> None:
-        """Notes that a worker's pod has ended, or was deleted."""
-
-    def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
-        """Workers that have ended before they joined, and how, since this was asked last."""

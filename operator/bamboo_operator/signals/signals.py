@@ -105,13 +105,6 @@ def pod_deleted_signal(name: str) -> Signal:
     return Signal(kind=SignalKind.LOST, source=POD_DELETED, message=f"pod {name} was deleted")
 
 
-def notice_ended_signal(name: str) -> Signal:
-    """The signal of a pod whose time is over and whose worker has not joined: on a node that hangs, a pod may be on its
-    way out without end.
-    """
-    return Signal(kind=SignalKind.LOST, source="NoticeEnded", message=f"pod {name} should be gone by now")
-
-
 def worker_exit(pod: Json) -> tuple[int | None, str] | None:
     """How the worker ended: exit code, and a sentence of which the worker is the subject. None while it runs, or waits.
 

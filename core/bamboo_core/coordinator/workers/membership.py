@@ -21,6 +21,10 @@ from bamboo_core.names import (
 )
 from bamboo_core.planning.plan import Peer, Plan, WorkerId, plan_misfits
 
+SAME_SECONDS = 1.0  # by which a notice that is heard again may seem to end sooner
+LEAST_SECONDS = 5.0  # an old notice alone must not end a worker that has just joined
+EARLY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
+
 
 def joined(turn: Turn, hello: protocol.Hello) -> None:
     """A channel was opened: by a new worker, after a cut, or after our own restart."""
@@ -43,11 +47,13 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         turn.refuse(worker, "PlanUnsound", why)
         turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
         return
-    turn.put(state.workers.joined(hello, peer, turn.now), state.membership.withdrawing(1))
+    turn.put(state.workers.joined(hello, peer, turn.now), state.membership.withdrawing(1).without_early(worker))
     turn.do(Send(worker, state.terms.welcome()))
     turn.do(Emit("WorkerJoined", f"{worker} joined" + _where(peer)))
     if plan:
         _found(turn, plan)
+    if (until := state.membership.early_notices.get(worker)) is not None:
+        notice(turn, worker, max(LEAST_SECONDS, until - turn.now))
 
 
 def _where(peer: Peer) -> str:
@@ -158,26 +164,49 @@ def absent(turn: Turn, workers: Collection[WorkerId], detail: str) -> None:
     )
 
 
-def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False, own: bool = False) -> None:
-    """The worker will be taken away in that many seconds; a later notice can only shorten that.
+def notice(
+    turn: Turn,
+    worker: WorkerId,
+    seconds: float,
+    *,
+    wanted: bool = False,
+    own: bool = False,
+    cause: Emit | None = None,
+) -> None:
+    """The worker will be taken away in that many seconds; a later notice can only shorten that. If the worker has not
+    joined, the notice holds from when it does.
 
     own: the worker itself says so, and only it could take that back; nor does one that is to go (wanted) stay because
-    its node does.
+    its node does. cause: for the user, if the notice is new.
     """
     record, until = turn.state.workers.get(worker), turn.now + seconds
     if record is not None and (own or wanted):
         turn.put(turn.state.workers.surely_going(worker))
-    if record is None or (record.notice_until is not None and record.notice_until <= until):
+    known = turn.state.membership.early_notices.get(worker) if record is None else record.notice_until
+    if known is not None and known <= until + SAME_SECONDS:
+        return
+    if record is None:
+        _notice_early(turn, worker, until, None if known is not None else cause)
         return
     turn.put(turn.state.workers.noticed(worker, until, seconds))
-    if record.notice_until is not None and not record.replaced:
+    if known is not None and not record.replaced:
         return
+    if cause is not None:
+        turn.do(cause)
     if wanted:
         turn.put(turn.state.workers.spared(worker))
         turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
         return
     turn.put(turn.state.membership.noticing(worker))
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
+
+
+def _notice_early(turn: Turn, worker: WorkerId, until: float, cause: Emit | None) -> None:
+    """Keep the notice of a worker that has not joined."""
+    known = turn.state.membership
+    if worker not in known.gone:
+        turn.put(replace(known, early_notices={**known.early_notices, worker: until}))
+        turn.do(*filter(None, [cause]))
 
 
 def replace_worker(turn: Turn, worker: WorkerId) -> None:
@@ -195,6 +224,8 @@ def keep_worker(turn: Turn, worker: WorkerId) -> None:
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
     """The worker may stay after all, unless it has been told to leave."""
     record = turn.state.workers.get(worker)
+    if worker in turn.state.membership.early_notices:
+        turn.put(turn.state.membership.without_early(worker))
     if record is None or record.notice_until is None or record.notice_final or record.released:
         return
     turn.put(turn.state.workers.staying(worker))
@@ -242,6 +273,9 @@ def check_deadlines(turn: Turn) -> None:
                 "its control channel stays closed" if cut else f"no heartbeat for {now - record.seen:.1f} s",
             )
         elif record.notice_until is not None and now > record.notice_until:
+            declare_lost(turn, worker, "the deadline of its notice has passed")
+    for worker, until in turn.state.membership.early_notices.items():
+        if now > until + EARLY_SECONDS:  # on a node that hangs, a pod may be on its way out without end
             declare_lost(turn, worker, "the deadline of its notice has passed")
     broken = [pair for pair, since in turn.state.liveness.links.items() if now - since > limit]
     if broken:

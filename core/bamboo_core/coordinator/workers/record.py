@@ -231,13 +231,14 @@ class Workers(dict[WorkerId, WorkerRecord]):
 class Membership:
     """Who is not there any more, and how many are to come. Only this room makes a new value.
 
-    gone: declared lost, refused or dismissed, for good. counted: workers that are not gone and whose preemption a
-    coordinator before this one has counted, or which it told to leave. requested: workers asked for that have not
-    joined yet.
+    early_notices: of workers that have not joined and have a notice: until when. gone: declared lost, refused or
+    dismissed, for good. counted: workers that are not gone and whose preemption a coordinator before this one has
+    counted, or which it told to leave. requested: workers asked for that have not joined yet.
     preemptions: workers taken away, or about to be; notices: those of which that was said before. silence_told:
     people know that the workers, which live, do not come back to a restarted coordinator.
     """
 
+    early_notices: Mapping[WorkerId, float] = field(default_factory=dict)
     gone: frozenset[WorkerId] = frozenset()
     counted: frozenset[WorkerId] = frozenset()
     requested: int = 0
@@ -258,7 +259,11 @@ class Membership:
 
     def without(self, worker: WorkerId) -> "Membership":
         """It is dismissed, and cannot come back."""
-        return replace(self, gone=self.gone | {worker})
+        return replace(self.without_early(worker), gone=self.gone | {worker})
+
+    def without_early(self, worker: WorkerId) -> "Membership":
+        """It has joined, is gone, or its notice is withdrawn."""
+        return replace(self, early_notices={w: until for w, until in self.early_notices.items() if w != worker})
 
     def refusing(self, worker: WorkerId) -> "Membership":
         """It is dismissed when it joins."""
@@ -267,7 +272,7 @@ class Membership:
     def losing(self, worker: WorkerId, *, taken: bool) -> "Membership":
         """taken: it counts as taken away, unless that is counted."""
         more = taken and worker not in self.counted
-        return replace(self, gone=self.gone | {worker}, preemptions=self.preemptions + more)
+        return replace(self.without(worker), preemptions=self.preemptions + more)
 
     def losing_early(self, worker: WorkerId, *, taken: bool) -> "Membership":
         """It was lost before it joined."""

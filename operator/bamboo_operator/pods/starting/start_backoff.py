@@ -3,7 +3,12 @@
 So ends a worker whose image or template is wrong, or whose node refuses it, and the next one would end the same way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+from bamboo_operator.signals.cloud_marks import DISRUPTIONS
+from bamboo_operator.signals.signals import is_deleted, worker_exit
 
 FIRST_SECONDS, LAST_SECONDS = 10.0, 300.0
 
@@ -33,3 +38,11 @@ class StartBackoff:
     def holds(self, now: float) -> bool:
         """Whether no worker is to be requested yet."""
         return now < self.ended + self.pause
+
+
+def failed_start(pod: Mapping[str, Any]) -> str | None:
+    """How a worker that has not joined has ended by itself, or was refused by its node; None if it did not, or was
+    taken away.
+    """
+    end, reason = worker_exit(pod), (pod.get("status") or {}).get("reason")
+    return None if end is None or is_deleted(pod) or reason in DISRUPTIONS else end[1]
