@@ -167,7 +167,7 @@ def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...],
 def _ask_root(turn: Turn) -> None:
     c, plan = turn.state.checkpoints, turn.state.current_plan
     root = plan.at(ROOT).owner
-    turn.put(c.asking(root, turn.now))
+    turn.put(replace(c, asked=root, asked_at=turn.now))
     pause = turn.state.ending.stopping is not None
     turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers, pause=pause)))
 
@@ -245,7 +245,7 @@ def _commit(turn: Turn) -> None:
     if state.plan is not None:
         root = state.plan.at(ROOT).owner
         staying.sort(key=lambda worker: worker != root)
-    turn.put(c.asking(staying[0], turn.now))
+    turn.put(replace(c, asked=staying[0], asked_at=turn.now))
     parts = tuple(c.parts[layer] for layer in sorted(c.parts))
     turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=_score(state, c))))
 
@@ -305,7 +305,11 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
 
 def never_restore(turn: Turn, newest_good: int) -> None:
     """The checkpoints after that version, of which one may be in the making, may be of wrong states."""
-    turn.put(turn.state.checkpoints.distrusting(newest_good))
+    c = turn.state.checkpoints
+    begun = (*c.kept, *((c.writing,) if c.writing else ()))
+    bad = tuple(one for one in begun if one.step > newest_good and one not in c.bad)
+    kept = tuple(one for one in c.kept if one not in bad)
+    turn.put(replace(c, bad=(*c.bad, *bad)[-MOST_KEPT:], kept=kept))
 
 
 # what workers report

@@ -5,8 +5,10 @@ checkpoint names who has which layer; see docs/design/checkpoints.md.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bamboo_core.control import protocol
+from bamboo_core.coordinator.checkpointing.record import MOST_COPIED
 from bamboo_core.coordinator.events import Send
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import CheckpointId, Peer, WorkerId
@@ -25,7 +27,10 @@ def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> N
     )
     if state.spec.checkpoint is None or layers is None or any(layer >= layers for layer in message.layers):
         return
-    turn.put(state.copies.with_copies(message.checkpoint, worker, message.layers))
+    known, one = state.copies.held, message.checkpoint
+    held = {**known.get(one, {}), worker: frozenset(message.layers)}
+    others = [(other, who) for other, who in known.items() if other != one]
+    turn.put(replace(state.copies, held=dict([*others[1 - MOST_COPIED :], (one, held)])))
 
 
 def committed(turn: Turn, newest: CheckpointId) -> None:

@@ -62,7 +62,7 @@ def _ask(turn: Turn) -> None:
     assert c.writing is not None
     message = protocol.KeepLastState(checkpoint=c.writing, writers=c.writers)
     left = dict.fromkeys(writer for layer, writer in c.dealt.items() if layer not in c.parts)
-    turn.put(c.asking(None, turn.now))
+    turn.put(replace(c, asked=None, asked_at=turn.now))
     turn.do(*(Send(worker, message) for worker in left if worker in turn.state.workers))
 
 

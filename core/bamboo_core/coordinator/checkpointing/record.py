@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bamboo_core.checkpoint.manifest import CheckpointPart
-from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo_core.planning.plan import CheckpointId, WorkerId
 
@@ -82,10 +81,6 @@ class CheckpointState:
             stall=0.0,
         )
 
-    def asking(self, worker: WorkerId | None, now: float) -> "CheckpointState":
-        """Who has to act; None: all who write."""
-        return replace(self, asked=worker, asked_at=now)
-
     def carried(self, checkpoint: CheckpointId, now: float) -> "CheckpointState":
         """A commit has carried the wish, and parts of it may have been heard of before."""
         parts = dict(self.early.get(checkpoint, {}))
@@ -130,16 +125,7 @@ class CheckpointState:
             tidying=None if tidied else (checkpoint, worker),
         )
 
-    # when one is due
-
     # those that there are
-
-    def distrusting(self, newest_good: int) -> "CheckpointState":
-        """Those after that version, of which one may be in the making, may be of wrong states."""
-        begun = (*self.kept, *((self.writing,) if self.writing else ()))
-        bad = tuple(one for one in begun if one.step > newest_good and one not in self.bad)
-        kept = tuple(one for one in self.kept if one not in bad)
-        return replace(self, bad=(*self.bad, *bad)[-MOST_KEPT:], kept=kept)
 
     def unusable(self, checkpoint: CheckpointId, problem: RestoreProblem) -> "CheckpointState":
         """A worker could not begin with it. A damaged one is forgotten; when the one before it was committed is not
@@ -148,15 +134,13 @@ class CheckpointState:
         counted = replace(self, counts=self.counts.unusable(problem))
         if problem is not RestoreProblem.DAMAGED:
             return counted
-        left = tuple(one for one in self.kept if one != checkpoint)
-        return replace(counted._with_kept(left), bad=(*self.bad, checkpoint)[-MOST_KEPT:])
+        left = counted.keeping(one for one in self.kept if one != checkpoint)
+        return replace(left, bad=(*self.bad, checkpoint)[-MOST_KEPT:])
 
-    def up_to(self, step: int) -> "CheckpointState":
-        """Whoever has looked has passed over the newer ones."""
-        return self._with_kept(tuple(one for one in self.kept if one.step <= step))
-
-    def _with_kept(self, kept: tuple[CheckpointId, ...]) -> "CheckpointState":
-        return replace(self, kept=kept, kept_at=self.kept_at if kept[:1] == self.kept[:1] else None)
+    def keeping(self, kept: Iterable[CheckpointId]) -> "CheckpointState":
+        """The others are not there, or of no use; when the newest one was committed may not be known then."""
+        left = tuple(kept)
+        return replace(self, kept=left, kept_at=self.kept_at if left[:1] == self.kept[:1] else None)
 
     # the job goes back
 
@@ -200,18 +184,6 @@ class RestoringState:
     message: str = ""
     back_since: float | None = None
 
-    def asking(self, worker: WorkerId, now: float) -> "RestoringState":
-        return replace(self, asked=worker, asked_at=now, question=self.question + 1)
-
-    def told(self, said: protocol.CheckpointFound) -> "RestoringState":
-        """A worker has looked."""
-        spoiled = bool(said.passed) and said.checkpoint is None
-        return replace(self, looked=True, found=said.checkpoint, asked=None, problem="", spoiled=spoiled)
-
-    def begun(self) -> "RestoringState":
-        """A plan has been made that begins with what was found."""
-        return replace(self, reason="", message="", pausing=False)
-
     def progressed(self) -> "RestoringState":
         """A step more is committed than ever since the job began, or went back to a checkpoint."""
         return self if self.back_since is None else replace(self, back_since=None)
@@ -222,12 +194,6 @@ class CopiesInMemory:
     """held: of the newest checkpoints, who keeps which layers in host memory (`copies`)."""
 
     held: Mapping[CheckpointId, Mapping[WorkerId, frozenset[int]]] = field(default_factory=dict)
-
-    def with_copies(self, checkpoint: CheckpointId, worker: WorkerId, layers: Iterable[int]) -> "CopiesInMemory":
-        """Instead of what it has said of that checkpoint before."""
-        held = {**self.held.get(checkpoint, {}), worker: frozenset(layers)}
-        others = [(one, who) for one, who in self.held.items() if one != checkpoint]
-        return replace(self, held=dict([*others[1 - MOST_COPIED :], (checkpoint, held)]))
 
     def without(self, useless: Iterable[CheckpointId]) -> "CopiesInMemory":
         gone = set(useless)

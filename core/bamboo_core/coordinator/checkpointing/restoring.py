@@ -134,7 +134,7 @@ def is_known(turn: Turn) -> bool:
     wait = turn.now - c.asked_at <= AGAIN_SECONDS and (c.asked in state.workers or c.pausing)
     if not wait and state.ready:
         worker = next((w for w in state.ready if w != c.asked), None) or next(iter(state.ready))
-        asking = c.asking(worker, turn.now)
+        asking = replace(c, asked=worker, asked_at=turn.now, question=c.question + 1)
         turn.put(asking)
         turn.do(Send(worker, protocol.FindCheckpoint(number=asking.question, bad=state.checkpoints.bad)))
     return False
@@ -156,7 +156,11 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
     for text in message.passed:
         turn.do(Emit("CheckpointUnusable", one_line(text), True))
     newest = message.checkpoint.step if message.checkpoint else -1
-    turn.put(turn.state.checkpoints.up_to(newest), c.told(message))
+    known = turn.state.checkpoints
+    left = known.keeping(one for one in known.kept if one.step <= newest)  # it has passed over those after that
+    spoiled = bool(message.passed) and message.checkpoint is None
+    looked = replace(c, looked=True, found=message.checkpoint, asked=None, problem="", spoiled=spoiled)
+    turn.put(left, looked)
 
 
 def repeats(turn: Turn, first: int) -> None:
@@ -183,4 +187,5 @@ def begun(turn: Turn) -> None:
     copies.begun(turn, c.found)
     known = state.checkpoints.repeating(repeated, seconds)
     trained = state.progress.furthest > known.first  # if not, the one that it was to begin with could not be read
-    turn.put(known.begun_with(first, cause=cause, is_first=not (c.reason and trained)), c.begun())
+    known = known.begun_with(first, cause=cause, is_first=not (c.reason and trained))
+    turn.put(known, replace(c, reason="", message="", pausing=False))

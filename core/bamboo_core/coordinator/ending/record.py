@@ -63,9 +63,6 @@ class Ending:
         finished = {**dict(self.finished), cell: digest}
         return replace(self, finished=tuple(sorted(finished.items())), finishers={**self.finishers, cell: worker})
 
-    def with_saving(self, saving: WeightsSaving) -> "Ending":
-        return replace(self, saving=saving)
-
     def asked_again(self, worker: WorkerId) -> "Ending":
         """The worker's channel was closed for a while."""
         return self if self.saving is None else replace(self, saving=self.saving.asked_again(worker))

@@ -40,7 +40,7 @@ def ask_to_save(turn: Turn) -> None:
             turn.do(Send(worker, CommitWeights(**about)))
     if asked != state.ending.saving:
         turn.enter("Saving")  # the time limit starts anew
-        turn.put(turn.state.ending.with_saving(asked))
+        turn.put(replace(turn.state.ending, saving=asked))
 
 
 def _writers(state: CoordinatorState) -> dict[int, WorkerId]:
@@ -56,7 +56,8 @@ def _writers(state: CoordinatorState) -> dict[int, WorkerId]:
 def _saved(turn: Turn, worker: WorkerId, message: Saved) -> None:
     saving, plan = turn.state.ending.saving, turn.state.plan
     if saving and plan and message.number == saving.number and message.stage < len(plan.stages):
-        turn.put(turn.state.ending.with_saving(replace(saving, written=saving.written | {message.stage})))
+        written = replace(saving, written=saving.written | {message.stage})
+        turn.put(replace(turn.state.ending, saving=written))
 
 
 def _committed(turn: Turn, worker: WorkerId, message: WeightsCommitted) -> None:

@@ -1,5 +1,6 @@
 """Who belongs to the job: joining, notices, and the declaration that a worker is lost."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
@@ -142,7 +143,7 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
     state = turn.state
     recovering = state.phase == "Recovering"
     by_order = not exit_code
-    turn.put(state.membership.losing_early(worker, taken=recovering and exit_code is None))
+    turn.put(state.membership.losing(worker, taken=recovering and exit_code is None).withdrawing(1))
     turn.do(Emit("WorkerLost", f"{worker} was lost before it joined: {detail}", True), RemoveWorker(worker))
     if recovering and by_order:
         return
@@ -181,20 +182,22 @@ def notice(
     """
     record, until = turn.state.workers.get(worker), turn.now + seconds
     if record is not None and (own or wanted):
-        turn.put(turn.state.workers.surely_going(worker))
+        record = replace(record, notice_final=True)
+        turn.put(turn.state.workers.having(worker, record))
     known = turn.state.membership.early_notices.get(worker) if record is None else record.notice_until
     if known is not None and known <= until + SAME_SECONDS:
         return
     if record is None:
         _notice_early(turn, worker, until, None if known is not None else cause)
         return
-    turn.put(turn.state.workers.noticed(worker, until, seconds))
+    spared = record.spared or (wanted and (known is None or record.replaced))
+    new = replace(record, notice_until=until, notice_seconds=seconds, replaced=False, spared=spared)
+    turn.put(turn.state.workers.having(worker, new))
     if known is not None and not record.replaced:
         return
     if cause is not None:
         turn.do(cause)
     if wanted:
-        turn.put(turn.state.workers.spared(worker))
         turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
         return
     turn.put(turn.state.membership.noticing(worker))
@@ -213,12 +216,21 @@ def replace_worker(turn: Turn, worker: WorkerId) -> None:
     """Let it leave when another one has taken its place, as if it had a notice without a deadline. Only `keep_worker`
     takes that back.
     """
-    turn.put(turn.state.workers.to_be_replaced(worker))
+    going = replace(
+        turn.state.workers[worker],
+        notice_until=math.inf,
+        notice_seconds=math.inf,
+        notice_final=True,
+        replaced=True,
+    )
+    turn.put(turn.state.workers.having(worker, going))
 
 
 def keep_worker(turn: Turn, worker: WorkerId) -> None:
     """Nobody can take its place after all."""
-    turn.put(turn.state.workers.not_replaced(worker))
+    record = turn.state.workers[worker]
+    stays = replace(record, notice_until=None, notice_final=False, replaced=False, free_since_step=None)
+    turn.put(turn.state.workers.having(worker, stays))
 
 
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
@@ -228,15 +240,17 @@ def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
         turn.put(turn.state.membership.without_early(worker))
     if record is None or record.notice_until is None or record.notice_final or record.released:
         return
-    turn.put(turn.state.workers.staying(worker))
+    turn.put(turn.state.workers.having(worker, replace(record, notice_until=None, free_since_step=None)))
     turn.do(Emit("NoticeWithdrawn", f"the notice of {worker} is withdrawn"))
 
 
 def channel_closed(turn: Turn, worker: WorkerId) -> None:
     """A cut channel alone is forgiven for a while; with a broken link beside it the worker is gone."""
-    if worker not in turn.state.workers:
+    record = turn.state.workers.get(worker)
+    if record is None:
         return
-    turn.put(turn.state.workers.cut(worker, turn.now))
+    since = turn.now if record.cut_since is None else record.cut_since
+    turn.put(turn.state.workers.having(worker, replace(record, cut_since=since)))
     witness = turn.state.liveness.witness_of(worker)
     if witness:
         declare_lost(turn, worker, f"its control channel is closed, and {witness} cannot reach it")
@@ -338,7 +352,7 @@ def request_workers(turn: Turn) -> None:
         return
     missing = 0 if state.ending.stopping else _missing(state)  # none begins for a job that is about to end
     if missing > 0 and turn.now >= state.admission.ask_at:
-        turn.put(state.membership.requesting(missing))
+        turn.put(replace(state.membership, requested=state.membership.requested + missing))
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"
     wanted = plan is None or restoring or state.grids.resize or state.splits.resplit or plan.sources

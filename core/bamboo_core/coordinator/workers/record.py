@@ -162,59 +162,28 @@ class Workers(dict[WorkerId, WorkerRecord]):
 
     def ready(self, worker: WorkerId) -> "Workers":
         """Its task is loaded."""
-        return self._with(worker, replace(self[worker], ready=True))
-
-    def cut(self, worker: WorkerId, now: float) -> "Workers":
-        """Its channel is closed, now or since before."""
-        since = self[worker].cut_since
-        return self._with(worker, replace(self[worker], cut_since=now if since is None else since))
+        return self.having(worker, replace(self[worker], ready=True))
 
     def back(self, worker: WorkerId, peer: Peer, now: float) -> "Workers":
         """It has opened its channel again."""
         new = replace(self[worker], peer=peer, seen=now, busy=0.0, cut_since=None, released=False)
-        return self._with(worker, new)
-
-    def noticed(self, worker: WorkerId, until: float, seconds: float) -> "Workers":
-        """It will be taken away then."""
-        new = replace(self[worker], notice_until=until, notice_seconds=seconds, replaced=False)
-        return self._with(worker, new)
-
-    def surely_going(self, worker: WorkerId) -> "Workers":
-        """Nobody but the worker itself, or we, could take its notice back."""
-        return self._with(worker, replace(self[worker], notice_final=True))
-
-    def spared(self, worker: WorkerId) -> "Workers":
-        """It has a notice since it is not needed any more."""
-        return self._with(worker, replace(self[worker], spared=True))
+        return self.having(worker, new)
 
     def given_back(self, worker: WorkerId) -> "Workers":
         """It is not needed any more, and leaves when it can, as if it had a notice without a deadline."""
         new = replace(self[worker], notice_until=math.inf, notice_seconds=math.inf, notice_final=True, spared=True)
-        return self._with(worker, new)
-
-    def to_be_replaced(self, worker: WorkerId) -> "Workers":
-        """It leaves when another one has taken its place, as if it had a notice without a deadline."""
-        new = replace(self[worker], notice_until=math.inf, notice_seconds=math.inf, notice_final=True, replaced=True)
-        return self._with(worker, new)
-
-    def not_replaced(self, worker: WorkerId) -> "Workers":
-        """Nobody can take its place after all."""
-        new = replace(self[worker], notice_until=None, notice_final=False, replaced=False, free_since_step=None)
-        return self._with(worker, new)
-
-    def staying(self, worker: WorkerId) -> "Workers":
-        """Its notice is withdrawn."""
-        return self._with(worker, replace(self[worker], notice_until=None, free_since_step=None))
+        return self.having(worker, new)
 
     def free_since(self, worker: WorkerId, step: int) -> "Workers":
         """It has a notice, and no part any more since so many steps are committed."""
-        return self._with(worker, replace(self[worker], free_since_step=step))
+        return self.having(worker, replace(self[worker], free_since_step=step))
 
     def released(self, worker: WorkerId) -> "Workers":
         """It was told to leave."""
-        return self._with(worker, replace(self[worker], released=True))
+        return self.having(worker, replace(self[worker], released=True))
 
-    def _with(self, worker: WorkerId, new: WorkerRecord) -> "Workers":
+    def having(self, worker: WorkerId, new: WorkerRecord) -> "Workers":
+        """What is known of the worker now, which decisions about all workers look at."""
         return self._having(worker, new, None, self.said)
 
     def _passing(self, worker: WorkerId, new: WorkerRecord, said: SaidTimes | None) -> "Workers":
@@ -246,9 +215,6 @@ class Membership:
     notices: int = 0
     silence_told: bool = False
 
-    def requesting(self, more: int) -> "Membership":
-        return replace(self, requested=self.requested + more)
-
     def withdrawing(self, count: int) -> "Membership":
         """So many that were asked for will not come, or have."""
         return replace(self, requested=max(0, self.requested - count))
@@ -273,10 +239,6 @@ class Membership:
         """taken: it counts as taken away, unless that is counted."""
         more = taken and worker not in self.counted
         return replace(self.without(worker), preemptions=self.preemptions + more)
-
-    def losing_early(self, worker: WorkerId, *, taken: bool) -> "Membership":
-        """It was lost before it joined."""
-        return self.losing(worker, taken=taken).withdrawing(1)
 
     def absent(self, workers: frozenset[WorkerId]) -> "Membership":
         """They were taken away while nobody looked."""
