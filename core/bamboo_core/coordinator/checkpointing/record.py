@@ -16,48 +16,36 @@ MOST_FAILURES: Final = 2  # of the last state's checkpoints; each has as long as
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """What the coordinator knows of the checkpoints that it has made, and of the one that it makes (`checkpoints`).
+    """What the coordinator knows of the checkpoints that it has made, and of the one that it makes (`checkpoints`)."""
 
-    In progress: number, of the wish; at, its step or a later one; writers, of each stage, empty if none is in
-    progress; dealt: which of them writes which layer; writing: the checkpoint, once a commit has carried the wish;
-    parts: by layer. early, failed: parts of checkpoints whose commit is not heard of yet, and why one fails. stall:
-    seconds for which training waited, so far.
-    asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
-    retry: the next one is due at once. last_step: of the newest one, or of the newest attempt.
-    kept: those committed and not known to be bad, newest first. kept_at: when the newest of them was; bytes, seconds:
-    that it has, and took. bad: those that turned out to be damaged.
-    counts: what became of all of them. first: the step with which the job began.
-    final: the one in progress is of the last state, and those who have finished were asked for it one by one.
-    final_failures: of checkpoints of the last state.
-    tidying: the newest one and who wrote it, while that worker removes others. endangered: the workers with notice for
-    whose sake one was taken.
-    """
-
-    number: int = 0
-    at: int = 0
-    writers: tuple[tuple[WorkerId, ...], ...] = ()
-    dealt: Mapping[int, WorkerId] = field(default_factory=dict)
-    writing: CheckpointId | None = None
-    parts: Mapping[int, CheckpointPart] = field(default_factory=dict)
+    # the one in progress
+    number: int = 0  # of the wish for it
+    at: int = 0  # its step, or a later one
+    writers: tuple[tuple[WorkerId, ...], ...] = ()  # of each stage; empty if none is in progress
+    dealt: Mapping[int, WorkerId] = field(default_factory=dict)  # which of them writes which layer
+    writing: CheckpointId | None = None  # once a commit has carried the wish
+    parts: Mapping[int, CheckpointPart] = field(default_factory=dict)  # by layer
+    # of checkpoints whose commit is not heard of yet: their parts, and why one fails
     early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)
     failed: Mapping[CheckpointId, str] = field(default_factory=dict)
-    asked: WorkerId | None = None
-    asked_at: float = 0.0
-    since: float = 0.0
-    stall: float = 0.0
-    retry: bool = False
-    last_step: int = 0
-    kept: tuple[CheckpointId, ...] = ()
-    kept_at: float | None = None
-    bytes: int = 0
-    seconds: float = 0.0
-    bad: tuple[CheckpointId, ...] = ()
-    counts: CheckpointCounts = field(default_factory=CheckpointCounts)
-    first: int = 0
-    final: bool = False
-    final_failures: int = 0
-    tidying: tuple[CheckpointId, WorkerId] | None = None
-    endangered: frozenset[WorkerId] = frozenset()
+    asked: WorkerId | None = None  # who has to act now
+    asked_at: float = 0.0  # when that was said last
+    since: float = 0.0  # when the wish, then the writing, began
+    stall: float = 0.0  # seconds for which training waited, so far
+    final: bool = False  # it is of the last state, and those who have finished were asked for it one by one
+    # those before it
+    retry: bool = False  # the next one is due at once
+    last_step: int = 0  # of the newest one, or of the newest attempt
+    kept: tuple[CheckpointId, ...] = ()  # committed and not known to be bad, newest first
+    kept_at: float | None = None  # when the newest of them was committed
+    bytes: int = 0  # that it has
+    seconds: float = 0.0  # that it took
+    bad: tuple[CheckpointId, ...] = ()  # that turned out to be damaged
+    counts: CheckpointCounts = field(default_factory=CheckpointCounts)  # what became of all of them
+    first: int = 0  # the step with which the job began
+    final_failures: int = 0  # of checkpoints of the last state
+    tidying: tuple[CheckpointId, WorkerId] | None = None  # the newest one and its writer, while that removes others
+    endangered: frozenset[WorkerId] = frozenset()  # the workers with notice for whose sake one was taken
 
     # one in progress
 
