@@ -1,7 +1,6 @@
 """When a job is reconciled again."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,38 +11,30 @@ from bamboo_operator.jobs.reconcile_schedule import (
     LAST_RETRY,
     RECONCILE_SECONDS,
     RESYNC_SECONDS,
-    ReconcileOutcome,
     ReconcileSchedule,
 )
 
-QUIET = SimpleNamespace(urgent=None, changed=None)
+
+def after(*, unposted: bool = False) -> ReconcileSchedule:
+    return ReconcileSchedule().after(99.0, 100.0, ok=True, unposted=unposted)
 
 
-def outcome(**parts: bool | float) -> ReconcileOutcome:
-    return ReconcileOutcome(**{"pods": True, "events": True, "status": True, **parts})  # type: ignore[arg-type]
-
-
-def after(*, ended: float = 100.0, **parts: bool | float) -> ReconcileSchedule:
-    return ReconcileSchedule().after(outcome(**parts), ended - 1, ended)
-
-
-@pytest.mark.parametrize("failed", ["pods", "events", "status"])
-def test_a_failed_reconciliation_is_repeated_sooner_and_then_less_and_less_often(failed: str) -> None:
+def test_a_failed_reconciliation_is_repeated_sooner_and_then_less_and_less_often() -> None:
     schedule = after()
     pauses = []
     for _ in range(8):
-        schedule = schedule.after(outcome(**{failed: False}), 99.0, 100.0)
-        pauses.append(schedule.due(QUIET) - 100.0)
+        schedule = schedule.after(99.0, 100.0, ok=False)
+        pauses.append(schedule.due(None, None) - 100.0)
     assert pauses[:3] == [0.5, 1.0, 2.0]
     assert pauses[-1] == LAST_RETRY
-    again = schedule.after(outcome(), 0.0, 1.0).after(outcome(pods=False), 2.0, 3.0)
-    assert again.due(QUIET) == 3.0 + FIRST_RETRY, "as after the first one"
+    again = schedule.after(0.0, 1.0, ok=True).after(2.0, 3.0, ok=False)
+    assert again.due(None, None) == 3.0 + FIRST_RETRY, "as after the first one"
 
 
 def test_a_job_to_which_nothing_happens_is_reconciled_every_five_seconds() -> None:
-    assert ReconcileSchedule().due(QUIET) == -math.inf
-    assert after().due(QUIET) == 100.0 + RESYNC_SECONDS
-    assert after(unposted=True).due(QUIET) == 100.0 + RECONCILE_SECONDS
+    assert ReconcileSchedule().due(None, None) == -math.inf
+    assert after().due(None, None) == 100.0 + RESYNC_SECONDS
+    assert after(unposted=True).due(None, None) == 100.0 + RECONCILE_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -60,30 +51,27 @@ def test_a_job_to_which_nothing_happens_is_reconciled_every_five_seconds() -> No
 def test_what_is_urgent_does_not_wait_and_other_changes_at_most_as_long_as_they_always_did(
     urgent: float | None, changed: float | None, due: float
 ) -> None:
-    assert after().due(SimpleNamespace(urgent=urgent, changed=changed)) == due
+    assert after().due(urgent, changed) == due
 
 
 def test_changes_wait_for_an_api_server_that_refuses_and_what_is_urgent_does_not() -> None:
-    failing = ReconcileSchedule(retry=LAST_RETRY).after(outcome(pods=False), 99.0, 100.0)
-    assert failing.due(SimpleNamespace(urgent=None, changed=101.0)) == 100.0 + LAST_RETRY
-    assert failing.due(SimpleNamespace(urgent=101.0, changed=101.0)) == 101.0 + GATHER_SECONDS
+    failing = ReconcileSchedule(retry=LAST_RETRY).after(99.0, 100.0, ok=False)
+    assert failing.due(None, 101.0) == 100.0 + LAST_RETRY
+    assert failing.due(101.0, 101.0) == 101.0 + GATHER_SECONDS
 
 
 def test_a_job_is_not_over_before_its_end_is_in_the_status() -> None:
-    unwritten = ReconcileSchedule().after(outcome(finished=True, status=False), 10.0, 10.5)
+    unwritten = ReconcileSchedule().after(10.0, 10.5, ok=False)
     assert (unwritten.over, unwritten.end_written) == (False, math.inf)
-    assert unwritten.after(outcome(finished=True), 11.0, 11.5).over
-    earlier = ReconcileSchedule().after(outcome(finished=False), 10.0, 10.5)
-    assert earlier.end_written == math.inf, "the status was computed before the end"
+    assert unwritten.after(11.0, 11.5, ok=True, end_written=True).over
 
 
 def test_events_that_cannot_be_posted_hold_up_the_end_for_a_while_only() -> None:
-    left = outcome(finished=True, events=False, unposted=True)
-    schedule = ReconcileSchedule().after(left, 10.0, 10.0)
+    schedule = ReconcileSchedule().after(10.0, 10.0, ok=False, end_written=True, unposted=True)
     assert (schedule.over, schedule.end_written) == (False, 10.0)
     late = 10.0 + FINAL_EVENTS_SECONDS
-    schedule = schedule.after(left, late, late)
+    schedule = schedule.after(late, late, ok=False, end_written=True, unposted=True)
     assert (schedule.over, schedule.end_written) == (False, 10.0)
-    failed = schedule.after(outcome(finished=True, status=False, events=False, unposted=True), 60.0, 60.0)
+    failed = schedule.after(60.0, 60.0, ok=False, unposted=True)
     assert not failed.over, "only a reconciliation that has written the status ends it"
-    assert failed.after(left, 61.0, 61.0).over
+    assert failed.after(61.0, 61.0, ok=False, end_written=True, unposted=True).over

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from bamboo_core.kube.api import Object
 
@@ -15,35 +14,6 @@ RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urg
 RESYNC_SECONDS = 5.0  # after which a job is reconciled though nothing has happened to it: time alone may decide
 FINAL_EVENTS_SECONDS = 30.0  # for the events of a job that is over
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileOutcome:
-    """Which parts of a reconciliation succeeded. finished: had the job ended before it began, so that the status says
-    so if it was written? unposted: are there events left?
-    """
-
-    pods: bool
-    events: bool
-    status: bool
-    finished: bool = False
-    unposted: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.pods and self.events and self.status
-
-
-class Happened(Protocol):
-    """Since the last reconciliation began. urgent: since when something has to be done; changed: since when something
-    that a reconciliation looks at is different (time.monotonic()); None if nothing is.
-    """
-
-    @property
-    def urgent(self) -> float | None: ...
-
-    @property
-    def changed(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,31 +33,41 @@ class ReconcileSchedule:
     end_written: float = math.inf
     over: bool = False
 
-    def after(self, outcome: ReconcileOutcome, began: float, ended: float) -> "ReconcileSchedule":
-        """began, ended: when that reconciliation did."""
-        end_written, over = self.end_written, False
-        if outcome.finished and outcome.status:
-            end_written = min(end_written, began)
-            over = not outcome.unposted or began - end_written > FINAL_EVENTS_SECONDS
-        if not outcome.ok:
-            at, retry = ended + self.retry, min(2 * self.retry, LAST_RETRY)
-            return ReconcileSchedule(ended=ended, next=at, earliest=at, retry=retry, end_written=end_written, over=over)
-        earliest = ended + RECONCILE_SECONDS
-        at = earliest if outcome.unposted else ended + RESYNC_SECONDS
-        return ReconcileSchedule(ended=ended, next=at, earliest=earliest, end_written=end_written, over=over)
+    def after(
+        self, began: float, ended: float, *, ok: bool, end_written: bool = False, unposted: bool = False
+    ) -> "ReconcileSchedule":
+        """Return the schedule after a reconciliation. began, ended: when that did.
 
-    def due(self, happened: Happened) -> float:
-        """When the job is reconciled again."""
+        ok: everything succeeded. end_written: it has written that the job has ended. unposted: there are events left.
+        """
+        written, over = self.end_written, False
+        if end_written:
+            written = min(written, began)
+            over = not unposted or began - written > FINAL_EVENTS_SECONDS
+        if not ok:
+            at, retry = ended + self.retry, min(2 * self.retry, LAST_RETRY)
+            return ReconcileSchedule(ended=ended, next=at, earliest=at, retry=retry, end_written=written, over=over)
+        earliest = ended + RECONCILE_SECONDS
+        at = earliest if unposted else ended + RESYNC_SECONDS
+        return ReconcileSchedule(ended=ended, next=at, earliest=earliest, end_written=written, over=over)
+
+    def due(self, urgent: float | None, changed: float | None) -> float:
+        """When the job is reconciled again. urgent: since when something has to be done; changed: since when something
+        that a reconciliation looks at is different; None if nothing is.
+        """
         times = [self.next]
-        if happened.urgent is not None:
-            times.append(max(happened.urgent, self.ended) + GATHER_SECONDS)
-        if happened.changed is not None:
-            times.append(max(happened.changed + GATHER_SECONDS, self.earliest))
+        if urgent is not None:
+            times.append(max(urgent, self.ended) + GATHER_SECONDS)
+        if changed is not None:
+            times.append(max(changed + GATHER_SECONDS, self.earliest))
         return min(times)
 
 
 class ReconcileTrigger:
-    """What happens to a job between two reconciliations (`Happened`)."""
+    """What happens to a job between two reconciliations.
+
+    urgent, changed: as in `ReconcileSchedule.due`, since the last one began.
+    """
 
     def __init__(self) -> None:
         self._told = asyncio.Event()

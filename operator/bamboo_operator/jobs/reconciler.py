@@ -30,7 +30,6 @@ from bamboo_operator.jobs.reconcile_schedule import (
     RECONCILE_SECONDS,
     RESYNC_SECONDS,
     IdleListener,
-    ReconcileOutcome,
     ReconcileSchedule,
     ReconcileTrigger,
 )
@@ -49,7 +48,7 @@ from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
 
-HEARTBEAT_SECONDS = 30.0  # while a job waits for its turn
+TURN_SECONDS = 30.0  # between two signs of life of a job that waits for its turn
 LONGEST_SECONDS = 120.0  # of a reconciliation; one that takes longer counts as stuck
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
 
@@ -340,20 +339,17 @@ class JobReconciler:
             began, finished = time.monotonic(), runner.finished
             pods, events = await self._reconcile_with_status(runner, controller)
             status = await self._write_status(runner, controller)
-            outcome = ReconcileOutcome(
-                pods=pods, events=events, status=status, finished=finished, unposted=bool(runner.events)
-            )
-            ended = time.monotonic()
-            self.meter.reconciled(ended - began, ok=outcome.ok)
-            schedule = schedule.after(outcome, began, ended)
-            if finished and status:
+            ended, ok, end_written = time.monotonic(), pods and events and status, finished and status
+            self.meter.reconciled(ended - began, ok=ok)
+            schedule = schedule.after(began, ended, ok=ok, end_written=end_written, unposted=bool(runner.events))
+            if end_written:
                 runner.end_written()
             if schedule.over:
                 return
             self._attempts.heartbeat()
             if coordinating.done() and not runner.finished:
                 await coordinating  # raises what ended it
-            while (left := schedule.due(self._trigger) - time.monotonic()) > 0:
+            while (left := schedule.due(self._trigger.urgent, self._trigger.changed) - time.monotonic()) > 0:
                 await self._trigger.wait(left)
                 self._count()
 
@@ -457,4 +453,4 @@ async def _beat(heartbeat: Callable[[], None]) -> None:
     """Until cancelled: a job that waits for others is not stuck."""
     while True:
         heartbeat()
-        await asyncio.sleep(HEARTBEAT_SECONDS)
+        await asyncio.sleep(TURN_SECONDS)
