@@ -247,7 +247,11 @@ JOURNEYS = (
             ),
             at(f"{OPERATOR}/jobs/reconciler.py JobReconciler.edited", COORDINATING),
             at(f"{CORE}/job/edits.py apply_edit_to_manifest", COORDINATING),
-            at(f"{OPERATOR}/jobs/coordinator_runner.py CoordinatorRunner.edit", COORDINATING),
+            at(
+                f"{OPERATOR}/jobs/coordinator_runner.py CoordinatorRunner.tell",
+                COORDINATING,
+                lambda f: {} if isinstance(f["event"], SpecChanged) else None,
+            ),
             stepped(lambda event: {} if isinstance(event, SpecChanged) else None),
             at(f"{CORE}/coordinator/terms.py JobTerms.edited", COORDINATING),
             at(f"{CORE}/planning/elastic.py _reorder", COORDINATING),

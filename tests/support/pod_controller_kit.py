@@ -10,6 +10,7 @@ from typing import Any
 import kueue_manager
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
+from bamboo_core.coordinator.events import SpecChanged
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import node_path
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable
@@ -258,7 +259,7 @@ class Job:
         assert self.runner.state.phase == "Running"
 
     def edit(self, spec: JobSpec) -> None:
-        self.runner.edit(spec)
+        self.runner.tell(SpecChanged(spec))
 
     def told(self) -> list[str]:
         return [emit.reason for emit in self.runner.events]

@@ -31,11 +31,8 @@ from bamboo_core.coordinator.events import (
     Interrupted,
     Outcome,
     PreemptionNotice,
-    PricesTold,
     RemoveWorker,
-    RequestsWithdrawn,
     Send,
-    SpecChanged,
     Status,
     Tick,
     WorkerLost,
@@ -48,7 +45,7 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.wanted_workers import WantedWorkers, wanted_workers
 from bamboo_core.history.place import history_url
 from bamboo_core.job.edits import task_digest
-from bamboo_core.job.spec import JobSpec, gives_back
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import STORAGE_FOLDER
 from bamboo_core.page.history import JobHistory, StepFigures
 from bamboo_core.planning.plan import Plan, WorkerId
@@ -111,7 +108,6 @@ class CoordinatorRunner:
         self._held_messages: list[Send] = []  # until the end of the job is written down
         self._interrupted = self._end_written = False
         self._task = task_digest(run.spec)
-        self._prices: PricesTold | None = None  # as the coordinator knows them
         self._due = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
         self._clock = AwakeClock()
@@ -195,22 +191,9 @@ class CoordinatorRunner:
         """No worker can connect any more."""
         await self._gateway.close(self._run.job.key, self._channels)
 
-    def edit(self, spec: JobSpec) -> None:
-        self._inbox.put_nowait(SpecChanged(spec))
-
-    def give_back(self, worker: WorkerId, seconds: float) -> None:
-        """The worker is to leave as soon as it can be spared."""
-        self._inbox.put_nowait(PreemptionNotice(worker, seconds, wanted=True))
-
-    def tell_prices(self, prices: PricesTold) -> None:
-        """If they are others than before, and the coordinator goes by them."""
-        if gives_back(self.state.spec) and prices != self._prices:
-            self._prices = prices
-            self._inbox.put_nowait(prices)
-
-    def withdraw(self, count: int) -> None:
-        """So many requested pods are not needed any more."""
-        self.handle(RequestsWithdrawn(count))
+    def tell(self, event: Event) -> None:
+        """Let the coordinator take that event in, after those that wait."""
+        self._inbox.put_nowait(event)
 
     @property
     def joined(self) -> Collection[WorkerId]:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from bamboo_core.control.protocol import Stop
-from bamboo_core.coordinator.events import Status
+from bamboo_core.coordinator.events import SpecChanged, Status
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.spec import JobSpec, gives_back
@@ -320,14 +320,14 @@ class JobReconciler:
                 message = "the job is suspended; it goes on from its newest checkpoint, or from step 0 if it has none"
                 runner.interrupt("Suspended", message)
                 return
-            runner.edit(spec)
+            runner.tell(SpecChanged(spec))
         if why := suspends(self._facts(), runner.state.phase):
             runner.interrupt("BudgetSpent", why)
 
     def _tell_prices(self) -> None:
         """Tell the coordinator what workers cost now, by their pools, if it goes by that."""
         if self.runner is not None and gives_back(self.runner.state.spec):
-            self.runner.tell_prices(self._cost.prices(self._spec.spec))
+            self.runner.tell(self._cost.prices(self._spec.spec))
 
     async def _reconcile_until_over(
         self, runner: CoordinatorRunner, controller: PodController, coordinating: "asyncio.Task[None]"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from bamboo_core.coordinator.events import Emit, WorkerState
+from bamboo_core.coordinator.events import Emit, PreemptionNotice, RequestsWithdrawn, WorkerState
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.api import KubeApi
@@ -274,7 +274,7 @@ class PodController:
 
     def _withdraw(self) -> None:
         if count := min(self.adding, self._requests.wanted.surplus):
-            self._requests.withdraw(count)
+            self._requests.handle(RequestsWithdrawn(count))
 
     async def _look_for_nodes(self) -> None:
         """Reads the nodes of the pods of a job that was taken over."""
@@ -469,4 +469,4 @@ class PodController:
         if worker not in self._given_back:
             self._given_back.add(worker)
             self._record(Emit("GivingBack", message))
-            self._requests.give_back(worker, GIVE_BACK_SECONDS)
+            self._requests.tell(PreemptionNotice(worker, GIVE_BACK_SECONDS, wanted=True))

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Protocol
 
-from bamboo_core.coordinator.events import Status
+from bamboo_core.coordinator.events import Event, Status
 from bamboo_core.coordinator.wanted_workers import WantedWorkers
 from bamboo_core.planning.plan import WorkerId
 
@@ -26,11 +26,11 @@ class PodRequests(Protocol):
     def fewest_to_begin(self) -> int:
         """Workers of the smallest grid that has room, as far as that is known."""
 
-    def withdraw(self, count: int) -> None:
-        """Takes back the request for so many pods, which are not needed any more."""
+    def tell(self, event: Event) -> None:
+        """Let the coordinator take that event in, after those that wait."""
 
-    def give_back(self, worker: WorkerId, seconds: float) -> None:
-        """The worker is to leave as soon as it can be spared."""
+    def handle(self, event: Event) -> None:
+        """Let it take that event in at once."""
 
     def removal_forced(self, worker: WorkerId) -> None:
         """Notes that a pod is about to be deleted, because its worker did not exit."""

@@ -39,7 +39,9 @@ UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they c
 
 def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> None:
     """The shell says what workers cost."""
-    turn.put(replace(turn.state.holding, prices=dict(prices), more=more))
+    known = turn.state.holding
+    if (prices, more) != (known.prices, known.more):
+        turn.put(replace(known, prices=dict(prices), more=more))
 
 
 def edited(turn: Turn) -> None:
