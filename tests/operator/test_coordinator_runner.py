@@ -16,7 +16,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import reconciler
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
-from bamboo_operator.jobs.reconcile_schedule import RESYNC_SECONDS, ReconcileTrigger
+from bamboo_operator.jobs.reconcile_schedule import QUIET_SECONDS, ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.removal import PodRemoval
 from opsim_server import Object
@@ -45,9 +45,9 @@ def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch
         runner.run(simulated.run(JOBS, IDLE_SECONDS))
         removed = [at for what, at in simulated.pods if what == "DELETED"]
     assert simulated.stuck == []
-    assert [int(at - 0.45 * IDLE_SECONDS) < RESYNC_SECONDS / 10 for at in removed] == [True]
+    assert [int(at - 0.45 * IDLE_SECONDS) < QUIET_SECONDS / 10 for at in removed] == [True]
     quiet = [looks[f"job-{number:02}"] for number in range(1, JOBS)]
-    assert max(quiet) <= 2 * (IDLE_SECONDS / RESYNC_SECONDS + 4), "twice at each look"
+    assert max(quiet) <= 2 * (IDLE_SECONDS / QUIET_SECONDS + 4), "twice at each look"
 
 
 class NobodyIsAsked:

@@ -11,6 +11,7 @@ from bamboo_core.kube.api import Object
 
 GATHER_SECONDS = 0.2  # from a decision to the reconciliation that it causes: when much happens, decisions come first
 RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urgent
+QUIET_SECONDS = 60.0  # after which a job without pods is looked at though nothing has happened to it
 RESYNC_SECONDS = 5.0  # after which a job is reconciled though nothing has happened to it: time alone may decide
 FINAL_EVENTS_SECONDS = 30.0  # for the events of a job that is over
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0

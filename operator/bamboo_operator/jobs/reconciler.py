@@ -27,6 +27,7 @@ from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.jobs.reconcile_schedule import (
+    QUIET_SECONDS,
     RECONCILE_SECONDS,
     RESYNC_SECONDS,
     IdleListener,
@@ -235,7 +236,8 @@ class JobReconciler:
                     await self._removal.remove_running()
                 self._count()
                 await self._write_until_done()
-                await self._trigger.wait(max(0.0, min(RESYNC_SECONDS, end - time.monotonic())))
+                pause = RESYNC_SECONDS if self._removal.living() else QUIET_SECONDS
+                await self._trigger.wait(max(0.0, min(pause, end - time.monotonic())))
 
     @contextlib.contextmanager
     def _woken_by_pods(self) -> Iterator[None]:
