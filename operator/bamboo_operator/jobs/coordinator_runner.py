@@ -1,4 +1,4 @@
-"""Runs the coordinator of one BambooJob: the cluster's and its workers' events go in, its commands are carried out.
+"""The runner of one BambooJob's coordinator: events of the cluster and of workers go in, its commands are executed.
 
 Its loop never waits for the API server. What it decides about the cluster is kept as what is wanted (pods to create and
 to delete, events to post), and the pod controller and the reconciler bring the cluster there.
@@ -91,7 +91,7 @@ class TrainingRun:
 
 
 class CoordinatorRunner:
-    """key: from which the job's secret is made. trigger: told when there is something to do for the reconciler."""
+    """A job's coordinator. key: the job's secret is made of it. trigger: wakes the reconciler."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class CoordinatorRunner:
         return plan_record(state.plan, lost, counted, self._task)
 
     async def run(self) -> None:
-        """Until cancelled: workers that connect late to a job that is over are told so."""
+        """Run until cancelled: workers that connect late to a job that is over are told so."""
         self._cluster.add_listener(self._run.job.key, self)
         pods = self._watch.pods()  # from now on the deletion of each of these is reported
         self._watch.begin(self._run.known_lost, resumed=self._run.resumed)
@@ -188,7 +188,7 @@ class CoordinatorRunner:
                 self._ticker.cancel()
 
     async def close(self) -> None:
-        """No worker can connect any more."""
+        """Let no worker connect any more."""
         await self._gateway.close(self._run.job.key, self._channels)
 
     def tell(self, event: Event) -> None:
@@ -202,12 +202,12 @@ class CoordinatorRunner:
 
     @property
     def ending(self) -> bool:
-        """Has the job ended, or been told to end?"""
+        """Whether the job has ended, or was told to end."""
         return self._interrupted or self.finish is not None
 
     @property
     def finished(self) -> bool:
-        """Has the job ended?"""
+        """Whether the job has ended."""
         return self.finish is not None
 
     def fewest_to_begin(self) -> int:
@@ -215,7 +215,7 @@ class CoordinatorRunner:
         return holding.fewest_to_begin(self.state)
 
     def removal_forced(self, worker: WorkerId) -> None:
-        """Its pod is about to be deleted, because the worker did not exit."""
+        """Note that the worker's pod is about to be deleted, because the worker did not exit."""
         self._watch.removal_forced(worker)
 
     def interrupt(self, reason: str, message: str) -> None:
@@ -224,13 +224,13 @@ class CoordinatorRunner:
         self._inbox.put_nowait(Interrupted(reason, message))
 
     def stop_workers(self, reason: str, message: str) -> None:
-        """The workers that are connected are told to stop."""
+        """Tell all connected workers to stop."""
         stop = Stop(reason=reason, message=message, discard=self.state.ending.given_up())
         for worker in self._channels.connected:
             self._channels.send(worker, stop)
 
     def end_written(self) -> None:
-        """The end of the job is in its status: its workers are told to stop, and so are those that connect later.
+        """Tell the workers to stop, now that the end of the job is in its status, and those that connect later.
 
         Before that they stay, so that after a crash in between another operator gets the same reports from them.
         """
@@ -262,13 +262,13 @@ class CoordinatorRunner:
 
     @property
     def event_queue_depth(self) -> int:
-        """Events that are not handled yet."""
+        """The number of events that are not handled yet."""
         return self._inbox.qsize()
 
     # the coordinator
 
     def _tick(self) -> None:
-        """Now, and from time to time; queued behind what workers have sent, for it decides which ones are silent."""
+        """Queue a tick, now and from time to time, behind what workers have sent: it decides which ones are silent."""
         now = time.monotonic()
         self._run.meter.tick_delayed(now - self._due)
         if now - self._due > LATE_SECONDS:  # the coordinator does not count that time, and the clouds do
@@ -279,7 +279,7 @@ class CoordinatorRunner:
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def handle(self, event: Event) -> None:
-        """Takes one event in: the coordinator decides, and its commands are carried out."""
+        """Let the coordinator take one event in, and execute its commands."""
         if isinstance(event, WorkerJoined):
             if event.hello.worker not in self._watch.joined:  # also one that is lost, of which nothing else is told
                 self._trigger.soon()
@@ -311,7 +311,7 @@ class CoordinatorRunner:
             self._trigger.at_once()
 
     def _compare_with_pods(self, plan: Plan) -> None:
-        """All pods that there are were listed before this job was known: who has none need not be waited for."""
+        """Wait for no worker of the plan without a pod: all pods were listed before this job was known."""
         if absent := plan.worker_ids() - self._watch.pods().keys() - self.state.membership.gone:
             self._inbox.put_nowait(WorkersAbsent(absent, "its pod is gone"))
 

@@ -44,7 +44,7 @@ class CostCounter:
         self.cost = Decimal(0)
 
     def count(self, pools: tuple[NodePool, ...], *, joined: Collection[WorkerId]) -> None:
-        """Until now; from the last time on there were as many workers as then. pools: with their prices from now on.
+        """Count until now: since the last count there were as many workers as then. pools: their prices from now on.
 
         joined: all workers that have a node for certain.
         """
@@ -60,8 +60,8 @@ class CostCounter:
             self.counted_until = until
 
     def prices(self, spec: JobSpec | None) -> PricesTold:
-        """The hourly price of each worker that has one, with a node or without; and those of more workers, by the
-        pools' room.
+        """Return the hourly price of each worker that has one, with a node or without, and the prices of more workers,
+        by the pools' room.
         """
         if spec is None:
             return PricesTold({})
@@ -73,7 +73,7 @@ class CostCounter:
         )
 
     def _count_unwatched(self, now: datetime) -> None:
-        """What the pods that are still there cost since another operator counted last."""
+        """Count what the living pods have cost since another operator last counted."""
         since = self.counted_until
         for pod in self._pods.all().values() if since is not None else ():
             self._add({worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))

@@ -65,24 +65,24 @@ class EffectiveSpec:
         self.surprises: tuple[str, ...] = ()
 
     def update(self, body: Mapping[str, Any]) -> None:
-        """The newest BambooJob."""
+        """Take the newest BambooJob."""
         self._body = body
 
     def report_problems(self, record: Callable[[Emit], None]) -> None:
-        """As an event, what is wrong with the newest manifest; once, also over operators."""
+        """Record as an event what is wrong with the newest manifest; once, also over operators."""
         message = "; ".join(self.problems) or self.refused
         if message and message != self._reported:
             record(Emit("InvalidSpec" if self.problems else "ChangeRefused", message, True))
         self._reported = message
 
     def begin(self, *, resumed: bool) -> dict[str, Any]:
-        """The manifest by which workers train from now on; the newest, unless they have begun before."""
+        """Return the manifest by which workers train from now on: the newest, unless they have begun before."""
         if not resumed or self.accepted.manifest is None:
             self.accepted.accept(self._manifest(), self._newest)
         return dict(self.accepted.manifest or {})
 
     async def next(self, plan: str | None, settings: WorkerPodSettings) -> JobSpec | None:
-        """By which the job runs from now on; None if it can't be run, for these problems.
+        """Return the spec by which the job runs from now on; None if it cannot be run, for the noted problems.
 
         plan: the status' record of it, if there are workers that train, perhaps since another operator's time.
         """
@@ -98,14 +98,14 @@ class EffectiveSpec:
         return None if self.problems else spec
 
     async def _load_accepted(self, plan: str) -> None:
-        """What the workers train by, whatever the manifest says by now."""
+        """Load the manifest that the workers train by, whatever the newest one says."""
         what = "read the manifest that the job's workers run with"
         act = partial(self.accepted.load, task_digest_in(plan))
         if refused := await self._attempts.until_done(what, act, ends=(403, 404)):  # not allowed to: tried again later
             self._attempts.log_failure(what, refused)
 
     def follow(self) -> JobSpec:
-        """The accepted manifest with what workers follow of the newest one."""
+        """Accept what workers follow of the newest manifest, and return its spec."""
         accepted = self.accepted.manifest or self._manifest()
         merged, found = merge_followed(accepted, self._manifest())
         if unseen := outside_the_spec(found.spec):
@@ -134,7 +134,7 @@ class EffectiveSpec:
         return int(self._body["metadata"].get("generation") or 0)
 
     async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:
-        """What the API server has against the pods of this job."""
+        """Ask the API server what it has against the pods of this job."""
         if unseen := outside_the_spec(spec):
             return unseen
         pool = replace(spec.node_pools[0], template={}) if spec.node_pools else None
@@ -146,7 +146,7 @@ class EffectiveSpec:
         return found
 
     async def _dry_run_of(self, pod: dict[str, Any], template: Mapping[str, Any], path: str) -> tuple[str, ...]:
-        """What the API server has against a pod that is made of that template, beside others that are right."""
+        """Ask what it has against a pod made of that template, beside others that are right."""
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         while True:
             self._attempts.heartbeat()
@@ -179,7 +179,7 @@ class EffectiveSpec:
 
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
-    """What is wrong with the task of a job that has begun, and that is not to be suspended."""
+    """Return what is wrong with the task of a job that has begun, unless the job is to be suspended."""
     began = task_digest_in(plan)
     if spec.suspend or began is None or began == task_digest(spec):
         return ()

@@ -76,22 +76,22 @@ class ReconcileTrigger:
         self.changed: float | None = None
 
     def at_once(self) -> None:
-        """Something is to be done."""
+        """Note that something is to be done."""
         self.urgent = time.monotonic() if self.urgent is None else self.urgent
         self._told.set()
 
     def soon(self) -> None:
-        """Something has changed, so that there may be something to do."""
+        """Note that something has changed, so that there may be something to do."""
         self.changed = time.monotonic() if self.changed is None else self.changed
         self._told.set()
 
     def clear(self) -> None:
-        """What has happened until now is looked at."""
+        """Forget what has happened so far: it is looked at now."""
         self.urgent = self.changed = None
         self._told.clear()
 
     async def wait(self, seconds: float) -> None:
-        """At most that long; less if something happens meanwhile, or has happened since this ended last."""
+        """Wait at most that long; less if something happens, or has happened since the last wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._told.wait()

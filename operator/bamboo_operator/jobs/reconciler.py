@@ -1,4 +1,4 @@
-"""Reconciles one BambooJob, from when it is first seen until it is deleted: idle, training, or over and cleaned up.
+"""The reconciler of one BambooJob, from its first sight to its deletion: idle, training, or over and cleaned up.
 
 There is one reconciler for each job, in a task of its own. It decides nothing about workers: that is the coordinator's
 part, which never waits for the API server. Pods, events and status follow the coordinator.
@@ -55,7 +55,7 @@ RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorr
 
 
 class JobReconciler:
-    """body: the BambooJob as the API server has it; edited() brings newer ones."""
+    """One job's loop. body: the BambooJob as the API server has it; edited() brings newer ones."""
 
     def __init__(self, body: Mapping[str, Any], shared: SharedResources) -> None:
         self.body, self._shared = body, shared
@@ -82,7 +82,7 @@ class JobReconciler:
         self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
 
     def known(self) -> OperatedJob:
-        """What the job's page and metrics are made of."""
+        """Return what the job's page and metrics show."""
         runner, status, (namespace, name) = self.runner, self._status, self.key
         view = JobView(
             metadata=Metadata(name=name, namespace=namespace, uid=self.uid, creation_timestamp=self._made),
@@ -93,7 +93,7 @@ class JobReconciler:
         return OperatedJob(view=view, facts=self._facts(), record=runner.record if runner else None)
 
     def _facts(self, plan: str | None = None) -> StatusFacts:
-        """What is known of the job beside what its coordinator says. plan: to be kept in the status."""
+        """Collect what the operator knows of the job beside its coordinator. plan: to be kept in the status."""
         spec, cost, runner, controller = self._spec, self._cost, self.runner, self._controller
         return StatusFacts(
             now=utc_now(),
@@ -119,16 +119,16 @@ class JobReconciler:
 
     @property
     def last_progress(self) -> float:
-        """When the job got on, or waited for something that it may wait for (time.monotonic())."""
+        """The time (time.monotonic()) at which the job last got on, or waited for what it may wait for."""
         return self._attempts.last_progress
 
     @property
     def event_queue_depth(self) -> int:
-        """Events that wait for the job's coordinator."""
+        """The number of events that wait for the job's coordinator."""
         return self.runner.event_queue_depth if self.runner else 0
 
     def edited(self, body: Mapping[str, Any]) -> None:
-        """The coordinator is told of an edit at once, also while the API server does not answer."""
+        """Follow an edit. The coordinator hears of it at once, also while the API server does not answer."""
         changed = body["metadata"].get("generation") != self.body["metadata"].get("generation")
         self.body = body
         self._spec.update(body)
@@ -138,7 +138,7 @@ class JobReconciler:
             self._apply_edits()
 
     def deleted(self) -> None:
-        """The job was deleted: its workers need not wait for the end of their pods' grace period."""
+        """Stop the workers of a job that was deleted, which need not wait for the end of their grace period."""
         if self.runner:
             self.runner.stop_workers("JobDeleted", "the job was deleted")
 
@@ -154,7 +154,7 @@ class JobReconciler:
             await self._write_until_done()
 
     async def run(self) -> None:
-        """Until the job is deleted because its time is over, or this task is cancelled."""
+        """Reconcile the job until its time is over and it is deleted, or this task is cancelled."""
         while not self._status.over:
             self._edited.clear()
             spec = await self._spec.next(self._status.plan, self._pod_settings())
@@ -173,7 +173,7 @@ class JobReconciler:
         await self._clean_up()
 
     def _trains(self) -> bool:
-        """Are there workers of a training that has not ended, left by another operator?"""
+        """Return whether workers run of a training that has not ended, which another operator left."""
         return self._status.plan is not None and self._removal.any_running()
 
     def _pod_settings(self) -> WorkerPodSettings:
@@ -190,9 +190,9 @@ class JobReconciler:
     # idle
 
     async def _stay_idle(self, spec: JobSpec | None) -> None:
-        """Until the job is edited, because it is suspended or not valid (None).
+        """Wait for an edit of a job that is suspended, or not valid (spec None).
 
-        Then no worker runs, except those of a job that has begun: they do not stop for a bad edit.
+        No worker runs meanwhile, except those of a job that has begun: they do not stop for a bad edit.
         """
         shared = self._shared
         self._spec.report_problems(self._idle_events.append)
@@ -226,7 +226,7 @@ class JobReconciler:
                 self._attempts.log_failure("post events", error)
 
     async def _wait_for_edit(self, seconds: float | None, *, workers_stay: bool = False) -> None:
-        """Wait at most that long. Pods that are seen only now are deleted, unless the workers stay."""
+        """Wait at most that long. Delete pods that are seen only now, unless the workers stay."""
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
@@ -356,7 +356,7 @@ class JobReconciler:
                 self._count()
 
     async def _reconcile_with_status(self, runner: CoordinatorRunner, controller: PodController) -> tuple[bool, bool]:
-        """Bring the pods up to date, and post events; which of the two succeeded.
+        """Bring the pods up to date, and post events; return which of the two succeeded.
 
         The status is kept up to date meanwhile: if many jobs have much to do, and the API server is slow, both the wait
         for a turn and the turn itself may take minutes.
@@ -385,7 +385,7 @@ class JobReconciler:
             return pods, await self._attempt("post events", posting)
 
     async def _save_manifest(self) -> None:
-        """For another operator. Without it the job runs as well, so a failure does not hold up anything."""
+        """Save the manifest for another operator. Without it the job runs as well, so a failure holds up nothing."""
         accepted = self._spec.accepted
         if accepted.saved or time.monotonic() < self._save_after:
             return
@@ -408,7 +408,7 @@ class JobReconciler:
             return True
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
-        """One part of a reconciliation; what the API server refuses must not hold up the others."""
+        """Do one part of a reconciliation; what the API server refuses must not hold up the others."""
         assert self.runner is not None
         return await self._attempts.once(what, act, self.runner.events.append)
 
@@ -425,7 +425,7 @@ class JobReconciler:
         await self._attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
 
     def _remaining_ttl(self) -> float | None:
-        """Seconds until the job, which is over, is to be deleted; None if it stays."""
+        """Return the seconds until the job, which is over, is to be deleted; None if it stays."""
         spec = self._spec.parsed()
         if spec is None or spec.ttl_seconds_after_finished is None:
             return None
@@ -436,7 +436,7 @@ class JobReconciler:
 
 @contextlib.asynccontextmanager
 async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> AsyncIterator[None]:
-    """One after the other, and not too many at once: decisions of all jobs come before what follows from them.
+    """Wait for a turn; not too many jobs have one at once. Decisions of all jobs come before what follows from them.
 
     Whoever waits keeps its place, or those that were served already would come before it.
     """
@@ -452,7 +452,7 @@ async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> Async
 
 
 async def _beat(heartbeat: Callable[[], None]) -> None:
-    """Until cancelled: a job that waits for others is not stuck."""
+    """Show, until cancelled, that a job that waits for others is not stuck."""
     while True:
         heartbeat()
         await asyncio.sleep(TURN_SECONDS)
