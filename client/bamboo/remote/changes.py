@@ -4,12 +4,11 @@ import asyncio
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from bamboo.remote import operations
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.session import Session, Target, confirm, until
+from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watch import until_over
 from bamboo.terminal import phrases
 from bamboo_core.job.fields import ManifestError, Problem
@@ -140,11 +139,6 @@ def _trains_or_will_not(job: JobView) -> bool:
     return job.status.holds("Running") or bool(job.held_back)
 
 
-def _is_gone(uid: str, now: JobView | None) -> bool:
-    """Return whether the job with that UID is deleted; another one may have its name."""
-    return now is None or now.uid != uid
-
-
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:
     """All are looked up before any is deleted, so that a misspelt name changes nothing."""
     jobs = [view_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
@@ -154,12 +148,7 @@ async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool
         await session.api.delete_job(job.namespace, job.name, job.uid)
         session.say(f"{job.name} is deleted" if not wait else f"{job.name} is being deleted")
     for job in jobs if wait else []:
-        await until(
-            partial(operations.existing, session.api, job.namespace, job.name),
-            partial(_is_gone, job.uid),
-            lambda now: f"{now and now.name} was not deleted within {timeout:.0f} s; does it have finalizers?",
-            timeout,
-        )
+        await operations.until_gone(session.api, job, timeout)
         await operations.until_no_pods(session.api, job, timeout)
         session.say(f"{job.name} and its workers are gone")
     return EXIT_OK

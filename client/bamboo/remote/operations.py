@@ -88,6 +88,16 @@ async def until_so(
     return await until(job_reader.job, met, otherwise, seconds)
 
 
+async def until_gone(api: KubeApi, job: JobView, seconds: float) -> None:
+    """Waits until there is no such job, or another one of its name. Raises WaitTimedOut."""
+    await until(
+        lambda: existing(api, job.namespace, job.name),
+        lambda now: now is None or now.uid != job.uid,
+        lambda _: f"{job.name} was not deleted within {seconds:.0f} s; does it have finalizers?",
+        seconds,
+    )
+
+
 async def until_no_pods(api: KubeApi, job: JobView, seconds: float) -> None:
     """Waits until the job has no pods. Who may change jobs need not be allowed to look at pods: then it does not wait.
 
