@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from bamboo.cli.options import seconds
+from bamboo.terminal.time_flag import seconds
 
 
 @pytest.mark.parametrize(("text", "value"), [("30", 30), ("30s", 30), ("1.5h", 5400), ("2d", 172800), ("0", 0)])

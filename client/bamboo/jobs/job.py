@@ -20,15 +20,17 @@ from bamboo.jobs.handle import JobHandle
 from bamboo.jobs.here import on_this_machine, profiled_steps, store_trouble
 from bamboo.jobs.local_job import LocalJob, LocalRunRequest
 from bamboo.jobs.plan import JobPlan
-from bamboo.jobs.planning import PlanRequest, planned
-from bamboo.jobs.simulating import JobSimulation, simulated
+from bamboo.jobs.plan_options import PlanOptions
+from bamboo.jobs.planning import planned
+from bamboo.jobs.simulate_options import SimulateOptions
+from bamboo.jobs.simulating import simulated
 from bamboo.jobs.simulation import SimulatedRuns
 from bamboo.local.job_source import JobSource, source_of_file, source_of_manifest
 from bamboo.local.runner import RunOptions
 from bamboo.local.trainer_calls.task_check import check_task
 from bamboo.preemption.scheduling import check as check_schedule
 from bamboo.preemption.scheduling import parse as parse_schedule
-from bamboo_core.job.budget_reach import past
+from bamboo_core.job.budget_reach import HOUR, past
 from bamboo_core.job.manifest import ManifestError
 from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
 from bamboo_core.job.pod_fields import unknown_in_template
@@ -170,27 +172,22 @@ class Job:
         """Which machines, grid and protection the job should have, and what it will cost: `bamboo plan`, whose flags
         these are. deadline, hours: in hours. Raises InvalidRequest.
         """
-        if profile is None and prices is None and not device:
-            raise InvalidRequest("device: expected names of GPUs, such as a100; or a profile, or prices")
-        traces = _paths(trace)
-        if not traces and preempt_rate is None:
-            raise InvalidRequest("preempt_rate or trace: expected one of them")
-        wanted = PlanRequest(
-            job=self._source,
+        wanted = PlanOptions(
             prices=prices,
-            devices=(device,) if isinstance(device, str) else tuple(device),
+            device=device if isinstance(device, str) else ",".join(device) or None,
             profile=profile,
-            traces=traces,
-            rate=preempt_rate,
+            trace=_paths(trace),
+            preempt_rate=preempt_rate,
             budget=budget,
-            deadline=deadline,
+            deadline=None if deadline is None else deadline * HOUR,
             nodes=nodes,
             steps=steps,
             hours=hours,
             seeds=seeds,
-            jobs=jobs or os.cpu_count() or 1,
+            jobs=jobs,
+            quiet=True,
         )
-        return JobPlan(self._source, _asked(ask(planned, wanted)), Job.from_source)
+        return JobPlan(self._source, _asked(ask(planned, self._source, wanted)), Job.from_source)
 
     def simulate(
         self,
@@ -208,22 +205,21 @@ class Job:
 
         Raises InvalidRequest.
         """
-        rates = tuple(preempt_rate) if isinstance(preempt_rate, Sequence) else (preempt_rate,)
-        traces = _paths(trace)
-        if bool(traces) is bool(rates):
-            raise InvalidRequest("preempt_rate or trace: expected one of them")
-        wanted = JobSimulation(
-            job=self._source,
+        one = seeds if isinstance(seeds, range) else range(1, seeds + 1)
+        if one.step != 1:
+            raise InvalidRequest(f"seeds {seeds}: expected a range without gaps")
+        wanted = SimulateOptions(
             profile=profile,
-            traces=traces,
-            rates=rates,
-            seeds=seeds if isinstance(seeds, range) else range(1, seeds + 1),
+            trace=_paths(trace),
+            preempt_rate=list(preempt_rate) if isinstance(preempt_rate, Sequence) else [preempt_rate],
+            seeds=f"{one.start}:{one.stop - 1}",
             hours=hours,
             steps=steps,
             price=price,
             jobs=jobs,
+            quiet=True,
         )
-        return SimulatedRuns(_asked(ask(simulated, wanted)))
+        return SimulatedRuns(_asked(ask(simulated, self._source, wanted)))
 
     def run(
         self,
@@ -317,8 +313,8 @@ def _as_arguments(text: str) -> str:
     return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
 
 
-def _paths(given: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
-    return (str(given),) if isinstance(given, str | Path) else tuple(map(str, given))
+def _paths(given: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(given)] if isinstance(given, str | Path) else list(map(str, given))
 
 
 def _yaml(document: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """A search for the plan that a job should have: what was asked for, the search, and what is said of it."""
 
+import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -8,8 +9,10 @@ import yaml
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import JobProfiles
+from bamboo.jobs.plan_options import PlanOptions
 from bamboo.jobs.profile_check import check_profiles
 from bamboo.local.job_source import JobSource
+from bamboo.profiles.files import read_devices, shipped_names
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, named_zones
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
@@ -23,6 +26,7 @@ from bamboo.sizing.trials.world import MachineKind, Market, World, has_price, ma
 from bamboo.sizing.units import money_unit, time_unit
 from bamboo.terminal.plan_table import PlanReport
 from bamboo.terminal.run_progress import RunProgress
+from bamboo.terminal.time_flag import LONGEST_SECONDS
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.summary import summarize
@@ -32,37 +36,8 @@ from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.planning.profile import ProfileError
 
+MOST_LISTED = 64
 ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """A search for options as the user asked for it. `deadline` and `hours` are in hours; of several values () means
-    all. shown: progress is, where standard error is a terminal.
-    """
-
-    job: JobSource
-    prices: str | None = None
-    devices: tuple[str, ...] = ()
-    profile: str | None = None
-    traces: tuple[str, ...] = ()
-    rate: float | None = None
-    replace_rate: float = 0.5
-    pattern: str = Pattern.HOURLY.value
-    zones: tuple[str, ...] = ()
-    notice: float | None = None
-    budget: float | None = None
-    deadline: float | None = None
-    nodes: int | None = None
-    stages: tuple[int, ...] = ()
-    pipelines: tuple[int, ...] = ()
-    micro_batches: tuple[int, ...] = ()
-    standby: tuple[int, ...] = ()
-    steps: int | None = None
-    hours: float = 24.0
-    seeds: int = 5
-    jobs: int = 1
-    shown: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +48,25 @@ class Planned:
     warnings: tuple[str, ...]
 
 
-def planned(wanted: PlanRequest) -> Planned:
+def planned(job: JobSource, wanted: PlanOptions) -> Planned:
     """Searches. Raises InvalidRequest for whatever cannot be done as it was asked for."""
-    spec, now = wanted.job.spec, datetime.now(UTC)
+    _check(wanted)
+    spec, now = job.spec, datetime.now(UTC)
     bounds = _bounds(wanted, spec, now)
     warnings = [*filter(None, [past(spec, now)])]
     try:
-        world = _world(wanted, spec, warnings)
+        world = _world(job, wanted, warnings)
         limits = _limits(wanted, spec, world.market)
         like = _like(limits, as_the_job_is(next(iter(world.machines)), world.spec))
-        trials = Trials(world=world, jobs=wanted.jobs, progress=partial(RunProgress, shown=wanted.shown))
+        jobs = wanted.jobs or os.cpu_count() or 1
+        trials = Trials(world=world, jobs=jobs, progress=partial(RunProgress, shown=not wanted.quiet))
         found = search(world, limits, like, trials.assess, partial(choose, bounds=bounds))
     except InvalidRequest:
         raise
     except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:
         raise InvalidRequest(str(error)) from None
     except ValueError as error:
-        raise InvalidRequest(f"{wanted.job.name}: {error}") from None
+        raise InvalidRequest(f"{job.name}: {error}") from None
     told = _told(world, found, bounds)
     instead = comparisons(found.chosen, found.ends) if found.chosen is not None else []
     if found.chosen is not None and (dear := on_demand(world, found.calm, found.chosen)) is not None:
@@ -98,11 +75,12 @@ def planned(wanted: PlanRequest) -> Planned:
     return Planned(report=report, warnings=tuple(warnings))
 
 
-def _bounds(wanted: PlanRequest, spec: JobSpec, now: datetime) -> Bounds:
+def _bounds(wanted: PlanOptions, spec: JobSpec, now: datetime) -> Bounds:
     """Return what the request says; where it says nothing, the budget of the manifest. A date that has passed counts
     for nothing.
     """
-    budget, deadline, said = wanted.budget, wanted.deadline, spec.budget
+    budget, said = wanted.budget, spec.budget
+    deadline = None if wanted.deadline is None else wanted.deadline / HOUR
     if budget is None and said is not None and said.money is not None:
         budget = float(said.money)
     if deadline is None and said is not None and said.done_by is not None and said.done_by > now:
@@ -110,16 +88,17 @@ def _bounds(wanted: PlanRequest, spec: JobSpec, now: datetime) -> Bounds:
     return Bounds(budget=budget, deadline=deadline)
 
 
-def _world(wanted: PlanRequest, spec: JobSpec, warnings: list[str]) -> World:
+def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
+    spec = job.spec
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, epochs=None, tokens=None))
     if spec.training.steps == UNKNOWN_STEPS:
         raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
-    document = dict(wanted.job.document)
+    document = dict(job.document)
     if wanted.steps is not None:
         training = document["spec"]["training"] | {"steps": wanted.steps, "epochs": None, "tokens": None}
         document = {**document, "spec": {**document["spec"], "training": training}}
-    job, prices = replace(wanted.job, spec=spec, document=document), _prices(wanted)
+    job, prices = replace(job, spec=spec, document=document), _prices(wanted)
     machines = _machines(prices, wanted, JobProfiles(job))
     market = _market(wanted, spec)
     for machine in machines.values():
@@ -141,16 +120,17 @@ def _world(wanted: PlanRequest, spec: JobSpec, warnings: list[str]) -> World:
     )
 
 
-def _prices(wanted: PlanRequest) -> PriceList | None:
+def _prices(wanted: PlanOptions) -> PriceList | None:
     """Raises PriceError. Devices without a price file are of the newest list that comes with Bamboo."""
-    path = wanted.prices or (shipped_prices()[-1] if wanted.devices else None)
+    devices = _names(wanted.device)
+    path = wanted.prices or (shipped_prices()[-1] if devices else None)
     if path is None:
         return None
     prices = read_prices(path)
-    return of_devices(path, prices, wanted.devices) if wanted.devices else prices
+    return of_devices(path, prices, devices) if devices else prices
 
 
-def _machines(prices: PriceList | None, wanted: PlanRequest, profiles: JobProfiles) -> dict[str, MachineKind]:
+def _machines(prices: PriceList | None, wanted: PlanOptions, profiles: JobProfiles) -> dict[str, MachineKind]:
     """Raises ProfileError or PriceError."""
     if prices is None:
         assert wanted.profile is not None
@@ -166,15 +146,15 @@ def _machines(prices: PriceList | None, wanted: PlanRequest, profiles: JobProfil
     return found
 
 
-def _profile_path(price: MachinePrice | None, wanted: PlanRequest) -> str | None:
+def _profile_path(price: MachinePrice | None, wanted: PlanOptions) -> str | None:
     return (price.profile if price is not None else None) or wanted.profile
 
 
-def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
+def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
     """Nodes in the zones in which the job may be."""
-    if wanted.traces:
-        with RunProgress(1, "reading", shown=wanted.shown):
-            recording = read_nodes(wanted.traces)
+    if wanted.trace:
+        with RunProgress(1, "reading", shown=not wanted.quiet):
+            recording = read_nodes(wanted.trace)
         if told := unpriced(recording, all_nodes=True):
             raise NodeTraceError(told)
         zones = allowed_zones(spec, dict.fromkeys(change.zone for change in recording.changes))
@@ -183,29 +163,31 @@ def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
     patterns = [pattern.value for pattern in Pattern]
     if wanted.pattern not in patterns:
         raise InvalidRequest(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
-    assert wanted.rate is not None
+    assert wanted.preempt_rate is not None
+    zones = () if wanted.zones is None else tuple(zone.strip() for zone in wanted.zones.split(","))
     return Market(
         generation=Generation(
             pattern=Pattern(wanted.pattern),
             nodes=wanted_workers(spec),
-            removal=wanted.rate,
+            removal=wanted.preempt_rate,
             addition=wanted.replace_rate,
-            zones=allowed_zones(spec, wanted.zones or named_zones(spec) or ZONES),
+            zones=allowed_zones(spec, zones or named_zones(spec) or ZONES),
             notice=wanted.notice,
         )
     )
 
 
-def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
-    batch = spec.training.global_batch_size
-    for size in wanted.micro_batches:
+def _limits(wanted: PlanOptions, spec: JobSpec, market: Market) -> Limits:
+    batch, micro_batches = spec.training.global_batch_size, _numbers(wanted.micro_batch, "--micro-batch")
+    stages, pipelines = _numbers(wanted.stages, "--stages"), _numbers(wanted.pipelines, "--pipelines")
+    for size in micro_batches:
         if batch % size:
             raise InvalidRequest(
                 f"--micro-batch {size}: expected sizes of which training.globalBatchSize, {batch}, is a multiple"
             )
     for flag, given, chosen in (
-        ("--stages", wanted.stages, spec.topology.chooses_stages),
-        ("--pipelines", wanted.pipelines, spec.topology.chooses_pipelines),
+        ("--stages", stages, spec.topology.chooses_stages),
+        ("--pipelines", pipelines, spec.topology.chooses_pipelines),
     ):
         if given and chosen:
             raise InvalidRequest(f"{flag}: expected only where spec.topology says a number, as they are chosen")
@@ -214,10 +196,10 @@ def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
         most = nodes * room
     return Limits(
         nodes=most,
-        stages=wanted.stages,
-        pipelines=wanted.pipelines,
-        micro_batches=wanted.micro_batches,
-        standby=wanted.standby,
+        stages=stages,
+        pipelines=pipelines,
+        micro_batches=micro_batches,
+        standby=_numbers(wanted.standby, "--standby", least=0),
     )
 
 
@@ -255,3 +237,52 @@ def recommended_text(job: JobSource, report: PlanReport) -> str:
     assert chosen is not None
     wanted = edited(job.document, edits(chosen.candidate, job.spec, job.document))
     return yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)
+
+
+def _check(options: PlanOptions) -> None:
+    """Raises InvalidRequest for what the flags themselves say wrong."""
+    if not options.trace and options.preempt_rate is None:
+        raise InvalidRequest("--preempt-rate or --trace: expected one of them")
+    for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):
+        if value is not None and not 0 <= value <= 1:
+            raise InvalidRequest(f"{name} {value:g}: expected a probability from 0 to 1")
+    for name, amount, most in (
+        ("--budget", options.budget, 1e9),
+        ("--deadline", options.deadline, LONGEST_SECONDS),
+        ("--hours", options.hours, 87_600.0),
+        ("--notice", options.notice, 86_400.0),
+    ):
+        if amount is not None and not 0 < amount <= most:
+            raise InvalidRequest(f"{name} {amount:g}: expected a number above 0 and at most {most:.0f}")
+    if options.profile is not None and options.device is not None:
+        raise InvalidRequest(
+            "--device: not with --profile, which says on what device the job runs; @NAME is a profile, too"
+        )
+    if options.profile is None and options.prices is None and options.device is None:
+        raise InvalidRequest(
+            f"--device: expected some of {', '.join(read_devices().devices)}; or --profile with a file that `bamboo"
+            f" profile` writes, or one of {', '.join(shipped_names())}; or --prices with machines that have one"
+        )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """a100,h100."""
+    names = tuple(part.strip() for part in text.split(",")) if text is not None else ()
+    if not all(names) or len(names) > MOST_LISTED:
+        raise InvalidRequest(
+            f"--device {(text or '')[:40]!r}: expected at most {MOST_LISTED} names of devices, with commas"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def _numbers(text: str | None, name: str, least: int = 1) -> tuple[int, ...]:
+    """4,8,12."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    known = all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts)
+    if not known or len(parts) > MOST_LISTED:
+        raise InvalidRequest(
+            f"{name} {text[:40]!r}: expected at most {MOST_LISTED} whole numbers from {least} on, with commas"
+        )
+    return tuple(sorted({int(part) for part in parts}))

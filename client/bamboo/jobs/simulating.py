@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import JobProfiles
 from bamboo.jobs.profile_check import check_profiles
+from bamboo.jobs.simulate_options import SimulateOptions
 from bamboo.local.job_source import JobSource
+from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.simulation.job.job_zones import allowed_zones, made_up, named_zones
-from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
@@ -25,30 +26,9 @@ from bamboo_core.planning.steps.worker_memory import memory_warning
 
 HOURS = 24.0  # of made-up preemptions, if nobody says how long
 ZONE = "zone-a"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSimulation:
-    """A simulation of a job as the user asked for it, on recorded nodes (traces) or on made-up ones, of which so many
-    are lost in an hour (rates). say: is told what happens, for one run. shown: progress is, where standard error is a
-    terminal.
-    """
-
-    job: JobSource
-    profile: str
-    traces: tuple[str, ...] = ()
-    rates: tuple[float, ...] = ()
-    seeds: range = range(1, 11)
-    hours: float | None = None
-    steps: int | None = None
-    replace_rate: float = 0.5
-    notice: float | None = None
-    zones: tuple[str, ...] = ()  # (): the job's, if it names any
-    price: float | None = None
-    zone_price: float = ZONE_TRAFFIC_PRICE
-    jobs: int | None = None
-    say: Callable[[str], None] | None = None
-    shown: bool = False
+MOST_SEEDS = 1_000_000
+MOST_HOURS = 87_600
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +48,14 @@ class Simulated:
     warnings: tuple[str, ...]
 
 
-def simulated(wanted: JobSimulation) -> Simulated:
-    """Simulates. Raises InvalidRequest for whatever cannot be done as it was asked for."""
+def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None) -> Simulated:
+    """Simulates. say: is told what happens, for one run. Raises InvalidRequest for whatever cannot be done as it was
+    asked for.
+    """
+    _check(job, wanted)
     try:
-        run, warnings = _run(wanted)
-        cases = _of_recording(wanted, run) if wanted.traces else _of_rates(wanted, run)
+        run, warnings = _run(job, wanted)
+        cases = _of_recording(wanted, wanted.trace, run, say) if wanted.trace else _of_rates(wanted, run, say)
     except InvalidRequest:
         raise
     except (SimulationError, NodeTraceError, ProfileError) as error:
@@ -82,9 +65,10 @@ def simulated(wanted: JobSimulation) -> Simulated:
     return Simulated(spec=run.spec, cases=tuple(cases), warnings=tuple(warnings))
 
 
-def _run(wanted: JobSimulation) -> tuple[JobRun, list[str]]:
+def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:
     """What all runs have in common: the job with the steps and the profile that are asked for; and warnings."""
-    job, spec = wanted.job, wanted.job.spec
+    spec = job.spec
+    assert wanted.profile is not None
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, epochs=None, tokens=None))
         job = replace(job, spec=spec)
@@ -99,40 +83,41 @@ def _run(wanted: JobSimulation) -> tuple[JobRun, list[str]]:
         trace=make_trace(),
         seconds=None if wanted.hours is None else wanted.hours * 3600,
         price=wanted.price,
-        zone_price=wanted.zone_price,
+        zone_price=wanted.zone_traffic_price,
         heeds_money=True,
     )
     return run, warnings
 
 
-def _of_recording(wanted: JobSimulation, run: JobRun) -> list[SimulatedCase]:
-    with RunProgress(1, "reading", shown=wanted.shown):
-        trace = read_nodes(wanted.traces)
+def _of_recording(wanted: SimulateOptions, traces: list[str], run: JobRun, say: Say | None) -> list[SimulatedCase]:
+    with RunProgress(1, "reading", shown=not wanted.quiet):
+        trace = read_nodes(traces)
     if wanted.price is None and (told := unpriced(trace, all_nodes=True)):
         raise NodeTraceError(told)
     allowed_zones(run.spec, dict.fromkeys(change.zone for change in trace.changes))
-    name = " + ".join(os.path.basename(path) for path in wanted.traces)
-    with RunProgress(1, shown=wanted.shown and wanted.say is None):
+    name = " + ".join(os.path.basename(path) for path in traces)
+    with RunProgress(1, shown=not wanted.quiet and say is None):
         seconds = trace.duration if run.seconds is None else min(run.seconds, trace.duration)
-        found = simulate_job(replace(run, trace=trace, seconds=seconds), wanted.say)
+        found = simulate_job(replace(run, trace=trace, seconds=seconds), say)
     return [SimulatedCase(name=name, runs=(found,))]
 
 
-def _of_rates(wanted: JobSimulation, run: JobRun) -> list[SimulatedCase]:
-    generations = [_generation(wanted, run.spec, rate) for rate in wanted.rates]
-    if wanted.say is not None:
-        if len(wanted.rates) * len(wanted.seeds) != 1:
+def _of_rates(wanted: SimulateOptions, run: JobRun, say: Say | None) -> list[SimulatedCase]:
+    rates, seeds = wanted.preempt_rate or [], _seeds(wanted.seeds)
+    generations = [_generation(wanted, run.spec, rate) for rate in rates]
+    if say is not None:
+        if len(rates) * len(seeds) != 1:
             raise InvalidRequest("--events: expected one run; give --trace, or one --preempt-rate and --seeds A:A")
-        trace = made_up(generations[0], run.spec, wanted.seeds[0])
-        found = simulate_job(replace(run, trace=trace), wanted.say)
-        return [SimulatedCase(name=f"{wanted.rates[0]:g}", runs=(found,))]
-    runs = [JobSeed(run=run, generation=one, seed=seed) for one in generations for seed in wanted.seeds]
-    with RunProgress(len(runs), shown=wanted.shown) as bar:
+        trace = made_up(generations[0], run.spec, seeds[0])
+        found = simulate_job(replace(run, trace=trace), say)
+        return [SimulatedCase(name=f"{rates[0]:g}", runs=(found,))]
+    runs = [JobSeed(run=run, generation=one, seed=seed) for one in generations for seed in seeds]
+    with RunProgress(len(runs), shown=not wanted.quiet) as bar:
         results = list(simulate_jobs(runs, wanted.jobs or os.cpu_count() or 1, bar.done))
-    size = len(wanted.seeds)
+    size = len(seeds)
     return [
         SimulatedCase(name=f"{rate:g}", runs=tuple(results[at * size : (at + 1) * size]))
-        for at, rate in enumerate(wanted.rates)
+        for at, rate in enumerate(rates)
     ]
 
 
@@ -144,9 +129,47 @@ def money_told(spec: JobSpec, runs: Sequence[JobResult]) -> str:
     return f"of {spec.training.steps} steps {sum(spent) / len(spent):.0f} are done when the money is spent"
 
 
-def _generation(wanted: JobSimulation, spec: JobSpec, rate: float) -> Generation:
+def _generation(wanted: SimulateOptions, spec: JobSpec, rate: float) -> Generation:
     """Raises SimulationError if the job may be in none of the zones."""
-    zones = allowed_zones(spec, wanted.zones or named_zones(spec) or (ZONE,))
+    named = () if wanted.zones is None else tuple(zone.strip() for zone in wanted.zones.split(","))
+    zones = allowed_zones(spec, named or named_zones(spec) or (ZONE,))
     return Generation(
         hours=wanted.hours or HOURS, removal=rate, addition=wanted.replace_rate, zones=zones, notice=wanted.notice
     )
+
+
+def _check(job: JobSource, options: SimulateOptions) -> None:
+    """Raises InvalidRequest for what the flags themselves say wrong."""
+    if options.profile is None:
+        known = ", ".join(shipped_names())
+        raise InvalidRequest(f"--profile: expected a file that `bamboo profile {job.name}` writes, or one of {known}")
+    if bool(options.trace) is bool(options.preempt_rate):
+        raise InvalidRequest("--preempt-rate or --trace: expected one of them")
+    for rate in options.preempt_rate or ():
+        _check_probability("--preempt-rate", rate)
+    _check_probability("--replace-rate", options.replace_rate)
+    if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
+        raise InvalidRequest(f"--hours must be more than 0 and at most {MOST_HOURS}, not {options.hours:g}")
+    if not 0 <= options.zone_traffic_price <= 1000:
+        raise InvalidRequest(f"--zone-traffic-price {options.zone_traffic_price:g}: expected USD from 0 to 1000")
+    if options.notice is not None and not 0 <= options.notice <= 86_400:
+        raise InvalidRequest(f"--notice {options.notice:g}: expected seconds from 0 to 86400")
+    if options.price is not None and not 0 <= options.price <= 1e6:
+        raise InvalidRequest(f"--price {options.price:g}: expected USD from 0 to 1000000")
+
+
+def _check_probability(flag: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise InvalidRequest(f"{flag} {value:g}: expected a probability from 0 to 1")
+
+
+def _seeds(text: str) -> range:
+    """N: from 1 to N; A:B: from A to B."""
+    first, colon, last = text.partition(":")
+    numbers = [first, last] if colon else ["1", first]
+    if not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):
+        raise InvalidRequest(f"--seeds must be a number of seeds or A:B, not {text[:40]!r}")
+    seeds = range(int(numbers[0]), int(numbers[1]) + 1)
+    if not 1 <= len(seeds) <= MOST_SEEDS:
+        raise InvalidRequest(f"--seeds must name from 1 to {MOST_SEEDS} seeds, not {text[:40]!r}")
+    return seeds
