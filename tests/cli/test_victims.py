@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bamboo.remote import victims
-from bamboo.remote.job_view.parsing import workers_of
+from bamboo.remote.parsing import workers_of
 from bamboo.remote.victims import VictimChoice
 from bamboo.terminal.snapshot import RemoteWorker
 from bamboo_core.kube.errors import RemoteError, UsageError

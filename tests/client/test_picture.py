@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bamboo.remote.job_view.parsing import events_of, workers_of
+from bamboo.remote.parsing import events_of, workers_of
 from bamboo.terminal import picture
 from bamboo.terminal.keys import HELP
 from bamboo.terminal.picture import Footer, sparkline

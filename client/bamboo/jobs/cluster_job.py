@@ -17,7 +17,7 @@ from bamboo.jobs.errors import (
 )
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, progress_of
 from bamboo.remote import operations
-from bamboo.remote.job_view.job_reader import JobDeleted, JobReader, UnseenEvents
+from bamboo.remote.job_reader import JobDeleted, JobReader, UnseenEvents
 from bamboo.remote.session import WaitTimedOut, patiently
 from bamboo.remote.victims import VictimChoice, victim
 from bamboo.remote.watch import INTERVAL_SECONDS

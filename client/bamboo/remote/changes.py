@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo.remote import operations
-from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_reader import JobReader
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watch import until_over
 from bamboo.terminal import phrases

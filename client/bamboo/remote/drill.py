@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from bamboo.remote import operations, victims
-from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_reader import JobReader
 from bamboo.remote.session import Session, Target, WaitTimedOut, confirm, until
 from bamboo.remote.victims import VictimChoice
 from bamboo.terminal import phrases

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bamboo.remote.job_view.job_reader import JobDeleted, JobReader
+from bamboo.remote.job_reader import JobDeleted, JobReader
 from bamboo.remote.session import Session, Target, patiently
 from bamboo.remote.victims import named
 from bamboo.terminal.snapshot import RemoteWorker

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_reader import JobReader
 from bamboo.remote.session import until
 from bamboo.terminal import phrases
 from bamboo.terminal.snapshot import RemoteWorker

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
+from bamboo.remote.job_reader import JobReader, UnseenEvents
 from bamboo.remote.session import Session, Target, patiently
 from bamboo.remote.watch import until_over
 from bamboo.terminal import picture

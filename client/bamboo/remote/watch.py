@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
+from bamboo.remote.job_reader import JobReader, UnseenEvents
 from bamboo.remote.session import Session, on_a_terminal, patiently
 from bamboo.terminal import phrases
 from bamboo.terminal.live_view import LivePicture

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable
 
-from bamboo.remote.job_view.parsing import events_of, workers_of
+from bamboo.remote.parsing import events_of, workers_of
 from bamboo.terminal.snapshot import JobEvent, JobSnapshot
 from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError, RemoteError
