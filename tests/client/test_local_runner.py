@@ -14,7 +14,7 @@ from bamboo.local import runner
 from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.views.summary import Summary
 from bamboo.preemption.scheduling import Room, Schedule
-from bamboo.terminal.view import QuietView, StopJob, UserRequest
+from bamboo.terminal.view import CombinedView, StopJob, UserRequest
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo_core.coordinator.events import Status
@@ -29,7 +29,7 @@ def manifest(stages: int, **spec: Any) -> dict[str, Any]:
     return bamboojob("tiny", **{"task": task, "training": training(10, 4, 2), "topology": {"stages": stages}, **spec})
 
 
-class Run(QuietView):
+class Run(CombinedView):
     """A run without processes: its fork server, its control server, and its view.
 
     Workers do what they are told as soon as they have joined; `ends` says how they end, and `dies`, if they end when

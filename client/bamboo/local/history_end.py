@@ -105,8 +105,8 @@ def _in_attempt(step: StepRecord, attempt: int) -> StepRecord:
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
     """Writes the events that no worker has written, and all of the history to a file in the output folder, if any.
 
-    The file is written whatever becomes of the store; then it has what this process knows. Raises StorageError,
-    HistoryError of the store once it is, or of the folder.
+    If this process or the store knows of a committed step, the file is written whatever becomes of the store; then it
+    has what this process knows. Raises StorageError, HistoryError of the store after that, or of the folder.
     """
     files, problem = HistoryFiles(url), None
     there: list[HistoryFile] = []

@@ -21,7 +21,7 @@ from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
 from bamboo.preemption.scheduling import Schedule
 from bamboo.terminal.live_view import LiveView
-from bamboo.terminal.view import CombinedView, PlainView, QuietView, RunView
+from bamboo.terminal.view import CombinedView, PlainView, RunView
 from bamboo_core.complaints import complain
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.manifest import parse_manifest
@@ -165,7 +165,7 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
 
 def _view(spec: JobSpec, report: ReportOptions, *, undisturbed: bool = False, page: str = "") -> RunView:
     if report.json or report.quiet:
-        return QuietView()
+        return CombinedView()
     if not sys.stdout.isatty() or report.debug or not _has_keyboard():
         return PlainView(_say)
     if undisturbed:

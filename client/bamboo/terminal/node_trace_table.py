@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from bamboo.terminal.tables import plain_table
 from bamboo.traces.summary import NodeTraceSummary, removals_by_hour
 from bamboo.traces.trace import Trace
 from bamboo_core.text import printable
@@ -16,7 +17,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 def trace_table(trace: Trace, summary: NodeTraceSummary) -> Table:
     """Name and value of each number, and removals hour by hour as bars."""
-    shown = Table(box=None, show_header=False, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    shown = plain_table("", "", header=False)
     zones = [printable(zone) for zone in summary.zones]
     rest = f" and {len(zones) - MOST_ZONES} more" if len(zones) > MOST_ZONES else ""
     rows = [

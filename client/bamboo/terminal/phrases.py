@@ -16,10 +16,13 @@ ROLLING, STALLED = "RollingOut", "RolloutStalled"  # reasons of the condition Wo
 
 
 def age(since: datetime | None, now: datetime) -> str:
+    """How long ago that was, "-" if it is not known."""
+    return "-" if since is None else short_age((now - since).total_seconds())
+
+
+def short_age(seconds: float) -> str:
     """As kubectl has it: 45s, 12m, 5h, 3d."""
-    if since is None:
-        return "-"
-    seconds = max(0, int((now - since).total_seconds()))
+    seconds = max(0, int(seconds))
     for size, unit, most in ((1, "s", 120), (60, "m", 120 * 60), (3600, "h", 48 * 3600)):
         if seconds < most:
             return f"{seconds // size}{unit}"

@@ -3,9 +3,10 @@
 from rich.table import Table
 
 
-def plain_table(*columns: str) -> Table:
+def plain_table(*columns: str, header: bool = True) -> Table:
     """A table with these columns. `>` before a name: its values stand at the right."""
-    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    padding = (0, 2, 0, 0)
+    table = Table(box=None, show_header=header, show_edge=False, pad_edge=False, padding=padding, header_style="bold")
     for column in columns:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
     return table

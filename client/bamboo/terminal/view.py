@@ -44,24 +44,8 @@ class RunView(Protocol):
     def stop(self) -> None: ...
 
 
-class QuietView:
-    """Shows nothing."""
-
-    def start(self, request: Callable[[UserRequest], None]) -> None:
-        pass
-
-    def status(self, status: Status) -> None:
-        pass
-
-    def emit(self, emit: Emit) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
 class CombinedView:
-    """Several views at once."""
+    """Several views at once; none shows nothing."""
 
     def __init__(self, *views: RunView) -> None:
         self._views = views
