@@ -1,21 +1,17 @@
-"""Writes the lists in docs/metrics.md from metrics and alerts: `make docs`. A test fails if one is stale.
+"""Writes the lists in docs/metrics.md from the catalogues of metrics: `make docs`. A test fails if one is stale.
 
 The committed page names the metrics with their labels; the page of the site explains each in a table.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from bamboo_core.metrics.every_metric import EVERY_METRIC
 from bamboo_core.metrics.exposition import Metric, MetricKind
 
 PAGE = Path(__file__).with_name("metrics.md")
-ALERTS = Path(__file__).parent.parent / "dashboards" / "alerts.yaml"
 
-BEGIN = "<!-- metrics: made by `make docs` from core/bamboo_core/metrics and dashboards/alerts.yaml -->\n"
+BEGIN = "<!-- metrics: made by `make docs` from core/bamboo_core/metrics -->\n"
 END = "<!-- end of metrics -->\n"
 
 SECTIONS = (
@@ -43,7 +39,7 @@ def page(text: str, whole: bool = False) -> str:
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{PAGE.name} lacks the comments between which the metrics belong"
-    lines = [*(line for section in SECTIONS for line in _section(*section, whole)), *_alerts()]
+    lines = [line for section in SECTIONS for line in _section(*section, whole)]
     tables = "\n".join(lines)
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 
@@ -64,16 +60,6 @@ def _marks(metric: Metric) -> str:
     labels = [f"`{label}`" for label in metric.labels if label not in ("namespace", "job")]
     marks = [*labels, *(["histogram"] if metric.kind is MetricKind.HISTOGRAM else [])]
     return f" ({', '.join(marks)})" if marks else ""
-
-
-def _alerts() -> Iterator[str]:
-    yield from ("## Alerts", "", "When each fires, and what to do about it, is in alerts.md.", "")
-    groups: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
-    for severity in ("critical", "warning", "info"):
-        names = [rule["alert"] for rule in rules if rule["labels"]["severity"] == severity]
-        yield f"- {severity}: {', '.join(f'[{name}](alerts.md#{name.lower()})' for name in names)}"
-    yield ""
 
 
 if __name__ == "__main__":
