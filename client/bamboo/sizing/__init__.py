@@ -1,1 +1,1 @@
-"""Which machines, grid and protection a job should have: which candidates there are, which are tried, which is best."""
+"""Recommended machines, grid and protection of a job: the candidates, their trials, the choice."""

@@ -1,4 +1,4 @@
-"""What a candidate takes while nothing is lost: memory, time and money of a step. Pure; no coordinator is run."""
+"""Cost of a candidate while nothing is lost: memory, time and money of a step. Pure; no coordinator is run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Calm:
 
 
 def memory_needed(world: World, candidate: Candidate) -> int:
-    """Bytes on the device of the worker that needs most, also while it runs the stages of lost neighbours."""
+    """Return the device bytes of the worker that needs most, also while it runs the stages of lost neighbours."""
     made = job_of(candidate, world.spec, world.document)
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
@@ -44,7 +44,7 @@ def memory_needed(world: World, candidate: Candidate) -> int:
 
 
 def calm(world: World, candidate: Candidate) -> Calm:
-    """The cost of an undisturbed step of a candidate that the manifest's rules allow."""
+    """Return the cost of an undisturbed step of a valid candidate."""
     made = job_of(candidate, world.spec, world.document)
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
@@ -57,7 +57,7 @@ def calm(world: World, candidate: Candidate) -> Calm:
 
 
 def node_usd(world: World, candidate: Candidate) -> float:
-    """The USD of all nodes of a candidate for a second, at prices that are means over time and zones."""
+    """Return the USD of all nodes of a candidate for a second, at mean prices over time and zones."""
     prices = world.machines[candidate.machine].profile.prices
     spot = world.spot_usd(candidate.machine)
     on_demand = prices.on_demand if prices else 1.0
@@ -66,8 +66,8 @@ def node_usd(world: World, candidate: Candidate) -> float:
 
 
 def least(world: World, candidate: Candidate) -> Point:
-    """A step takes at least so many seconds, and USD: what the busiest stage computes, after what the
-    stages before it take for the first microbatch, and for the last one's way back.
+    """Return a lower bound of a step's seconds and USD: the busiest stage's work, the earlier stages' for the first
+    microbatch, and the way back of the last one.
     """
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
     spec, devices = world.spec, world.spec.worker.devices
@@ -81,13 +81,13 @@ def least(world: World, candidate: Candidate) -> Point:
 
 
 def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
-    """The layers of each stage; where the coordinator chooses the grid it heeds memory."""
+    """Return the layers of each stage; where the coordinator chooses the grid, the split respects memory."""
     fitting = fitting_split(profile.figures, spec, profile.machine.memory) if spec.elastic else None
     return fitting or layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
 
 
 def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str], *, packs: bool) -> Plan:
-    """The plan of the job with the nodes that it asks for in each zone. packs: whether pods are packed into zones."""
+    """Return the plan of the job with its requested nodes in each zone. packs: whether pods are packed into zones."""
     count = spec.topology.stages * spec.topology.pipelines
     names = zones or ("",)
     if packs:

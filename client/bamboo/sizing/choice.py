@@ -1,4 +1,4 @@
-"""Which candidate of a front is recommended, and why, in words that name figures. Pure."""
+"""Choice of the recommended candidate from a front, with its reasons in sentences with figures. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What the user can spend: USD of the whole job, and hours; None: no bound."""
+    """The user's limits: USD of the whole job, and hours; None: no limit."""
 
     budget: float | None = None
     deadline: float | None = None
 
     def kept_by(self, one: Assessment) -> bool:
-        """Whether an option keeps the bounds, with a margin for the spread of the runs: in 95 of 100, as far as those
-        that were simulated tell.
+        """Return whether an option keeps the bounds with a margin for the spread of its runs: in 95 of 100, estimated
+        from them.
         """
         within = self.budget is None or one.sure("usd") <= self.budget
         return within and (self.deadline is None or one.sure("hours") <= self.deadline)
@@ -40,7 +40,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """What would be instead of the recommended option. Deviations: None for what was not simulated several times."""
+    """An alternative to the recommended option. Deviations: None if it was not simulated several times."""
 
     label: str
     hours: float
@@ -51,9 +51,10 @@ class Alternative:
 
 
 def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
-    """Within a budget the fastest, before a deadline the cheapest; with neither, where time x cost is least.
+    """Return the fastest option within a budget, the cheapest before a deadline; with neither, the one with the least
+    time x cost.
 
-    None if none keeps the bounds.
+    None if no option keeps the bounds.
     """
     kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
     if not kept:
@@ -66,7 +67,7 @@ def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
 
 
 def in_words(one: Candidate, several_zones: bool = True) -> str:
-    """The candidate for a person, in one line; of zones nothing if there is only one."""
+    """Describe the candidate in one line, without its zones if there is only one."""
     grid = f"{count(one.stages, 'stage')} x {count(one.pipelines, 'pipeline')}"
     parts = [grid, f"microbatches of {one.micro_batch}"]
     if one.workers == 1:
@@ -83,7 +84,9 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
 
 
 def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> Alternative | None:
-    """What the cheapest grid would take on demand, where nothing is lost, that is not slower; None without a price."""
+    """Return the cost of the cheapest grid on on-demand nodes, where nothing is lost, that is not slower; None without
+    a price.
+    """
     found = []
     for one, undisturbed in calm:
         price, start = world.on_demand_usd(one.machine), world.machines[one.machine].profile.times.start
@@ -102,9 +105,9 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
 
 
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
-    """The chosen option beside those that differ from it in one field and were simulated: what that choice is worth.
+    """Return the simulated options that differ from the chosen one in one field, which shows what that choice is worth.
 
-    A single worker has no neighbour to be apart from, and nobody who keeps its state.
+    A single worker has neither neighbours nor replicas.
     """
     asked = ("standby",) if chosen.candidate.workers == 1 else ("spread", "mode", "standby")
     pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
@@ -126,21 +129,21 @@ def _comparison(one: Assessment, label: str) -> Alternative:
 def reasons(
     chosen: Assessment, bounds: Bounds, *, several_zones: bool = True, spread: SpreadSpec = ONE_EACH
 ) -> tuple[str, ...]:
-    """Sentences: what is recommended, by which rule, and from how many runs; one more if it is a job for one node.
+    """Return sentences: the recommendation, its rule, and its number of runs; one more for a job on one node.
 
-    several_zones: whether where nodes are is worth a word. spread: of the job, which says how many workers a node has.
+    several_zones: whether to mention zones. spread: of the job, with the workers of a node.
     """
     said = (_what(chosen, several_zones, spread), _rule(chosen, bounds), _sure(chosen), _alone(chosen, spread))
     return tuple(part for part in said if part)
 
 
 def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
-    """Mean and, of several runs, deviation, without the unit's name; a dash for what has no end."""
+    """Return the mean and, for several runs, the deviation, without a unit; a dash for infinity."""
     return unit.number(one.mean(name), one.deviation(name) if len(one.outcomes) > 1 else None)
 
 
 def odds(runs: int) -> str:
-    """How sure a bound is: a share of runs is claimed only if there were so many."""
+    """Return how sure a bound is; a share of runs is named only if there were enough."""
     if runs >= HUNDRED:
         return "in 95 of 100 runs"
     return "in the one run" if runs == 1 else f"by {runs} runs (mean and 1.645 deviations)"
@@ -172,7 +175,7 @@ def _rule(chosen: Assessment, bounds: Bounds) -> str:
 
 
 def _alone(chosen: Assessment, spread: SpreadSpec) -> str:
-    """What a job on a single node should know: nobody is there to take over."""
+    """Return a warning for a job on a single node, where nobody can take over."""
     one = chosen.candidate
     if spread.nodes(one.workers) > 1:
         return ""
@@ -199,7 +202,7 @@ def _value(one: Candidate, name: str) -> str:
 
 
 def _sure(chosen: Assessment) -> str:
-    """What the runs say, and what so few of them cannot say."""
+    """Return what the runs show, and what so few of them cannot show."""
     runs, losses, fatal = len(chosen.outcomes), int(chosen.total("preemptions")), int(chosen.total("fatal"))
     simulated = chosen.mean("simulated")
     said = f"That is from {count(runs, 'run')} of {time_unit((simulated,)).say(simulated)} on average"

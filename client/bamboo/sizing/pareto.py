@@ -1,4 +1,4 @@
-"""Which of many choices with a time and a cost are worth a thought. Pure."""
+"""Pareto-optimal choices by time and cost. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -8,15 +8,17 @@ Point = tuple[float, float]  # time and cost; less is better, infinite if it nev
 
 
 def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
-    """Better in one and not worse in the other; with a slack: better in both by more than that share."""
+    """Return whether one point is better in one and not worse in the other; with a slack, better in both by more than
+    that share.
+    """
     if slack:
         return one[0] * (1 + slack) < other[0] and one[1] * (1 + slack) < other[1]
     return one[0] <= other[0] and one[1] <= other[1] and one != other
 
 
 def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
-    """The choices that no other one dominates, in their order. Of equal ones the first; what never ends is left out,
-    unless nothing ends.
+    """Return the choices that no other dominates, in their order. Only the first of equal ones counts; infinite ones
+    are left out unless all are.
     """
     points = [point(choice) for choice in choices]
     ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]
@@ -37,7 +39,7 @@ def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0)
 
 
 def distance(point: Point, others: Sequence[Point]) -> float:
-    """The slack with which a point would just not be dominated by any of the others; 0 on their front."""
+    """Return the slack with which no other point would dominate this one; 0 on the front."""
     return max([0.0, *(min(_ratio(point[0], time), _ratio(point[1], cost)) - 1 for time, cost in others)])
 
 
@@ -46,5 +48,5 @@ def _ratio(one: float, other: float) -> float:
 
 
 def best_product(choices: Sequence[T], point: Callable[[T], Point]) -> T:
-    """The one with the least product of time and cost: where a tenth more of one buys a tenth less of the other."""
+    """Return the choice with the least product of time and cost."""
     return min(choices, key=lambda choice: (point(choice)[0] * point(choice)[1], point(choice)))

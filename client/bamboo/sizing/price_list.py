@@ -1,4 +1,4 @@
-"""What machines and traffic cost: a file that a user writes, checked strictly. Its reader is the only I/O."""
+"""Price files of users, with prices of machines and traffic, checked strictly. Only reading does I/O."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -22,7 +22,7 @@ Text = Annotated[str, msgspec.Meta(max_length=2000)]
 
 
 class PriceError(ValueError):
-    """One sentence about what is wrong with a price file, with its name and the field."""
+    """A mistake in a price file, as one sentence with its name and the field."""
 
 
 class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -41,9 +41,7 @@ class MachinePrice(_PricePart, frozen=True, kw_only=True):
 
 
 class NetworkPrice(_PricePart, frozen=True, kw_only=True):
-    """USD for a GB (10^9 bytes) that crosses zones, billed to the one that sends it and again to the one that gets
-    it.
-    """
+    """The price in USD of a GB (10^9 bytes) that crosses zones, billed to the sender and again to the receiver."""
 
     between_zones: Usd = ZONE_TRAFFIC_PRICE
 
@@ -59,12 +57,12 @@ class PriceList(_PricePart, frozen=True, kw_only=True):
 
 
 def shipped_prices() -> tuple[str, ...]:
-    """The price lists that come with Bamboo, by the month in which they were looked up; the newest is the last."""
+    """Return the price lists of Bamboo by the month of their look-up, the newest last."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
 def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceList:
-    """Only the machines whose profile is of the job's own layers on one of these devices. Raises PriceError."""
+    """Return the machines whose profile is computed for one of these devices. Raises PriceError."""
     wanted = {f"@{device.lower()}" for device in devices}
     found = {name: one for name, one in prices.machines.items() if (one.profile or "").lower() in wanted}
     there = {(one.profile or "").lower() for one in prices.machines.values()}
@@ -75,8 +73,8 @@ def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceL
 
 
 def read_prices(path: str) -> PriceList:
-    """A YAML or JSON file, or a list that comes with Bamboo, by its name. Raises PriceError naming it. Profiles' files
-    are named from the current folder on.
+    """Read a YAML or JSON file, or a list of Bamboo by its name. Paths of profiles become relative to the current
+    folder. Raises PriceError naming the file.
     """
     if path in shipped_prices():
         path = str(FOLDER / f"{path}.yaml")
@@ -94,7 +92,9 @@ def read_prices(path: str) -> PriceList:
 
 
 def parse_prices(path: str, document: object) -> PriceList:
-    """The prices in a document. path: for messages. Raises PriceError naming it, and what was expected where."""
+    """Return the prices in a document. path: for messages. Raises PriceError naming it, the field and the expected
+    value.
+    """
     try:
         prices = msgspec.convert(document, PriceList, strict=True)
     except msgspec.ValidationError as error:
@@ -106,12 +106,12 @@ def parse_prices(path: str, document: object) -> PriceList:
 
 
 def _from_folder(folder: Path, profile: str | None) -> str | None:
-    """Names have no dot and no slash, files do."""
+    """Return the path of a profile's file; names have no dot and no slash."""
     return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile
 
 
 def _wrong_machine(document: object) -> str:
-    """What is wrong with the first machine that is, by its name; "" if it is something else."""
+    """Return the mistake in the first wrong machine, with its name; "" if the mistake is elsewhere."""
     machines = document.get("machines") if isinstance(document, dict) else None
     for name, machine in machines.items() if isinstance(machines, dict) else ():
         try:

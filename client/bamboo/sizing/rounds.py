@@ -1,4 +1,4 @@
-"""Rounds of trials: many candidates at once, on several processes, while somebody looks on."""
+"""Rounds of trials: many candidates at once, on several processes, with progress."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bamboo.sizing.trials.world import World
 
 
 class RoundProgress(Protocol):
-    """What shows how far a round of trials is, while it is entered."""
+    """A context that shows the progress of a round of trials."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -20,21 +20,23 @@ class RoundProgress(Protocol):
     ) -> None: ...
 
     def done(self, runs: int) -> None:
-        """So many more runs are ready."""
+        """Record that more runs are ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trials:
-    """Trials in a world, on so many processes. progress: of a round, from its number of runs and what it is about."""
+    """Runner of trials in a world, on so many processes. progress: makes a round's progress from its number of runs and
+    its subject.
+    """
 
     world: World
     jobs: int
     progress: Callable[[int, str], RoundProgress]
 
     def assess(self, about: str, trials: Sequence[CandidateTrial]) -> list[Assessment | None]:
-        """The assessment of each trial, in their order; None for one that the manifest's rules do not allow.
+        """Return the assessment of each trial, in order; None for one that the manifest's rules do not allow.
 
-        about: in a word, for the user. Raises SimulationError if a trial cannot be simulated.
+        about: the round's subject in a word. Raises SimulationError if a trial cannot be simulated.
         """
         found: list[Assessment | None] = []
         with self.progress(sum(len(trial.seeds) for trial in trials), f"{about:<10}") as bar:

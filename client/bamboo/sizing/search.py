@@ -1,5 +1,5 @@
-"""The search for candidates that are worth their money: what is left out before anything is simulated, then rounds of
-simulations, each longer and of fewer candidates. Pure but for what simulates, which it is given.
+"""Search for Pareto-optimal candidates: a filter before simulation, then rounds of simulations, each longer and of
+fewer candidates. Pure except for the given simulator.
 """
 
 import math
@@ -36,7 +36,7 @@ Choose = Callable[[Sequence[Assessment]], Assessment | None]
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the candidates."""
+    """Counts of tried and dropped candidates."""
 
     grids: int = 0  # there are
     # forbidden, too_large, slow: of them left out before anything was simulated
@@ -50,7 +50,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search has come to."""
+    """The result of a search."""
 
     front: tuple[Assessment, ...]  # ascending in time
     ends: tuple[Assessment, ...]  # all of the last rounds, with runs of full length
@@ -60,7 +60,7 @@ class SearchResult:
 
 
 class _Race:
-    """The newest assessment of each candidate, which is that of its longest round."""
+    """The newest assessment of each candidate, that of its longest round."""
 
     def __init__(self, world: World, simulate: Simulate) -> None:
         self._world, self._simulate = world, simulate
@@ -68,9 +68,9 @@ class _Race:
         self.runs = 0
 
     def round(self, about: str, candidates: Iterable[Candidate], losses: float, seeds: int) -> list[Assessment]:
-        """The assessments of the candidates that the manifest's rules allow, each simulated with so many seeds.
+        """Return the assessments of the valid candidates, each simulated with so many seeds.
 
-        losses: expected in a run; infinite: as many as it takes until numbers no longer depend on how it began.
+        losses: expected in a run; infinite: until the figures no longer depend on the start.
         """
         trials = [
             CandidateTrial(
@@ -99,8 +99,8 @@ class _Race:
 
 
 def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, choose: Choose) -> SearchResult:
-    """Search for options. like: the job as it is, whose protection is where the search begins. Raises ValueError if no
-    grid fits.
+    """Search for options. like: the job as it is, whose protection is the starting point. Raises ValueError if no grid
+    fits.
     """
     counts, race = Counts(), _Race(world, simulate)
     kept = fitting_grids(world, limits, like, counts)
@@ -132,7 +132,7 @@ def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, ch
 
 
 def _changed(world: World, limits: Limits, one: Candidate) -> list[Candidate]:
-    """Other protections of a grid, without those whose undisturbed step already costs far more."""
+    """Return other protections of a grid, without those whose undisturbed step already costs far more."""
     most = FAR_DEARER * calm(world, one).usd
     others = [other for other in protections(world, limits, one) if other != one and allowed(world, other)]
     return [other for other in others if other.spread is one.spread or calm(world, other).usd <= most]
@@ -140,7 +140,7 @@ def _changed(world: World, limits: Limits, one: Candidate) -> list[Candidate]:
 
 def _smaller(grids: Sequence[Candidate], limits: Limits, best: Candidate) -> list[Candidate]:
     """Return smaller grids with the protection of the best candidate and as many workers, more of them on standby. The
-    first rounds end before nodes are scarce, and so do not tell what standbys are worth.
+    first rounds end before nodes are scarce, and so do not show what standbys are worth.
     """
     alike = [
         one for one in grids if (one.machine, one.pipelines, one.mode) == (best.machine, best.pipelines, best.mode)
@@ -154,12 +154,14 @@ def _smaller(grids: Sequence[Candidate], limits: Limits, best: Candidate) -> lis
 
 
 def _front(ends: Sequence[Assessment], like: Candidate) -> list[Assessment]:
-    """Ascending in time. Nobody gives up what protects the job for a difference that says nothing."""
+    """Return the front, ascending in time. A candidate keeps its protection unless the difference is significant."""
     return sorted(front(told_apart(ends, like), lambda one: one.point), key=lambda one: one.point)
 
 
 def _contrasts(world: World, limits: Limits, chosen: Candidate) -> list[Candidate]:
-    """What a user would ask about: another spread over zones, with and without standbys, another mode."""
+    """Return the alternatives that a user would ask about: another spread over zones, with and without standbys,
+    another mode.
+    """
     asked = ("spread", "standby", "mode")
     changed = [one for one in protections(world, limits, chosen) if one != chosen and allowed(world, one)]
     by_thing = {name: [one for one in changed if getattr(one, name) != getattr(chosen, name)] for name in asked}
@@ -167,8 +169,8 @@ def _contrasts(world: World, limits: Limits, chosen: Candidate) -> list[Candidat
 
 
 def told_apart(found: Iterable[Assessment], like: Candidate) -> list[Assessment]:
-    """The options without those that are neither faster nor cheaper than another one of the same grid that is more like
-    the job.
+    """Return the options without those that are neither faster nor cheaper than another one of the same grid that is
+    closer to the job.
     """
 
     def changes(one: Assessment) -> int:
@@ -184,8 +186,8 @@ def told_apart(found: Iterable[Assessment], like: Candidate) -> list[Assessment]
 
 
 def near(found: Sequence[Assessment], slack: float, most: int) -> list[Assessment]:
-    """The assessments that no other one beats by more than the slack in both. If they are too many, those of the front
-    come first, its ends, then what lies between them; then what is nearest to it.
+    """Return the assessments that no other beats by more than the slack in both. If there are too many, keep the front,
+    its ends first, then the nearest to it.
     """
     left = front(found, lambda one: one.point, slack)
     points = [one.point for one in left]
@@ -196,7 +198,7 @@ def near(found: Sequence[Assessment], slack: float, most: int) -> list[Assessmen
 
 
 def _from_ends(count: int) -> list[int]:
-    """The numbers below count: first and last, then always the middle of the longest gap."""
+    """Yield the numbers below count: first and last, then the middle of the longest gap."""
     found = [0, count - 1][: min(2, count)]
     while len(found) < count:
         ordered = sorted(found)
@@ -206,7 +208,7 @@ def _from_ends(count: int) -> list[int]:
 
 
 def _gains(race: _Race, one: Candidate, changed: Sequence[Candidate]) -> list[Candidate]:
-    """The changes that pay, of each thing that may be changed the one that pays most; what pays most comes first."""
+    """Return the changes that pay, the best of each field, the most profitable first."""
     base = race.newest[one]
     best: dict[str, Assessment] = {}
     for found in (race.newest[other] for other in changed if other in race.newest):
@@ -221,10 +223,10 @@ def _worth(found: Assessment) -> float:
 
 
 def fitting_grids(world: World, limits: Limits, like: Candidate, counts: Counts) -> list[tuple[Candidate, Calm]]:
-    """Grids that fit into memory, some of them only in another redundancy mode than the job's; not those whose
+    """Return grids that fit into memory, some only in another redundancy mode than the job's, without those whose
     undisturbed step is far slower and dearer than another's.
 
-    Raises ValueError, which says why, if there is none.
+    Raises ValueError with the reason if there is none.
     """
     fitting = []
     for one in grids(world, limits, like):
@@ -258,7 +260,7 @@ def fitting_grids(world: World, limits: Limits, like: Candidate, counts: Counts)
 
 
 def _fastest_of_equal_jobs(grids: list[tuple[Candidate, Calm]]) -> list[tuple[Candidate, Calm]]:
-    """Of the grids of as many workers the fastest, which the coordinator would choose."""
+    """Return the fastest grid of each number of workers, which the coordinator would choose."""
     fastest: dict[object, tuple[Candidate, Calm]] = {}
     for one, cost in sorted(grids, key=lambda pair: pair[1].seconds):
         fastest.setdefault((one.machine, one.micro_batch, one.workers, one.spread), (one, cost))
@@ -266,12 +268,12 @@ def _fastest_of_equal_jobs(grids: list[tuple[Candidate, Calm]]) -> list[tuple[Ca
 
 
 def allowed(world: World, one: Candidate) -> bool:
-    """Whether the rules of manifests allow a candidate: such as that every pipeline has a share of a step."""
+    """Return whether the manifest's rules allow a candidate, such as a share of a step for every pipeline."""
     return job_of(one, world.spec, world.document) is not None
 
 
 def why_none(counts: Counts, *, bounded: bool) -> str:
-    """A sentence about why no grid is left. bounded: by the job's own bounds, too."""
+    """Return a sentence on why no grid is left. bounded: whether the job's own bounds apply, too."""
     if counts.too_large and counts.smallest is not None:
         return (
             f"none of {counts.grids} grids fits in any redundancy mode: {counts.too_large} need more memory than the"

@@ -1,4 +1,4 @@
-"""Which candidates there are: grids, and the ways to protect one. Pure."""
+"""Space of candidates: grids, and the ways to protect one. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What candidates may have."""
+    """Limits of candidates."""
 
     nodes: int  # at most at once, one for each worker
     # stages, pipelines, micro_batches, standby: only these; (): all that make sense
@@ -29,12 +29,12 @@ class Limits:
 
 
 def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
-    """The candidates on all machines and grids in all ways to place them, with what else protects `like`: of its
-    standbys as many as there are nodes left for. What crosses zones may cost more than all nodes, so that no grid can
-    be judged without that. Of the numbers of pipelines whose largest share of a step is the same only the least: more
-    are not faster.
+    """Return the candidates on all machines and grids, in all placements, with the other protection of `like` and as
+    many of its standbys as there are nodes for. Traffic between zones may cost more than all nodes, so each placement
+    is a candidate. Of the numbers of pipelines with the same largest share of a step only the least counts: more are
+    not faster.
 
-    Where the coordinator chooses the grid, those that it may choose.
+    Where the coordinator chooses the grid, only grids that it may choose.
     """
     bounds = grid_bounds(world.spec)
     for name, machine in world.machines.items():
@@ -65,7 +65,9 @@ class GridBounds:
 
 
 def grid_bounds(spec: JobSpec) -> GridBounds:
-    """The bounds of a grid that the coordinator chooses; of a fixed grid another one may be recommended."""
+    """Return the bounds of a grid that the coordinator chooses; a fixed grid has none, since another one may be
+    recommended.
+    """
     topology = spec.topology
     if spec.elastic is None:
         return GridBounds()
@@ -78,7 +80,7 @@ def grid_bounds(spec: JobSpec) -> GridBounds:
 
 
 def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
-    """The candidate with one thing changed that protects it, or what that costs."""
+    """Return the candidate with one change of its protection, or of the protection's cost."""
     for mode in RedundancyMode:
         known = mode in (RedundancyMode.AUTO, one.redundancy.mode)
         if not known and (mode is not RedundancyMode.NONE or one.pipelines > 1):
@@ -102,7 +104,7 @@ def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candid
 
 
 def smaller(one: Candidate) -> Iterator[Candidate]:
-    """The candidate, then the same with less and less that takes memory: one replica, then none."""
+    """Yield the candidate, then versions that take less memory: one replica, then none."""
     yield one
     if one.mode is not RedundancyMode.NONE:
         if one.replicas > 1:
@@ -111,7 +113,7 @@ def smaller(one: Candidate) -> Iterator[Candidate]:
 
 
 def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
-    """The base with what each of the others changes of it; the later ones win."""
+    """Return the base with the changes of each of the others; later ones win."""
     found = base
     for other in changed:
         for name in PROTECTION:
@@ -121,7 +123,7 @@ def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
 
 
 def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
-    """Return the policies to choose from. With one pipeline a zone for each is one zone."""
+    """Return the spread policies to try. With one pipeline ZonePerPipeline is SingleZone."""
     if len(world.market.zones) < 2:
         return (one.spread,)
     known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)

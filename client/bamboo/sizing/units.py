@@ -1,4 +1,4 @@
-"""Units in which a person reads times and money: seconds and cents where hours and dollars say nothing. Pure."""
+"""Readable units of times and money: seconds and cents where hours and dollars say nothing. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -8,13 +8,13 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableUnit:
-    """A unit in which numbers are easily read."""
+    """A unit for readable numbers."""
 
     name: str  # as it is printed
     of_one: float = 1.0  # how many of it are one hour, or one USD
 
     def number(self, value: float, deviation: float | None = None) -> str:
-        """The number as text, of hours or USD, with a deviation if there is one; a dash for what has no end."""
+        """Format hours or USD in this unit, with a deviation if there is one; a dash for infinity."""
         if not math.isfinite(value):
             return "-"
         mean = value * self.of_one
@@ -34,13 +34,13 @@ USD: Final = ReadableUnit(name="USD")
 
 
 def time_unit(hours: Iterable[float]) -> ReadableUnit:
-    """The unit in which the shortest of these times is easily read."""
+    """Return the unit in which the shortest of these times is readable."""
     shortest = _least(hours)
     return SECONDS if shortest < 2 / 60 else MINUTES if shortest < 1 else HOURS
 
 
 def money_unit(usd: Iterable[float]) -> ReadableUnit:
-    """The unit in which the least of these amounts is easily read."""
+    """Return the unit in which the least of these amounts is readable."""
     return CENTS if _least(usd) < 0.5 else USD
 
 

@@ -1,1 +1,1 @@
-"""What one candidate comes to: its job, the world that it is simulated in, and its runs there."""
+"""Trials of one candidate: its job, its simulated world, and its runs there."""

@@ -1,6 +1,6 @@
-"""One answer to "how should this job run": a machine, a grid and its protection; and what it means in a manifest. Pure.
+"""Candidates: a machine, a grid and its protection, and the edits of a manifest that they mean. Pure.
 
-What a step trains stays as the user has said: the global batch, and so microbatch x microbatches, is never changed.
+The global batch, and so microbatch x microbatches, never changes.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ PROTECTION = ("mode", "replicas", "standby", "every_steps", "on_demand", "spread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One answer to "how should this job run"."""
+    """A machine, a grid and its protection for a job."""
 
     machine: str  # its name in the price file
     stages: int
@@ -34,7 +34,7 @@ class Candidate:
     spread: SpreadPolicy
 
     def __lt__(self, other: "Candidate") -> bool:
-        """Whether this one comes first: by the fields in their order; None comes before any value."""
+        """Compare the fields in their order; None comes before any value."""
         return self._order < other._order
 
     @property
@@ -44,12 +44,12 @@ class Candidate:
 
     @property
     def workers(self) -> int:
-        """The number of workers, those on standby included."""
+        """Return the number of workers, standby included."""
         return self.stages * self.pipelines + self.standby
 
     @property
     def redundancy(self) -> RedundancySpec:
-        """How it is protected: with a mode that is not Auto."""
+        """Return the redundancy in force, with a mode that is not Auto."""
         return RedundancySpec(mode=self.mode, replicas=self.replicas).on(self.pipelines)
 
     @property
@@ -73,9 +73,9 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 
 
 def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> dict[Path, Any]:
-    """What of the job's manifest is to be changed: nothing that has the candidate's value already.
+    """Return the necessary edits of the job's manifest.
 
-    What the coordinator chooses of the grid it still does, for as many workers as the candidate has.
+    The coordinator still chooses what it may of the grid, for the candidate's number of workers.
     """
     topology, elastic = spec.topology, spec.elastic
     wanted: dict[Path, tuple[Any, Any]] = {
@@ -100,7 +100,7 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
 
 
 def on_its_grid(candidate: Candidate, spec: JobSpec) -> JobSpec:
-    """The job on the candidate's grid, also where the coordinator chooses it."""
+    """Return the job on the candidate's grid, fixed."""
     grid = replace(
         spec.topology,
         stages=candidate.stages,
@@ -112,13 +112,13 @@ def on_its_grid(candidate: Candidate, spec: JobSpec) -> JobSpec:
 
 
 def has_pools_for_a_share(spec: JobSpec) -> bool:
-    """One pool of each capacity, so that it is plain which limits make a share."""
+    """Return whether the job has one pool of each capacity, whose limits then make a share."""
     kinds = sorted(pool.capacity.value for pool in spec.node_pools)
     return kinds == [Capacity.ON_DEMAND.value, Capacity.SPOT.value]
 
 
 def _pools(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
-    """Limits of both pools; workers on demand are there from the beginning."""
+    """Return both pools with limits; workers on demand are requested from the beginning."""
     if candidate.on_demand is None:
         return {}
     found: dict[Path, Any] = {}
@@ -134,7 +134,7 @@ def _pools(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
 
 
 def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
-    """The manifest with these values; objects that are missing are made."""
+    """Return the manifest with these values; missing objects are added."""
     found = deepcopy(dict(document))
     for path, value in changes.items():
         inner: Any = found
@@ -147,7 +147,7 @@ def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
 
 
 def job_of(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> tuple[JobSpec, dict[str, Any]] | None:
-    """The job as the candidate has it, with its manifest; None if the manifest's rules do not allow it."""
+    """Return the candidate's job with its manifest; None if the manifest's rules do not allow it."""
     made = edited(document, edits(candidate, spec, document))
     try:
         return parse_manifest(made), made
@@ -156,7 +156,7 @@ def job_of(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> 
 
 
 def _interval(checkpoint: CheckpointSpec) -> int:
-    """The steps between checkpoints. Where the manifest leaves them to the coordinator other intervals are compared
-    with the longest that it takes.
+    """Return the steps between checkpoints, or the longest interval that the coordinator takes if the manifest has
+    none.
     """
     return checkpoint.every_steps or USUAL_STEPS

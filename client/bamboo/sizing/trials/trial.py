@@ -1,4 +1,4 @@
-"""Candidates simulated, and what the whole job comes to by that: runs are cut early, and the rest is in proportion."""
+"""Simulated trials of candidates, extrapolated to the whole job, since runs are cut early."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ SURE = 1.645  # standard deviations above the mean of a normal distribution, for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateTrial:
-    """One candidate, to be simulated with these seeds, for so many seconds each."""
+    """A candidate to be simulated with these seeds, for so many seconds each."""
 
     candidate: Candidate
     seeds: tuple[int, ...]
@@ -65,14 +65,14 @@ class Assessment:
         return self.hours, self.usd
 
     def deviation(self, name: str) -> float:
-        """The standard deviation of a figure, as an estimate for other runs like these; 0 for a single one."""
+        """Return the standard deviation of a figure, estimated for other runs like these; 0 for a single one."""
         values = [float(getattr(outcome, name)) for outcome in self.outcomes]
         if len(values) < 2 or not all(map(math.isfinite, values)):
             return 0.0
         return statistics.stdev(values)
 
     def sure(self, name: str) -> float:
-        """What is not exceeded in 95 of 100 runs, if they are spread as a normal distribution."""
+        """Return the value that 95 of 100 runs do not exceed, for a normal distribution."""
         return float(getattr(self, name)) + SURE * self.deviation(name)
 
     def mean(self, name: str) -> float:
@@ -83,9 +83,7 @@ class Assessment:
 
 
 def simulate_trial(world: World, trial: CandidateTrial) -> Assessment | None:
-    """The assessment of a trial, with one model for all seeds, since the step times of one run are of use to
-    the next.
-    """
+    """Return the assessment of a trial, with one model for all seeds, which share its step times."""
     first = world.run(trial.candidate, trial.seeds[0], trial.seconds)
     if first is None:
         return None
@@ -108,9 +106,9 @@ def _outcome(world: World, trial: CandidateTrial, model: StepModel, seed: int) -
 
 
 def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
-    """The outcome of a simulated run. training: with the steps of the whole job. settled: hours after which nodes no
-    longer depend on how the run began. What was not simulated is taken in proportion to what was after that time, if
-    the run went on so long and trained then; else to all since training began.
+    """Return the outcome of a simulated run. training: with the steps of the whole job. settled: hours after which
+    nodes no longer depend on the start. The rest of the job is extrapolated from the time after that if the run trained
+    then, otherwise from all time since training began.
     """
     figures = result.figures
     if ended or not figures.steps:
@@ -139,7 +137,7 @@ def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: f
 
 
 def _pace(result: JobResult, settled: float, batch: int) -> tuple[float, float]:
-    """Hours and USD of a step of a run that has trained."""
+    """Return the hours and USD of a step of a run that has trained."""
     figures, series = result.figures, result.series
     width = series.hours[0]
     late = [i for i, end in enumerate(series.hours) if settled and end - width >= settled]

@@ -1,4 +1,4 @@
-"""What candidates are tried in: the job, the machines that are to be had, and how their nodes come and go. Pure."""
+"""Simulated world of candidates: the job, the available machines, and the course of their nodes. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ TRIES: Final = 3  # seeds that may be taken for one run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineKind:
-    """One kind."""
+    """A kind of machine."""
 
     name: str
     profile: ModelProfile  # with its prices in it
@@ -38,9 +38,9 @@ class MachineKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Market:
-    """Nodes: either a recording, of which a seed is another place to begin, or made up. spot nodes only.
+    """A supply of spot nodes: a recording, in which a seed is a place to begin, or made-up nodes.
 
-    Both only in zones in which the job may be.
+    Both only in the zones of the job.
     """
 
     recording: Trace | None = None
@@ -53,42 +53,42 @@ class Market:
         return self.generation.zones if self.generation else ()
 
     def spot_usd(self, usual: float) -> float:
-        """Return the USD of a spot node for an hour, on average over time and zones. usual: of a zone for which no
-        recording says a price.
+        """Return the USD of a spot node for an hour, on average over time and zones. usual: for a zone without a
+        recorded price.
         """
         found = [usual if price is None else price for price in self._recorded_usd]
         return fmean(found) if found else usual
 
     @cached_property
     def _recorded_usd(self) -> tuple[float | None, ...]:
-        """The mean price in each zone of a recording that has a name; None where it says none."""
+        """Return the mean price in each named zone of a recording; None where it has none."""
         if self.recording is None:
             return ()
         return tuple(_mean_price(self.recording, zone) for zone in self.zones if zone)
 
     @cached_property
     def _loss_rate(self) -> float:
-        """The losses of a node in an hour."""
+        """Return the losses of a node in an hour."""
         if self.recording is not None:
             return summarize(self.recording).removals_per_node_hour
         return self.generation.removal if self.generation else 0.0
 
     def losses_per_hour(self, workers: int) -> float:
-        """The losses of so many nodes in an hour, about."""
+        """Return the approximate losses of so many nodes in an hour."""
         return workers * self._loss_rate
 
     @property
     def settled_hours(self) -> float:
-        """The hours after which made-up nodes have forgotten that all were there at the beginning; at most a few."""
+        """Return the hours after which made-up nodes no longer depend on the start; at most a few."""
         if self.generation is None:
             return 0.0
         return 3 / max(0.5, self.generation.removal + self.generation.addition)
 
     def trace(self, spec: JobSpec, seed: int, seeds: int, seconds: float) -> Trace:
-        """A recording for a job: made up are as many nodes as it wants, in the zones where its pods may be.
+        """Return a recording for a job; made-up nodes are as many as it wants, in the zones of its pods.
 
-        seed: from 1 on. seeds: how many there will be; recordings begin at as many places, evenly spread, and for a
-        seed in the place of another one between that place and the next.
+        seed: from 1. seeds: their number; recordings begin at as many evenly spread places, and the replacement of a
+        seed between its place and the next.
         """
         if self.recording is not None:
             turn, number = divmod(seed - 1, OTHER_SEED)
@@ -101,7 +101,7 @@ class Market:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What candidates are simulated in."""
+    """The job, machines and nodes of all candidates."""
 
     spec: JobSpec
     document: Mapping[str, Any]
@@ -113,17 +113,17 @@ class World:
 
     @property
     def steps(self) -> int:
-        """The steps of the whole job."""
+        """Return the steps of the whole job."""
         return self.spec.training.steps
 
     def spot_usd(self, machine: str) -> float:
-        """Return the USD of a spot node for an hour, on average; 1 if it is not known."""
+        """Return the USD of a spot node for an hour, on average; 1 if unknown."""
         prices = self.machines[machine].profile.prices
         return self.market.spot_usd(prices.spot if prices else 1.0)
 
     def on_demand_usd(self, machine: str) -> float | None:
-        """The USD of a node on demand for an hour: of the price file or the profile, else of the job's first pool on
-        demand that says it; None if it is not known, or if the price file has none.
+        """Return the USD of an on-demand node for an hour: of the price file or the profile, else of the job's first
+        on-demand pool with a price; None if unknown.
         """
         kind = self.machines[machine]
         if kind.price is not None and kind.price.on_demand is None:
@@ -133,7 +133,7 @@ class World:
         return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
     def run(self, candidate: Candidate, seed: int, seconds: float) -> JobRun | None:
-        """The run of a candidate; None if the manifest's rules do not allow it."""
+        """Return the run of a candidate; None if the manifest's rules do not allow it."""
         made = job_of(candidate, self.spec, self.document)
         if made is None:
             return None
@@ -150,7 +150,7 @@ class World:
 
 
 def with_prices(spec: JobSpec, price: MachinePrice | None) -> JobSpec:
-    """The price file comes before what the job's pools say: they say nothing any more."""
+    """Return the job without prices of its pools, which the price file overrides."""
     if price is None:
         return spec
     pools = tuple(replace(pool, price_per_hour=None) for pool in spec.node_pools)
@@ -158,7 +158,7 @@ def with_prices(spec: JobSpec, price: MachinePrice | None) -> JobSpec:
 
 
 def machine_of(name: str, profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """The machine with the price file's prices in place of the profile's."""
+    """Return the machine with the price file's prices in place of the profile's."""
     if price is not None:
         on_demand = price.on_demand if price.on_demand is not None else _on_demand(profile, price)
         known = ProfilePrices(spot=price.spot, on_demand=on_demand)
@@ -177,7 +177,7 @@ def _on_demand(profile: ModelProfile, price: MachinePrice) -> float:
 
 
 def _mean_price(trace: Trace, zone: str) -> float | None:
-    """Return the USD of a node in that zone for an hour, on average over time; None if the recording does not say."""
+    """Return the USD of a node in that zone for an hour, on average over time; None if the recording has no price."""
     series = price_series(trace, zone)
     if not series:
         return None
