@@ -1,4 +1,4 @@
-"""rPatterns of texts in a manifest.
+r"""Patterns of texts in a manifest.
 
 They mean the same to Python and to an API server, which reads RE2: no class such as \w or \s, for which the two have
 different letters.
