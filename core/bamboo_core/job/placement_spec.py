@@ -62,7 +62,7 @@ class NodePool:
     currency. An edit counts from then on.
     """
     after_seconds: Annotated[int, Integer(0)] = 0
-    """How long a pod waits for a node in the pools before this one. Workers of such a pool move back as soon as an
+    """Seconds that a pod waits for a node in the pools before this one. Workers of this pool move back as soon as an
     earlier one has nodes again.
     """
     max_workers: Annotated[int | None, Integer()] = None
@@ -112,8 +112,8 @@ class SpreadSpec:
     if its zone has no more nodes.
     """
     workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
-    """How many of the job's workers a node has room for, such as one for each GPU. With more than one nodes are filled,
-    and neighbouring stages and replicas placed on different ones where possible.
+    """The number of the job's workers for which a node has room, such as one for each GPU. With more than one, nodes
+    are filled, and neighbouring stages and replicas are on different nodes where possible.
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
@@ -157,8 +157,8 @@ class WorkerSpec:
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
     """Resources of a worker's container."""
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """Merged into the worker's PodTemplateSpec, of which the container is called trainer; limited as task.config is."""
+    """Merged into the worker's PodTemplateSpec, whose container is called trainer; limited as task.config is."""
     devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
-    """The GPUs of a worker (nvidia.com/gpu), each of which runs a part of its stage; a stage has at least as many
-    layers. Can change only while the job is suspended.
+    """The number of GPUs of a worker (nvidia.com/gpu), each of which runs a part of its stage; a stage has at least as
+    many layers. Can change only while the job is suspended.
     """

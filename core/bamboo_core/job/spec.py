@@ -68,7 +68,7 @@ class InitialSpec:
     step: Annotated[int | None, Integer(0)] = None
     """The step of the checkpoint to take. Required if url is a folder of checkpoints."""
     drop: Annotated[tuple[str, ...], _PATTERNS()] = ()
-    """Names of tensors that are left there, and of the model's that begin anew."""
+    """Names of the file's tensors to leave out, and of the model's tensors that begin anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +78,11 @@ class TaskSpec:
     entrypoint: Annotated[str, ENTRYPOINT]
     """A Python function as module:function, which is called with the config and returns a Task."""
     config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """The function's argument: any JSON object, of at most 10000 values in 16 levels, with strings of at most 65536
+    """The function's argument: any JSON object with at most 10000 values in 16 levels, strings of at most 65536
     characters and names of at most 253.
     """
     initial_from: InitialSpec | None = None
-    """The weights that training begins with. A job that goes on from a checkpoint of its own does not look at them."""
+    """The initial weights. A job that continues from its own checkpoint ignores them."""
 
 
 class PipelineSchedule(StrEnum):
@@ -102,17 +102,17 @@ class TopologySpec:
     """
 
     stages: Annotated[int, Integer(1, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
-    """Into how many stages the layers are split; a pipeline has one worker for each. Required without elastic, unless
-    there is split, which has a number for each. Cannot change.
+    """The number of stages into which the layers are split; a pipeline has one worker for each. Required without
+    elastic and split. Cannot change.
     """
     pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS, Mark.WHILE_SUSPENDED] = 1
     """The number of pipelines, which share the batch. Without elastic 1 by default. Can change only while the job is
     suspended.
     """
     schedule: PipelineSchedule | None = None
-    """The order of forwards and backwards, with the same bits. ZBH1: weight gradients are computed later, which leaves
-    about a third of the bubbles; every stage then keeps as many activations as the first one. By default 1F1B, and with
-    elastic the coordinator chooses. A change takes effect with the next step.
+    """The order of forwards and backwards; all give the same bits. ZBH1 computes weight gradients later, which leaves
+    about a third of the bubbles; every stage then keeps as many activations as the first one. By default 1F1B, or with
+    elastic the coordinator's choice. A change takes effect with the next step.
     """
     split: Annotated[
         tuple[int, ...] | None,
@@ -145,18 +145,18 @@ class ElasticSpec:
     """What the coordinator may choose of the grid, for the workers that are there: all that `topology` does not fix."""
 
     max_workers: Annotated[int, Integer(1, MOST_WORKERS), Mark.FREE]
-    """The most workers that run stages. So many are asked for, or as many of them as a grid can use."""
+    """The most workers that run stages. The job requests as many of them as a grid can use."""
     min_workers: Annotated[int, Integer(1, MOST_WORKERS), Mark.FREE] = 1
-    """With fewer workers the job does not begin, and does not change its grid: workers run several stages."""
+    """The fewest workers with which the job begins or changes its grid. With fewer, workers run several stages."""
     min_stages: Annotated[int, Integer(1, MOST_STAGES), Mark.FREE] = 1
-    """The fewest stages that may be chosen, if you know better than the estimate of memory what fits your GPUs."""
+    """The fewest stages to choose, if you know better than the estimate of memory what fits your GPUs."""
     objective: Annotated[Objective, Mark.FREE] = Objective.THROUGHPUT
-    """Throughput: the grid is chosen that is expected to train the most samples a second on the nodes that are there.
-    Value: the job also holds only as many workers as train the most samples for their price (nodePools), at 0.95 times
-    the speed of maxWorkers or more.
+    """Throughput: the coordinator picks the grid that is expected to train the most samples a second on the available
+    nodes. Value: the job also holds only as many workers as train the most samples for their price (nodePools), at 0.95
+    times the speed of maxWorkers or more.
     """
     stabilization_seconds: Annotated[int, Integer(0), Mark.FREE] = USUAL_STABILIZATION
-    """How long at most there must be nodes for a larger grid before the grid changes."""
+    """How long nodes for a larger grid must be available, at most, before the grid grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +164,14 @@ class RedundancySpec:
     """How the job is protected against losses."""
 
     mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.AUTO
-    """Replicas: other workers keep each stage's state in step. None: nobody does, beside other pipelines. Auto: None
-    with four pipelines or more whose nodes and zones differ, else Replicas if they fit. A change takes effect with the
-    next step.
+    """Replicas: other workers keep each stage's state in step. None: only other pipelines do. Auto: None with four
+    pipelines or more on different nodes and zones, otherwise Replicas if they fit. A change takes effect with the next
+    step.
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
-    """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
-    many workers, or zones with workers in one zone more, may be lost at once without a lost step. Without effect if
-    mode is None.
+    """The number of other workers that keep each stage's state in step: the workers of the stages before it, then spare
+    ones. As many workers, or zones if one zone more has workers, may be lost at once without a lost step. Without
+    effect if mode is None.
     """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
     """Where replicas are kept. Host moves their optimizer state to host memory. Can change only while the job is
@@ -199,7 +199,7 @@ class StandbySpec:
     """Spare workers."""
 
     workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
-    """How many."""
+    """The number of standby workers."""
 
 
 CLAIM: Final = "pvc://"  # before the name of a PersistentVolumeClaim
@@ -219,11 +219,11 @@ class CheckpointSpec:
     every worker mounts; its access mode has to allow several pods.
     """
     every_steps: Annotated[int | None, Integer()] = None
-    """Steps between checkpoints; by default 200, or fewer where that is worth it. The last step has one, too."""
+    """Steps between checkpoints; by default 200, or fewer where that pays. The last step also has one."""
     keep_latest: Annotated[int, Integer(1, 10_000)] = 3
-    """How many checkpoints stay."""
+    """The number of checkpoints to keep."""
     keep_best: bool = False
-    """A checkpoint of each evaluated state, of which the best (training.evaluation.metric) stays."""
+    """Keep a checkpoint of the best evaluated state (training.evaluation.metric)."""
 
     @property
     def claim(self) -> str | None:
@@ -245,12 +245,12 @@ class BudgetSpec:
     """What the job may cost, in the currency of the pools' prices, and by when it is to be done."""
 
     money: Annotated[Decimal | None, TextOf(MONEY, Decimal)] = None
-    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent the job is suspended,
-    until there is more.
+    """The most that the job may cost: a decimal number in quotes with at most 4 decimals. When it is spent the job is
+    suspended until it is raised.
     """
     done_by: Annotated[datetime | None, TextOf(DATE_TIME, datetime.fromisoformat)] = None
-    """When the last step is to be done, in RFC 3339 with a zone, such as 2026-12-24T18:00:00Z. The status and a
-    condition say whether it will be.
+    """The date of the last step, in RFC 3339 with a zone, such as 2026-12-24T18:00:00Z. The status and a condition say
+    whether the job will meet it.
     """
 
 
@@ -261,7 +261,7 @@ class QueueSpec:
     name: Annotated[str, DNS_NAME]
     """The name of a LocalQueue in the job's namespace."""
     priority_class: Annotated[str | None, DNS_NAME] = None
-    """The WorkloadPriorityClass of the workers. By default worker.template's priorityClassName counts."""
+    """The WorkloadPriorityClass of the workers; by default worker.template's priorityClassName."""
     growth_priority_class: Annotated[str | None, DNS_NAME] = None
     """A lower WorkloadPriorityClass for workers beyond the fewest with which the job trains, so that other jobs get
     quota before them or take it from them. By default priorityClass.
@@ -275,18 +275,18 @@ class JobSpec:
     name: Annotated[str, Mark.NOT_IN_SPEC]
     namespace: Annotated[str, Mark.NOT_IN_SPEC] = "default"
     suspend: bool = False
-    """True stops the job and releases its nodes. Later it goes on from a checkpoint that it writes first, or at step 0
-    if it keeps none.
+    """True stops the job and releases its nodes. Later it continues from a checkpoint that it writes first, or at step
+    0 if it keeps none.
     """
     task: Annotated[TaskSpec, Mark.FIXED]
     """What is trained. Cannot change."""
     training: Annotated[TrainingSpec, Mark.FIXED]
     """How long to train, with which batch sizes and which precision. Cannot change."""
     topology: Annotated[TopologySpec, Mark.FOLLOWS]
-    """What is fixed of the grid of workers."""
+    """The fixed part of the grid of workers."""
     elastic: Annotated[ElasticSpec | None, Mark.WHILE_SUSPENDED] = None
-    """Lets the coordinator choose what topology does not fix, so that the grid follows the available nodes. Without it
-    the grid is fixed: the job waits for all its workers, then for replacements of those that are lost.
+    """Lets the coordinator choose the rest of the grid for the available nodes. Without it the grid is fixed: the job
+    waits for all its workers, then for replacements of lost ones.
     """
     redundancy: Annotated[RedundancySpec, Mark.WHILE_SUSPENDED] = field(default_factory=RedundancySpec)
     """How the job is protected against losses."""
@@ -299,17 +299,21 @@ class JobSpec:
     checkpoint: Annotated[CheckpointSpec | None, Mark.FIXED] = None
     """Where checkpoints are written, and how often; to a claim also the final weights. Cannot change."""
     worker: WorkerSpec = field(default_factory=WorkerSpec)
-    """The pods that workers run in. After a change the workers are replaced one after the other."""
+    """The workers' pods. After a change the workers are replaced one by one."""
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
     """The Kueue queue in which workers wait for quota. Can change only while the job is suspended."""
     budget: BudgetSpec | None = None
-    """What the job may cost, by the prices of the node pools, and by when it is to be done."""
+    """The most that the job may cost, by the prices of the node pools, and when it is to be done."""
     backoff_limit: Annotated[int, Integer(0)] = 6
-    """More failures of workers without a committed step in between end the job. A lost node is no failure."""
+    """The job ends after more worker failures than this without a committed step in between. A lost node is
+    no failure.
+    """
     progress_deadline_seconds: Annotated[int, Integer()] = 1800
-    """How long no worker may finish a microbatch before the job fails. A step may take as long as it needs."""
+    """How long the job waits for any worker to finish a microbatch before it fails. A step may take as long as it
+    needs.
+    """
     ttl_seconds_after_finished: Annotated[int | None, Integer(0)] = None
-    """How long after its end the job is deleted; by default never."""
+    """Seconds from the job's end until it is deleted; by default never."""
 
 
 @completes(TopologySpec)

@@ -47,15 +47,15 @@ class EvaluationSpec:
     """How a model is measured on other data while it trains. patience: None: it never ends the job."""
 
     every_steps: Annotated[int, Integer()]
-    """Steps from one evaluation to the next. The last state is evaluated, too."""
+    """Steps between evaluations. The last state is also evaluated."""
     batches: Annotated[int | None, Integer()] = None
     """The most batches of microBatchSize samples, from the dataset's beginning. By default all."""
     metric: Annotated[str, METRIC] = "loss"
-    """Which metric decides which state is the best."""
+    """The metric that decides which state is the best."""
     goal: Goal = Goal.MIN
     """Which values of the metric are better."""
     patience: Annotated[int | None, Integer()] = None
-    """The job is complete (EarlyStopped) after so many evaluations without a better one."""
+    """The number of evaluations without a better one after which the job is complete (EarlyStopped)."""
 
 
 class LoggerType(StrEnum):
@@ -73,12 +73,12 @@ class LoggerSpec:
     name: Annotated[str, DNS_LABEL]
     """The name of the logger, a DNS label, unique in the list."""
     type: LoggerType
-    """What it writes to. Its library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
-    environment (worker.template).
+    """The system to write to. Its library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come
+    from the environment (worker.template).
     """
     config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """Keyword arguments: of TensorBoard folder, of WeightsAndBiases project (required) and those of wandb.init, of
-    MLflow experiment (required) and tracking_uri.
+    """Keyword arguments: folder for TensorBoard; project (required) and arguments of wandb.init for WeightsAndBiases;
+    experiment (required) and tracking_uri for MLflow.
     """
 
 
@@ -115,31 +115,31 @@ class TrainingSpec:
     rounds after every layer.
     """
     max_gradient_norm: Annotated[float | None, Number()] = None
-    """Gradients with a larger norm, over the whole model, are scaled down to it. By default none are."""
+    """Scale down gradients with a larger norm, over the whole model, to this one. By default none are."""
     non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL
-    """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends, but for a gradient
-    in fp16, whose step is skipped. Skip: all workers drop its gradients and go on. More than 10
-    skipped steps in a row end the job.
+    """What follows from a step whose loss or gradient is infinite or not a number. Fail: the job ends; only a gradient
+    that overflows in fp16 skips its step. Skip: all workers drop its gradients and go on. More than 10 skipped steps in
+    a row end the job.
     """
     evaluation: Annotated[EvaluationSpec | None, Mark.NO_NUMBERS] = None
-    """Measures the model on other data from time to time."""
+    """Evaluation of the model on other data."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
-    """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
+    """Other systems that receive the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
     reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
-    """Weights come out the same, to the last bit, with any number of stages and pipelines. False sums gradients within
+    """The weights are the same, to the last bit, with any number of stages and pipelines. False sums gradients within
     each pipeline first: less memory with few pipelines, and other bits with another number.
     """
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
-    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. There can be no more
-    pipelines. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient. By default up to
-    16 groups of equal size.
+    """The number of groups of consecutive microbatches in which gradients are summed; the bits depend on it. Pipelines
+    cannot be more than groups. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient.
+    By default up to 16 groups of equal size.
     """
     deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
-    """Work that is done twice gives the same bits, and copies are compared. False lets kernels add in any order, and
-    compares nothing.
+    """Repeated work gives the same bits, and copies are compared. False lets kernels add in any order, and compares
+    nothing.
     """
     compile: Annotated[bool, Mark.NO_NUMBERS] = False
-    """Each layer is compiled by torch.compile, which gives other bits, and needs a C++ compiler and Python's headers in
+    """Compile each layer with torch.compile, which gives other bits, and needs a C++ compiler and Python's headers in
     the workers' image.
     """
 
