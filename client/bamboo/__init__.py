@@ -47,7 +47,7 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, so that the command line begins as fast as it can."""
+    """Import names on first use, so that the command line starts quickly."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"bamboo.jobs.{_MODULES.get(name, 'errors')}"), name)

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def taken(handler: Callable[[], object]) -> Iterator[None]:
-    """Calls the handler for each of them, in the running loop, and for those that are held; afterwards they do what
-    they did before. What comes too late for the handler comes again then.
+    """Call the handler for each signal, held ones included, in the running loop; restore the signals' effect
+    afterwards. A signal too late for the handler comes again then.
     """
     loop = asyncio.get_running_loop()
     coming: deque[int] = deque()
@@ -56,7 +56,7 @@ def taken(handler: Callable[[], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _woken(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Python runs handlers in the main thread, which may be waiting: whichever thread a signal came to, wake it."""
+    """Wake the main thread, where Python runs signal handlers, whichever thread a signal came to."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for end in (ours, theirs):
@@ -76,13 +76,13 @@ def _woken(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """`asyncio.run`, with signals held: what it runs is to take them. What comes too late comes again afterwards."""
+    """Run like `asyncio.run`, with signals held, which the coroutine is to take. Late ones come again afterwards."""
     with held():
         return asyncio.run(main())
 
 
 def run_until_stopped(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """`asyncio.run`, of which a signal is the cancellation. Raises CancelledError then."""
+    """Run like `asyncio.run`; a signal cancels it and raises CancelledError."""
 
     async def work() -> T:
         task = asyncio.current_task()

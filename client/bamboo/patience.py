@@ -1,7 +1,7 @@
-"""How long a process is waited for that is to start or to answer: its time, longer while it works, and not for ever.
+"""Waits for a process that starts or answers: its time, longer while it works, but not forever.
 
-A limit by the clock is right on an idle machine and wrong on a busy one, where a process that is well takes a hundred
-times as long. So after its time what it has done meanwhile decides, itself and all that it has started.
+A limit by the clock is wrong on a busy machine, where a healthy process may take a hundred times as long. So after its
+time the work done meanwhile decides, of the process and its descendants.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ _TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What processes have done so far."""
+    """The work that processes have done so far."""
 
     cpu: float = 0.0  # seconds of processor time
     pages: int = 0  # that they have touched first, or read
 
 
 def effort_of(pid: int) -> Effort:
-    """The effort of a process and its descendants; nothing if it has ended."""
+    """Return the effort of a process and its descendants; nothing if it has ended."""
     parents, done = dict[int, int](), dict[int, Effort]()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -41,21 +41,19 @@ def effort_of(pid: int) -> Effort:
 
 @dataclass(frozen=True, slots=True)
 class WaitSoFar:
-    """A wait for a process: for how many seconds it has been waited for, and for how many it has done nothing
-    (`quiet`).
-    """
+    """A wait for a process: its seconds, and those in which the process has done nothing (`quiet`)."""
 
     waited: float = 0.0
     quiet: float = 0.0
     effort: Effort = Effort()
 
     def after(self, seconds: float, effort: Effort) -> Self:
-        """The wait so many seconds later, when the process has done that."""
+        """Return the wait so many seconds later, with the process's effort then."""
         quiet = self.quiet + seconds if effort == self.effort else 0.0
         return type(self)(self.waited + seconds, quiet, effort)
 
     def exceeds(self, seconds: float) -> str:
-        """Why it is not waited for any longer if that is its time, in words; "" as long as it is."""
+        """Return why the wait for a process with that time is over, in words; "" while it is not."""
         most = max(seconds, min(TIMES * seconds, MOST_SECONDS))
         if self.waited < seconds:
             return ""
@@ -68,6 +66,6 @@ class WaitSoFar:
         return ""
 
     def told(self) -> str:
-        """What a person wants to know who waits, too."""
+        """Describe the wait for a person."""
         load = os.getloadavg()[0]
         return f"{self.waited:.0f} s, {self.effort.cpu:.1f} s of them on a processor (the machine's load is {load:.1f})"

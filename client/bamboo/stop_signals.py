@@ -1,8 +1,8 @@
-"""The signals with which a person or a system stops a program, and what they do at each moment of its life.
+"""The signals that stop a program, and their effect at each moment of its life.
 
-While nothing has been begun, and when all is closed, the process ends on the spot. While a command works, SystemExit
-goes through it, so that all that is open is closed. Where an exception would leave things half done signals are held;
-that is so in the middle of asyncio (`loop_signals`). Each signal has its effect once, wherever it comes.
+Before anything has begun, and when all is closed, the process ends on the spot. While a command works, SystemExit
+passes through it, so that all that is open is closed. Signals are held where an exception would leave things half done,
+as in asyncio (`loop_signals`). Each signal has its effect once.
 """
 
 import contextlib
@@ -19,21 +19,21 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:
-    """Lets the process end without a word at a signal: in the middle of an import, or of the interpreter's end,
-    SystemExit would be told as an error, or be lost.
+    """End the process silently at a signal. During an import, or the interpreter's end, SystemExit would be reported as
+    an error, or be lost.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
 
 
 def end_by_exception() -> None:
-    """Lets a signal raise SystemExit with EXIT_INTERRUPTED in the main thread, wherever that is."""
+    """Raise SystemExit with EXIT_INTERRUPTED in the main thread at a signal."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
 
 
 class Held:
-    """A handler that only notes what comes."""
+    """A handler that only records signals."""
 
     def __init__(self) -> None:
         self.noted: deque[int] = deque()
@@ -44,8 +44,8 @@ class Held:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A time in which signals have no effect. The first that nobody has taken comes again at the end. Within such a
-    time, what is held already can be taken, too.
+    """Hold signals for a time. The first that nobody has taken comes again at the end; held ones can be taken within a
+    nested time.
     """
     keeper = Held()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}

@@ -1,4 +1,4 @@
-"""The end of a local run, once it is known how the job ended: what is left to do is tried, and fails nothing."""
+"""The end of a local run: its remaining work is tried, and cannot fail the run any more."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,16 +11,17 @@ STEP_SECONDS: Final = 30.0  # for each thing that is waited for; those that are 
 
 
 class Closing:
-    """Does one thing after the other. What goes wrong with one keeps no other from being done, and is told at the end.
+    """Runner of remaining work, one piece after the other. A failure is reported at the end and keeps no other piece
+    from running.
 
-    doing: in words, for the warning: "while the workers were ended". A cancellation goes on its way.
+    doing: for the warning, as in "while the workers were ended". A cancellation passes through.
     """
 
     def __init__(self) -> None:
         self._warnings: list[str] = []
 
     async def wait(self, doing: str, work: Coroutine[Any, Any, T], seconds: float = STEP_SECONDS) -> T | None:
-        """What the work returns; None if it fails or takes longer."""
+        """Return the result of the work; None if it fails or takes longer."""
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await work
@@ -37,7 +38,7 @@ class Closing:
             self._warnings.append(complaint_of(error, doing))
 
     def tell(self) -> None:
-        """Prints the warnings on standard error, and forgets them."""
+        """Print the warnings on standard error, and forget them."""
         told, self._warnings = self._warnings, []
         for warning in told:
             complain(f"{warning}; how the job ended does not depend on it")

@@ -1,6 +1,6 @@
 """Worker processes on this machine, started by the trainer's fork server. Leaves nothing behind.
 
-Nor does it if the fork server is killed, which else ends all that workers have started: this process adopts then.
+The fork server ends all that workers have started; if it is killed, this process adopts them.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ MOST_OF_LINE = 500  # characters of one of its last lines, which may be, too
 
 
 class ForkServerError(Exception):
-    """The launcher does not run, or a call failed; the text is a sentence for the user."""
+    """An error because the launcher does not run, or a call failed; the text is a sentence for the user."""
 
 
 class ForkServer:
@@ -92,11 +92,13 @@ class ForkServer:
         return self._pids.get(worker)
 
     def crashed_at(self, worker: WorkerId) -> str:
-        """The place where a worker that has ended crashed, in words; "" if it did not crash, or that is not known."""
+        """Return the place in the code where an ended worker crashed; "" if it did not crash or the place is
+        unknown.
+        """
         return self._crashed.get(worker, "")
 
     async def open(self, *extra: str) -> None:
-        """Starts the launcher and waits until it can fork. Raises ForkServerError."""
+        """Start the launcher and wait until it can fork. Raises ForkServerError."""
         arguments = [item for module in self._imports for item in ("--import", module)]
         arguments += [item for folder in self._folders for item in ("--folder", str(folder.absolute()))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", ENV_LAUNCH: self._mark}
@@ -124,7 +126,7 @@ class ForkServer:
             )
 
     async def _not_ready(self, process: asyncio.subprocess.Process) -> str:
-        """Waits until the launcher is ready; why it is not, if it is not."""
+        """Wait until the launcher is ready, and return why it is not otherwise."""
         ready = asyncio.ensure_future(self._ready.wait())
         try:
             await self._outlast(ready, READY_SECONDS, lambda: process.pid, self._starting)
@@ -150,7 +152,7 @@ class ForkServer:
         pid: Callable[[], int | None],
         text: Callable[[WaitSoFar], str],
     ) -> None:
-        """Returns when it is done. Raises _GivenUp if the process that is to do it has had its time."""
+        """Wait until it is done. Raises _GivenUp if the process that does it has used up its time."""
         clock = AwakeClock(longest=2 * PROGRESS_SECONDS)
         progress, before, told = WaitSoFar(), clock(), 0
         while not (await asyncio.wait([done], timeout=PROGRESS_SECONDS))[0]:
@@ -165,7 +167,7 @@ class ForkServer:
                 self._on_wait(f"{text(progress)}; Ctrl-C ends it")
 
     def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
-        """Forks a worker; ForkServerError if the launcher is gone. gate: the steps in which it asks before it
+        """Fork a worker. Raises ForkServerError if the launcher is gone. gate: the steps in which it asks before it
         goes on.
         """
         assert worker not in self._pids, worker
@@ -173,12 +175,12 @@ class ForkServer:
         self._tell(op="start", worker=worker, gate=list(gate), **arguments)
 
     def proceed(self, worker: WorkerId) -> None:
-        """The worker that asked may go on. Does nothing if it is gone, or the launcher is."""
+        """Let a worker that asked go on. Does nothing if the worker or the launcher is gone."""
         if self._running():
             self._tell(op="proceed", worker=worker)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Does nothing if the worker is gone. One that is being started gets it as soon as it exists."""
+        """Send a signal to a worker; one that is being started gets it as soon as it exists, a gone one never."""
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:
@@ -188,9 +190,9 @@ class ForkServer:
             os.kill(pid, number)
 
     async def call(self, function: str, arguments: Mapping[str, Any], seconds: float = 60.0) -> Any:
-        """What "module:function" returns in a process of its own. Raises ForkServerError.
+        """Return the result of "module:function", called in a process of its own. Raises ForkServerError.
 
-        seconds: its time, on a machine that is not busy with other things; it is waited for longer while it works.
+        seconds: its time on an idle machine; the wait is longer while it works.
         """
         self._number += 1
         number, future = self._number, asyncio.get_running_loop().create_future()
@@ -213,9 +215,9 @@ class ForkServer:
             self._callees.pop(number, None)
 
     async def close(self) -> None:
-        """Kills every worker and the launcher, and waits until they are gone. May be called twice.
+        """Kill all workers and the launcher, and wait until they are gone. May be called twice.
 
-        Raises ForkServerError if the launcher does not even end when it is killed.
+        Raises ForkServerError if the launcher survives being killed.
         """
         if (process := self._process) is None:
             return
@@ -238,7 +240,7 @@ class ForkServer:
         self._process = None
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines that the workers printed, as far as they are in the last TAIL_BYTES."""
+        """Return the last lines that the workers printed, within the last TAIL_BYTES."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(-min(TAIL_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
             text = log.read(TAIL_BYTES).decode(errors="replace")
@@ -271,7 +273,7 @@ class ForkServer:
         adopt(adopts=False)
 
     async def _end_orphans(self, launcher: int, workers: set[int]) -> None:
-        """What the launcher has not ended, because it was killed: workers, which die with it, and what they started."""
+        """End the processes that a killed launcher has left: workers, which die with it, and what they started."""
         orphans, late = Orphans(), time.monotonic() + CLOSE_SECONDS
         left: set[int] = set()
         while time.monotonic() < late:
@@ -323,7 +325,7 @@ class ForkServer:
 
 
 class _GivenUp(Exception):
-    """Something has taken too long."""
+    """An error because something has taken too long."""
 
     def __init__(self, progress: WaitSoFar, why: str) -> None:
         super().__init__(why)
@@ -341,13 +343,13 @@ def _exists(pid: int) -> bool:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kills a process, which may end at any time: what has ended in the meantime is what was wanted."""
+    """Kill a process, which may have ended meanwhile."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
 
 
 def exit_detail(code: int | None) -> str:
-    """How a process ended, as a person says it."""
+    """Describe how a process ended."""
     if code is None:
         return "ended with its launcher"
     if code < 0:

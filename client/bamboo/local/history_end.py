@@ -1,4 +1,4 @@
-"""The end of a local run's history: this process is still there when all workers have gone."""
+"""The end of a local run's history, written by this process, which outlives all workers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -27,9 +27,7 @@ UNWRITTEN: Final = "the store of the history could not be written or read"
 
 
 class StepsHeard:
-    """What this process has heard of the newest steps, for the case that the store has not got them. batch: samples of
-    a step.
-    """
+    """The newest steps that this process has heard of, in case the store lacks them. batch: samples of a step."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -38,7 +36,7 @@ class StepsHeard:
         self._attempt = 1  # counted from the beginning of the run
 
     def committed(self, said: StepCommitted, time: float) -> None:
-        """Takes in a committed step. time: seconds since 1970."""
+        """Record a committed step. time: seconds since 1970."""
         step = said.step + 1
         if self._steps and step <= self._steps[-1].step:
             self._attempt += 1
@@ -58,14 +56,14 @@ class StepsHeard:
         self._steps.append(record)
 
     def evaluated(self, said: Evaluated, time: float) -> None:
-        """Take in the evaluations that are new. time: seconds since 1970."""
+        """Record new evaluations. time: seconds since 1970."""
         known = {one.step for one in self._evaluations if one.attempt == self._attempt}
         for step in sorted(said.states.keys() - known):
             metrics = said.states[step]
             self._evaluations.append(EvaluationRecord(attempt=self._attempt, step=step, time=time, metrics=metrics))
 
     def beyond(self, kept: Sequence[Record]) -> list[Record]:
-        """What is not in there, behind the last step that is; what is missing between them is told."""
+        """Return the records after the history's last step, with a gap for missing ones."""
         newest, last = max(_steps_in(kept), default=(0, 0))
         known = {one.step for one in kept if isinstance(one, EvaluationRecord) and one.attempt == newest}
         evaluations = [
@@ -76,8 +74,8 @@ class StepsHeard:
         return [*self._steps_beyond(newest, last), *evaluations]
 
     def _steps_beyond(self, newest: int, last: int) -> list[Record]:
-        """The steps that were heard of and that the history does not have. newest: the attempt that has come furthest,
-        0 for none. last: its last step.
+        """Return the known steps that the history lacks. newest: its furthest attempt, 0 for none. last: that one's
+        last step.
         """
         steps = [
             _in_attempt(step, newest or step.attempt)
@@ -103,7 +101,7 @@ def _in_attempt(step: StepRecord, attempt: int) -> StepRecord:
 
 
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
-    """Writes the events that no worker has written, and all of the history to a file in the output folder, if any.
+    """Write the events that no worker has written, and the whole history to a file in the output folder, if any.
 
     If this process or the store knows of a committed step, the file is written whatever becomes of the store; then it
     has what this process knows. Raises StorageError, HistoryError of the store after that, or of the folder.

@@ -1,4 +1,4 @@
-"""A job as it is given: by a file or by a program, with what its errors call it and where its modules are."""
+"""A job's source: a file or a program, with its name in errors and the folders of its modules."""
 
 import copy
 from dataclasses import dataclass
@@ -14,10 +14,9 @@ from bamboo_core.job.yaml_file import ManifestSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSource:
-    """A job, and where it comes from.
+    """A job and its source.
 
-    name: what errors call it. folders: where the task's modules are looked for first. text: the manifest as it is
-    written.
+    name: in errors. folders: where the task's modules are searched first. text: the manifest as written.
     """
 
     name: str
@@ -28,16 +27,17 @@ class JobSource:
 
 
 def source_of_file(path: str, *, pods: bool = True) -> JobSource:
-    """The job of a manifest's file; - is standard input. Raises ManifestError, whose problems name file and line.
+    """Return the job of a manifest's file; - is standard input. Raises ManifestError, whose problems name file and
+    line.
 
-    pods: fields of the pod template that no Kubernetes is known to have are mistakes, too.
+    pods: whether unknown fields of the pod template are mistakes, too.
     """
     manifest, spec = read_job(path, unknown_in_template) if pods else read_job(path)
     return _made(manifest, spec, module_folders(Path(path)))
 
 
 def source_of_manifest(manifest: ManifestSource, folders: tuple[Path, ...]) -> JobSource:
-    """The job of a manifest that was read, as `source_of_file` has it without pods. Raises ManifestError."""
+    """Return the job of a parsed manifest, like `source_of_file` without pods. Raises ManifestError."""
     return _made(manifest, parse_source(manifest), folders)
 
 

@@ -1,4 +1,4 @@
-"""The folder that a run keeps its results in: one run's at a time, and without what killed writers have left in it."""
+"""The output folder of a run: used by one run at a time, and cleaned of what killed writers left."""
 
 import errno
 import fcntl
@@ -25,10 +25,10 @@ class OutputRefused(Exception):
 
 @contextmanager
 def only_run_in(folder: Path | None) -> Iterator[None]:
-    """Make the folder, with no other run in it until this process ends, however it ends.
+    """Make the folder and lock it until this process ends.
 
-    Some network file systems have no locks: there two runs in one folder are not noticed. Raises OutputRefused, also
-    if a run has left its weights in the folder or the disk is full; then a folder that was made is removed.
+    Some network file systems have no locks: there two runs in one folder are not noticed. Raises OutputRefused, also if
+    a run has left its weights in the folder or the disk is full; then a newly made folder is removed.
     """
     if folder is None:
         yield
@@ -63,7 +63,7 @@ def _take(lock: int, folder: Path) -> None:
 
 
 def _check_contents(folder: Path) -> None:
-    """Write what a short run writes, into a file without a name. Raises OutputRefused."""
+    """Write as much as a short run writes, into a file without a name. Raises OutputRefused."""
     try:
         if any((folder / WEIGHTS).glob("*")):
             held = "it holds the weights of another run; expected a new or empty folder"
@@ -79,9 +79,9 @@ def _check_contents(folder: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Removes savings of weights that were given up: those who wrote them have gone, and nobody else will finish them.
+    """Remove unfinished weights of writers that are gone.
 
-    What was moved away to make room stays if nothing has come into its place. Raises OSError.
+    A folder that was moved aside is kept if nothing took its place. Raises OSError.
     """
     there = (folder / WEIGHTS).is_dir()
     for path in folder.iterdir():

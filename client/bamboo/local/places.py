@@ -1,4 +1,4 @@
-"""The places of a local run's workers: made-up nodes in made-up zones, as in a cluster. No I/O."""
+"""Places of a local run's workers: made-up nodes in made-up zones, as in a cluster. No I/O."""
 
 from collections.abc import Collection, Iterator
 
@@ -21,22 +21,22 @@ class LocalPlaces:
         self._nodes: dict[WorkerId, int] = {}
 
     def next(self) -> tuple[WorkerId, str]:
-        """A new worker's name, and its zone."""
+        """Return a new worker's name and zone."""
         number = len(self._nodes)
         node = self._nodes[f"w{number}"] = number // self._per_node
         return f"w{number}", ZONES[node % len(ZONES)]
 
     def node(self, worker: WorkerId) -> str:
-        """Empty where each worker has a node of its own."""
+        """Return the worker's node; "" if each worker has its own."""
         return f"node-{self._nodes[worker]}" if self._per_node > 1 else ""
 
     def lost_with(self, worker: WorkerId, alive: Collection[WorkerId]) -> Iterator[WorkerId]:
-        """The living workers that are on the worker's node."""
+        """Yield the living workers on the worker's node."""
         mine = self._nodes.get(worker)
         return (w for w in alive if w != worker and self._nodes.get(w) == mine)
 
     def located(self, event: Event) -> Event:
-        """The event, in which a worker that joins says on which node it is."""
+        """Return the event with the node of a joining worker."""
         if not isinstance(event, WorkerJoined) or event.hello.worker not in self._nodes:
             return event
         return WorkerJoined(msgspec.structs.replace(event.hello, node=self.node(event.hello.worker)))

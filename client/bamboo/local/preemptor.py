@@ -1,4 +1,4 @@
-"""Which workers of a local run are taken away on purpose, and when: as its schedule has it, or as somebody asks."""
+"""Deliberate preemptions in a local run, by a schedule or on request."""
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -12,7 +12,7 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """A worker that is to be taken away now."""
+    """A worker to be taken away now."""
 
     worker: WorkerId
     notice: bool
@@ -21,12 +21,12 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NobodyToTake:
-    """A preemption was due, and there is no worker for it."""
+    """A due preemption without a worker for it."""
 
 
 class Preemptor:
-    """Decides; whoever asks carries it out. microbatches: of a step, over all pipelines. lost_with: the living workers
-    that are on a worker's node, and are taken together with it. per_node: workers that a node has room for.
+    """Decides on preemptions; the caller carries them out. microbatches: of a step, over all pipelines. lost_with:
+    returns the living workers on a worker's node, which are taken together. per_node: workers that fit on a node.
     """
 
     def __init__(
@@ -46,23 +46,23 @@ class Preemptor:
         return worker in self._taken
 
     def room(self, recorded: float, alive: Collection[WorkerId]) -> int | None:
-        """How many more workers there is room for after so many seconds of the recorded nodes, beside those that are
-        not taken. Below 0 if there are too many; None if there is no limit.
+        """Return how many more workers have room after so many seconds of the recorded nodes. Negative if there are too
+        many; None without a limit.
         """
         room = room_at(self._schedule, recorded)
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
 
     def leaves_none(self, recorded: float) -> bool:
-        """Will there never be a node again after so many seconds of the recorded nodes?"""
+        """Return whether no node will ever come again after so many seconds of the recorded nodes."""
         return leaves_none(self._schedule, recorded)
 
     def begins(self, worker: WorkerId, step: int) -> None:
-        """The worker is about to begin its next forward or backward, which is of that step."""
+        """Record that the worker is about to begin its next forward or backward of that step."""
         self._mid_step.begins(worker, step)
 
     def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
-        """Takes the worker away, and all others of its node. One that has its notice already may still be killed, but
-        gets no second notice.
+        """Take the worker away, and all others of its node. One that has its notice may still be killed, but gets no
+        second notice.
         """
         for one in (worker, *self._lost_with(worker)):
             if not notice or one not in self._taken:
@@ -78,9 +78,9 @@ class Preemptor:
         alive: Collection[WorkerId],
         shown: Callable[[], Status],
     ) -> Iterator[Strike | NobodyToTake]:
-        """What is due now.
+        """Return the preemptions that are due now.
 
-        step: the newest that anybody is known to be in. in_progress: the job's. seconds: of training. recorded: seconds
+        step: the newest known step of any worker. in_progress: the job's step. seconds: of training. recorded: seconds
         of the recorded nodes. shown: the job.
         """
         actions, self._schedule = due(self._schedule, step, seconds)
@@ -96,9 +96,7 @@ class Preemptor:
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
-        """Takes workers away at random, of those that have joined, until the rest has room; others have to join
-        before.
-        """
+        """Take joined workers away at random until the rest has room; others have to join first."""
         room = room_at(self._schedule, recorded)
         while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()

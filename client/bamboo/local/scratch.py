@@ -1,8 +1,7 @@
 """The folder of a run's temporary files, which is removed however the run ends.
 
-The run itself removes it if it ends in order, or by a signal that can be caught. After SIGKILL the launcher of its
-workers does, which outlives it for a moment. If both are killed, the next run on this machine finds the folder without
-its lock.
+The run removes it if it ends in order or by a catchable signal, after SIGKILL the launcher of its workers. If both are
+killed, the next run on this machine removes the unlocked folder.
 """
 
 import fcntl
@@ -21,7 +20,7 @@ PREFIX = "bamboo-run-"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new, empty folder, locked by this process."""
+    """Make a new, empty folder, locked by this process."""
     collect(Path(tempfile.gettempdir()))
     folder, lock = _make()
     try:
@@ -32,7 +31,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def collect(place: Path) -> None:
-    """Removes the folders of this user's runs that are not there any more."""
+    """Remove the folders of this user's runs that are gone."""
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it has just gone, or is not ours to open
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -45,7 +44,7 @@ def collect(place: Path) -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """Make a folder and lock it. Until it is locked, another run may collect it; then another one is made."""
+    """Make a folder and lock it. If another run collects it before the lock, make another one."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The way from the workers' trace files to one that Perfetto and chrome://tracing open."""
+"""Conversion of workers' trace files to one for Perfetto and chrome://tracing."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from bamboo_core.storage.durable import whole_file
 
 
 def merge_traces(folder: Path, target: Path) -> None:
-    """Writes all events of the folder's files, one a line. A killed worker's last line may be cut off: left out."""
+    """Write all events of the folder's files, one a line, without a killed worker's incomplete last line."""
     with whole_file(target) as merged:
         merged.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
         separator = "\n"

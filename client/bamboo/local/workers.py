@@ -1,4 +1,4 @@
-"""The workers of a local run: each is started at its place, told to go or killed, and ends in one way or another."""
+"""Worker processes of a local run: started at a place, asked to go or killed, and ended in one way or another."""
 
 import asyncio
 import signal
@@ -16,8 +16,8 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
 
 class LocalWorkers:
-    """The worker processes of a local run. pool: opened and closed by whom it belongs to. per_node: workers that are
-    lost together. crashes: those that ended by themselves, and how.
+    """The worker processes of a local run. pool: its owner opens and closes it. per_node: workers that are lost
+    together. crashes: workers that ended by themselves, and how.
     """
 
     def __init__(self, pool: ForkServer, per_node: int) -> None:
@@ -32,15 +32,15 @@ class LocalWorkers:
         return self._pool.alive
 
     def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None, profile: str | None) -> None:
-        """Starts one more worker. gate: the steps in which it asks before it goes on. traces: the folder for its trace,
-        if it writes one. profile: what its torch.profiler records, if anything. Raises ForkServerError.
+        """Start a worker. gate: the steps in which it asks before it goes on. traces: the folder for its trace, if it
+        writes one. profile: settings of its torch.profiler, if any. Raises ForkServerError.
         """
         worker, zone = self._places.next()
         trace = str(traces / f"{worker}.json") if traces else None
         self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace, profile=profile)
 
     def remove(self, worker: WorkerId) -> None:
-        """Asks a worker to go, and kills it if it has not gone soon."""
+        """Ask a worker to go, and kill it if it does not go soon."""
         if worker not in self._removed:
             self._removed.add(worker)
             self._signal(worker, signal.SIGTERM)
@@ -50,24 +50,25 @@ class LocalWorkers:
         self._signal(worker, signal.SIGKILL)
 
     def kill_after(self, seconds: float, worker: WorkerId) -> None:
-        """Kills the worker after so many seconds, if it is still there then."""
+        """Kill the worker after so many seconds, if it is still there."""
         self._kills.append((worker, asyncio.get_running_loop().call_later(seconds, self.kill, worker)))
 
     def spare(self, worker: WorkerId) -> None:
-        """Does not kill that worker later any more."""
+        """Cancel the later kill of that worker."""
         for one, timer in self._kills:
             if one == worker:
                 timer.cancel()
 
     def forget_kills(self) -> None:
-        """Does not kill anybody later any more."""
+        """Cancel all later kills."""
         for _, timer in self._kills:
             timer.cancel()
 
     def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:
-        """What the coordinator hears of it. taken: on purpose, to see what happens. over: the job has ended before.
+        """Return the event for the coordinator about an ended worker. taken: by a deliberate preemption. over: the job
+        has ended before.
 
-        One that was told to go may have ended by itself before: a closed link is often heard of first.
+        A worker that was asked to go may end before its closed link is noticed.
         """
         where = self._pool.crashed_at(worker)
         detail = f"{exit_detail(code)} ({where})" if where else exit_detail(code)
@@ -78,11 +79,11 @@ class LocalWorkers:
         return WorkerLost(worker, detail, 128 - code if code < 0 else code)
 
     def lost_with(self, worker: WorkerId) -> Iterator[WorkerId]:
-        """The living ones on its node."""
+        """Return the living workers on its node."""
         return self._places.lost_with(worker, self.alive)
 
     def located(self, event: Event) -> Event:
-        """The event, in which a worker that joins says on which node it is."""
+        """Return the event with the node of a joining worker."""
         return self._places.located(event)
 
     def _signal(self, worker: WorkerId, number: int) -> None:

@@ -1,1 +1,1 @@
-"""What the trainer does for a command on this machine, in a process of its own."""
+"""Calls of the trainer by commands, in a process of its own."""

@@ -1,7 +1,6 @@
-"""Does a job's task load on this machine, and what would its workers need? The trainer says it, in its own process.
+"""A check by the trainer, in its own process, whether a job's task loads and what its workers need.
 
-This machine need not have the trainer, nor torch: who submits a job to a cluster may have neither. Then nothing is
-checked, and that is said.
+This machine may lack the trainer and torch. Then nothing is checked, and the result says so.
 """
 
 from collections.abc import Sequence
@@ -23,19 +22,21 @@ SHOWN_KINDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What trying a task has come to."""
+    """The result of a check."""
 
     problem: str = ""  # why the task cannot be used, in a sentence
     told: tuple[str, ...] = ()  # what was found, or that nothing was checked
 
 
 def module_folders(manifest: Path) -> tuple[Path, ...]:
-    """The folders where the task's modules are looked for first: beside the manifest, as beside a script, then here."""
+    """Return the folders where the task's modules are searched first: the manifest's, as for a script, then the current
+    one.
+    """
     return (manifest.resolve().parent, Path.cwd())
 
 
 def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
-    """Loads the task, builds its layers without their values and counts what they need. folders: of its modules."""
+    """Load the task, build its layers without values and count their needs. folders: of its modules."""
     if missing := missing_packages():
         return Checked(told=(f"not checked: the task, since {missing} is not installed here",))
     try:
@@ -51,7 +52,7 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
 
 
 def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str:
-    """The number of layers of a task, or why that cannot be told on this machine. folders: of the task's modules."""
+    """Return the number of layers of a task, or why this machine cannot count them. folders: of the task's modules."""
     if missing := missing_packages():
         return f"{missing} not installed"
     try:
@@ -64,7 +65,7 @@ def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str
 
 
 def _task(answer: dict[str, Any]) -> str:
-    """task: 8 layers, 4.9 M parameters; stages: layers 0-1 (0.9 M), 2-3 (1.6 M)."""
+    """Describe a task: 8 layers, 4.9 M parameters; stages: layers 0-1 (0.9 M), 2-3 (1.6 M)."""
     stages = answer["stages"]
     shown = [
         f"{first if first == last else f'{first}-{last}'} ({_millions(parameters)})"
@@ -79,7 +80,9 @@ def _task(answer: dict[str, Any]) -> str:
 
 
 def _memory(answer: dict[str, Any]) -> str:
-    """What torch itself takes is not known here; on a GPU its context and its allocator's cache come on top."""
+    """Describe the memory of workers, without torch itself: on a GPU its context and its allocator's cache
+    come on top.
+    """
     calm, taken = answer["calm"], answer["taken_over"]
     kinds = sorted(calm["memory"].items(), key=lambda kind: -kind[1])[:SHOWN_KINDS]
     most = ", ".join(f"{name} {size(number)}" for name, number in kinds if number)

@@ -1,4 +1,4 @@
-"""Measures a job's layers on this machine, and makes a profile of them. The trainer does it, in its own process."""
+"""Measurement of a job's layers on this machine, by the trainer in its own process, as a profile."""
 
 import os
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ DISK_RATE: Final = 100e6  # bytes a second, if nobody says what the store does
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOverrides:
-    """What of a machine cannot be measured on it, or should not be taken as it is here; None: as here."""
+    """Figures of a machine that cannot be measured on it, or should differ; None: as here."""
 
     # flow, machine, storage_write, storage_read: bytes a second
     flow: float | None = None
@@ -46,9 +46,8 @@ def measure_task(
     around: MachineOverrides,
     seconds: float = REPEAT_SECONDS,
 ) -> ModelProfile:
-    """The profile of a task, which the trainer measures in a process of its own. folders: of the task's modules.
-    repeats: microbatches whose median counts, and as many again while that is not steady; seconds: for that. Raises
-    ProfileError.
+    """Return the measured profile of a task. folders: of the task's modules. repeats: microbatches whose median counts,
+    and as many again while that is not steady; seconds: limit for that. Raises ProfileError.
     """
     if missing := missing_packages():
         raise ProfileError(f"bamboo profile needs {missing}, not installed here")
@@ -65,7 +64,7 @@ def measure_task(
 
 
 def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: MachineOverrides) -> ModelProfile:
-    """The profile that the trainer has answered. answer: of `bamboo_trainer.profiling.profile`."""
+    """Return the profile of the trainer's answer. answer: of `bamboo_trainer.profiling.profile`."""
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = answer["device"] if answer["device"] != "cpu" else f"processor of {os.uname().machine}"
     flow = around.flow or answer["loopback"]
@@ -99,7 +98,7 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
 
 
 def surrounded(profile: ModelProfile, around: MachineOverrides) -> ModelProfile:
-    """A profile that was computed, with what the user says of the machine in place of what was assumed."""
+    """Return a computed profile with the user's figures of the machine in place of assumed ones."""
     was, replace = profile, msgspec.structs.replace
     flow = around.flow or was.network.flow
     machine = max(flow, around.machine or was.network.machine)
@@ -122,7 +121,7 @@ def surrounded(profile: ModelProfile, around: MachineOverrides) -> ModelProfile:
 
 
 def _seconds(measured: str, answer: dict[str, Any]) -> Source:
-    """Known well enough on a machine that has nothing else to do; else an estimate, and why."""
+    """Return a measurement, or an estimate with its reason if it is not steady."""
     waited, unsteady = answer["waited"], answer["unsteady"]
     told = []
     if waited >= BUSY:

@@ -1,4 +1,4 @@
-"""What the trainer does for a command, in a process of its own, since it needs torch, and this one may not have it."""
+"""Processes of the trainer for commands, because it needs torch, which this process may lack."""
 
 import asyncio
 import subprocess
@@ -20,12 +20,12 @@ END_SECONDS = 30.0  # in which the process removes what is half written
 
 
 def missing_packages() -> str:
-    """What the trainer needs and is not installed here, for people; empty if nothing is missing."""
+    """Return the packages that the trainer needs and are not installed, for people; "" if none."""
     return " and ".join(module for module in NEEDED if find_spec(module) is None)
 
 
 def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
-    """`python -m MODULE`; the process's exit code. It prints what it does itself. what: it is for, in words."""
+    """Run `python -m MODULE`, which prints by itself, and return its exit code. what: its purpose, in words."""
     if missing := missing_packages():
         complain(f"{what} needs {missing}, not installed here")
         return EXIT_FAILED
@@ -56,10 +56,10 @@ def ask_trainer(
     seconds: float,
     failed: str,
 ) -> dict[str, Any]:
-    """What "module:function" of the trainer answers. folders: of the task's modules. seconds: that it may take, and on
-    a busy machine more.
+    """Return the answer of "module:function" of the trainer. folders: of the task's modules. seconds: its time, more on
+    a busy machine.
 
-    Raises ForkServerError, which begins with what has failed and ends with what the process said last; SystemExit if a
+    Raises ForkServerError, which begins with what has failed and ends with the process's last output; SystemExit if a
     signal has ended it.
     """
     try:
