@@ -1,4 +1,4 @@
-"""The commands on checkpoints: their flags and what they say in --help. What takes time to import is imported late."""
+"""The commands on checkpoints: their flags and --help. Slow imports happen late."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 class ExportFormat(StrEnum):
-    """The forms in which a checkpoint is exported."""
+    """The formats of an exported checkpoint."""
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"
@@ -82,7 +82,7 @@ def checkpoints(
 
 
 def _list(found: "list[Found]", output: OutputFormat) -> bool:
-    """Print the checkpoints. Return False: no contents were read, so none is known to be bad."""
+    """Print the checkpoints. Return False, since without reading contents none is known to be bad."""
     from rich.console import Console
 
     from bamboo.terminal.checkpoint_table import document, table
@@ -96,7 +96,7 @@ def _list(found: "list[Found]", output: OutputFormat) -> bool:
 
 
 def _verify(store: "CheckpointStore", found: "list[Found]", output: OutputFormat) -> bool:
-    """Read all checkpoints and print what is wrong with each. Return whether one is damaged or cannot be read."""
+    """Read all checkpoints and print the mistakes of each. Return whether one is damaged or unreadable."""
     from bamboo.terminal.checkpoint_table import document
 
     documents, bad = [], False
@@ -176,7 +176,7 @@ def export(
 
 
 def _parse(url: str) -> None:
-    """A wrong URL ends the command."""
+    """Parse a URL; a wrong one ends the command."""
     from bamboo_core.storage.url import parse_url
 
     try:
@@ -194,7 +194,7 @@ def _open(url: str) -> "CheckpointStore":
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """What goes wrong with a store is a sentence."""
+    """End the command with a sentence if the store fails."""
     from bamboo_core.storage.errors import StorageError
 
     try:
@@ -204,7 +204,7 @@ def _told() -> Iterator[None]:
 
 
 def _problems(store: "CheckpointStore", one: "Found") -> list[str]:
-    """What is wrong with it; its files are read if its manifest is sound."""
+    """Return the mistakes of a checkpoint, whose files are read if its manifest is sound."""
     from bamboo_core.checkpoint.found import FoundState
     from bamboo_core.storage.errors import StoreUnavailable
 

@@ -1,6 +1,4 @@
-"""The way from a command's flags to its work, for all commands on a cluster. What takes time to import is imported
-late.
-"""
+"""From a command's flags to its work, for all commands on a cluster. Slow imports happen late."""
 
 import sys
 from collections.abc import Iterable
@@ -26,7 +24,7 @@ def run(cluster: ClusterPlace, command: "Command") -> NoReturn:
 
 
 def targets_of(given: list[str]) -> "list[Target]":
-    """A mistake ends the command."""
+    """Return the targets of a command; a mistake ends it."""
     from bamboo.remote.session import target
     from bamboo_core.kube.errors import RemoteError
 
@@ -37,14 +35,14 @@ def targets_of(given: list[str]) -> "list[Target]":
 
 
 def usage(*messages: str) -> NoReturn:
-    """Ends the command because of a wrong flag or manifest."""
+    """End the command because of a wrong flag or manifest."""
     for message in messages:
         complain(message)
     raise typer.Exit(EXIT_USAGE)
 
 
 def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None:
-    """Ends the command if one of these options was given on the command line."""
+    """End the command if one of these options was given on the command line."""
     for name in names:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -83,7 +81,7 @@ def on_cluster(
 
 
 def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> None:
-    """What may surprise is said; a task that does not load ends the command."""
+    """Print warnings about a manifest; a task that does not load ends the command."""
     from bamboo.local.trainer_calls.task_check import check_task, module_folders
     from bamboo_core.job.manifest_warnings import warnings
 

@@ -1,4 +1,4 @@
-"""`bamboo history`: prints, follows and converts what a job has written down."""
+"""`bamboo history`: prints, follows and converts the history of a job."""
 
 import time
 from collections.abc import Callable
@@ -89,8 +89,8 @@ def history(
 
 
 def _file_in(folder: str) -> str:
-    """What a run has written at its end into its output, if that holds nothing else of the history, which is then with
-    the checkpoints; or the folder.
+    """Return the file that a run wrote into its output folder, if the rest of the history is with the checkpoints;
+    otherwise the folder.
     """
     from bamboo.local.history_end import FILE
     from bamboo_core.history.files import FOLDER
@@ -100,7 +100,7 @@ def _file_in(folder: str) -> str:
 
 
 def _logger(text: str) -> "tuple[str, dict[str, str]]":
-    """The type and the config of a logger given as TYPE:KEY=VALUE,KEY=VALUE. A wrong one ends the command."""
+    """Return the type and the config of a logger given as TYPE:KEY=VALUE,KEY=VALUE. A wrong one ends the command."""
     from bamboo.cli.dispatch import usage
     from bamboo_core.job.training_spec import LoggerType
 
@@ -116,7 +116,9 @@ def _logger(text: str) -> "tuple[str, dict[str, str]]":
 
 
 def _write(source: str, kind: str, config: "dict[str, str]") -> int:
-    """Writes a history to a logger in a process of its own, as loggers belong to the trainer. Returns its exit code."""
+    """Write a history to a logger in a process of its own, since loggers belong to the trainer. Return its
+    exit code.
+    """
     import json
 
     from bamboo.local.trainer_calls.trainer_process import run_trainer
@@ -126,7 +128,7 @@ def _write(source: str, kind: str, config: "dict[str, str]") -> int:
 
 
 def _reader(source: str) -> "Callable[[], list[Record]]":
-    """Reads all of it. Raises HistoryError, StorageError, ValueError."""
+    """Read the whole history. Raises HistoryError, StorageError, ValueError."""
     from bamboo_core.history.files import find
     from bamboo_core.history.records import HistoryError, from_lines
 
@@ -179,7 +181,7 @@ def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, f
 
 
 def _key(record: "Record") -> object:
-    """What is the same record when the history is read again."""
+    """Return the identity of a record when the history is read again."""
     from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
 
     match record:

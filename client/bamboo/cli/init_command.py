@@ -1,4 +1,4 @@
-"""`bamboo init`: three questions, and the first files of a job. What takes time to import is imported late."""
+"""`bamboo init`: three questions, and the first files of a job. Slow imports happen late."""
 
 import os
 import sys
@@ -64,7 +64,7 @@ def init(
 def _answers(
     name: str, model: str | None, data: str | None, where: str | None, checkpoints: str | None
 ) -> "JobAnswers":
-    """What the flags say, and else the user. Raises InvalidRequest."""
+    """Return the answers of the flags, and otherwise of the user. Raises InvalidRequest."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.here import storage_url
     from bamboo.jobs.scaffold import JobAnswers, OwnModel, model_of
@@ -95,7 +95,7 @@ def _answers(
 
 
 def _asked(flag: str, given: str | None, question: str, default: str | None = None) -> str:
-    """The answer. Without a terminal a flag that is missing ends the command, unless it has a default."""
+    """Return the user's answer. Without a terminal a missing flag ends the command, unless it has a default."""
     if given is not None:
         return given
     if sys.stdin.isatty():
@@ -107,7 +107,7 @@ def _asked(flag: str, given: str | None, question: str, default: str | None = No
 
 
 def _kind(path: Path) -> str:
-    """The kind of data there. Raises InvalidRequest."""
+    """Return the kind of the data at a path. Raises InvalidRequest."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.scaffold import read_kind
 
@@ -126,7 +126,7 @@ def _kind(path: Path) -> str:
 
 
 def _check(made: dict[str, str]) -> None:
-    """Raises InvalidRequest if the name is none, or the manifest would be wrong for another reason."""
+    """Raise InvalidRequest if the name, or anything else, would make the manifest wrong."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo_core.job.manifest import ManifestError, parse_manifest
     from bamboo_core.job.yaml_file import source_of

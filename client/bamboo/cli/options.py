@@ -1,4 +1,4 @@
-"""What commands have in common on the command line. Imported at every start: nothing heavy here."""
+"""Options that several commands share. Imported at every start: nothing heavy here."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +9,7 @@ from bamboo.terminal.time_flag import seconds
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of jobs on the cluster, and files' names from the shell itself; nothing if it takes too long."""
+    """Return the names of jobs on the cluster, and let the shell add files; nothing if it takes too long."""
     from bamboo.cli.cluster.completion import job_names
 
     return job_names(incomplete, *(ctx.params.get(name) for name in ("namespace", "context", "kubeconfig")))
@@ -59,7 +59,7 @@ _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the resu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlace:
-    """What all commands on a cluster are told: where it is, and which namespace is meant."""
+    """The cluster and namespace of a command."""
 
     namespace: _Namespace = None
     context: _Context = None
@@ -68,6 +68,6 @@ class ClusterPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions(ClusterPlace):
-    """What most of them are told, too: how much to print."""
+    """The cluster and namespace of a command, and how much it prints."""
 
     quiet: _Quiet = False

@@ -1,7 +1,5 @@
-"""The place that a command writes to: standard output or a file, and whether it can, looked at before a long command
-begins. Imported with the flags: nothing heavy here.
-
-Imported with the flags: nothing heavy here.
+"""Output of a command: standard output or a file, checked before a long command begins. Imported with the flags:
+nothing heavy here.
 """
 
 import os
@@ -17,7 +15,7 @@ STANDARD_OUTPUT = Path("-")
 
 
 def _file(path: Path | None) -> Path | None:
-    """The file of a flag; None for standard output."""
+    """Return the file of a flag; None for standard output."""
     return None if path == STANDARD_OUTPUT else path
 
 
@@ -35,7 +33,7 @@ Written = Annotated[
 
 
 def check_output_file(flag: str, path: Path | None) -> None:
-    """A mistake ends the command."""
+    """End the command if it cannot write to the file."""
     if path is None:
         return
     check_is_path(flag, path, "a file")
@@ -48,7 +46,7 @@ def check_output_file(flag: str, path: Path | None) -> None:
 
 
 def check_plot(flag: str, path: Path | None) -> None:
-    """Ends the command if a picture cannot be drawn into that file: see `check_output_file`; it also needs
+    """End the command if a picture cannot be drawn into that file: see `check_output_file`; it also needs
     matplotlib.
     """
     check_output_file(flag, path)
@@ -57,6 +55,6 @@ def check_plot(flag: str, path: Path | None) -> None:
 
 
 def check_is_path(flag: str, path: Path, expected: str) -> None:
-    """What is not written to standard output is not written to a file called - either."""
+    """Refuse the file name - for output that cannot go to standard output."""
     if path == STANDARD_OUTPUT:
         usage(f"{flag} -: expected {expected}, not standard output")

@@ -1,4 +1,4 @@
-"""The options of `bamboo run` on this machine: what each is called, what --help says, and what is wrong with them."""
+"""The options of `bamboo run` on this machine: names, --help and mistakes."""
 
 import math
 from dataclasses import dataclass
@@ -113,9 +113,7 @@ _HeartbeatTimeout = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRunOptions:
-    """The options of a local run as the user gave them. A mistake that a method finds ends the command with a
-    sentence.
-    """
+    """The options of a local run as the user gave them. A mistake that a method finds ends the command."""
 
     workers: _Workers = None
     standby: _Standby = None
@@ -137,7 +135,7 @@ class LocalRunOptions:
     heartbeat_timeout: _HeartbeatTimeout = HEARTBEAT_TIMEOUT_SECONDS
 
     def job(self, path: Path) -> "JobSource":
-        """The job with the options' values in it."""
+        """Return the job with the options' values in it."""
         from bamboo.jobs.errors import InvalidRequest
         from bamboo.jobs.here import on_this_machine
 
@@ -173,7 +171,7 @@ class LocalRunOptions:
         return job
 
     def check(self) -> None:
-        """What can be said before anything is run."""
+        """Find mistakes before anything runs."""
         if not math.isfinite(self.heartbeat_timeout):
             usage(f"--heartbeat-timeout {self.heartbeat_timeout}: expected a number of seconds")
         check_output_file("--trace", self.trace)
@@ -183,7 +181,7 @@ class LocalRunOptions:
             usage("--page-port and --no-page: expected at most one of them")
 
     def profiled(self, spec: "JobSpec") -> tuple[int, int] | None:
-        """The first and the last step in which torch.profiler runs."""
+        """Return the first and the last step in which torch.profiler runs."""
         from bamboo.jobs.errors import InvalidRequest
         from bamboo.jobs.here import profiled_steps
 
@@ -206,6 +204,6 @@ class LocalRunOptions:
         return not trouble
 
     def served(self) -> int | None:
-        """The port of the run's page, 0 for any; None for no page."""
+        """Return the port of the run's page, 0 for any; None for no page."""
         usual = self.page_port is not None or not (self.json or self.quiet)
         return (self.page_port or 0) if (usual if self.page is None else self.page) else None

@@ -1,4 +1,4 @@
-"""The command that writes files of tokens: its flags and its --help. The trainer does the work."""
+"""`bamboo tokenize`: its flags and --help. The trainer does the work."""
 
 from pathlib import Path
 from typing import Annotated

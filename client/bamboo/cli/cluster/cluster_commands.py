@@ -1,4 +1,4 @@
-"""The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
+"""The commands on a cluster: their flags and --help. Other modules, imported late, do the work."""
 
 from typing import Annotated
 

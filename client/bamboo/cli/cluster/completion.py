@@ -1,4 +1,4 @@
-"""What a shell is told when a job's name is being typed: quick, silent and harmless, whatever is wrong."""
+"""Completion of job names in a shell: quick, silent and harmless, whatever fails."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ MOST = 200
 
 
 def job_names(incomplete: str, namespace: str | None, context: str | None, path: str | None) -> list[str]:
-    """The names of jobs that begin so; none if the cluster does not answer at once."""
+    """Return the names of jobs with that beginning; none if the cluster does not answer at once."""
     try:
         found = loop_signals.run_until_stopped(lambda: _names(namespace, context, path))
     except (RemoteError, TimeoutError, asyncio.CancelledError):

@@ -1,1 +1,1 @@
-"""`bamboo simulate`, and the commands that make what it starts from: traces of nodes and profiles of layers."""
+"""`bamboo simulate`, and the commands for traces of nodes and profiles of layers."""

@@ -1,4 +1,4 @@
-"""The job that a command on this machine is about: the manifest's file. What takes time to import is imported late."""
+"""The job of a command on this machine, from the manifest's file. Slow imports happen late."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

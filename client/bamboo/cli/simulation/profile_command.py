@@ -1,4 +1,4 @@
-"""`bamboo profile`: its flags and what it says in --help. What takes time to import is imported late."""
+"""`bamboo profile`: its flags and --help. Slow imports happen late."""
 
 import sys
 from dataclasses import asdict, dataclass

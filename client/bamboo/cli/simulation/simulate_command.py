@@ -73,7 +73,7 @@ def simulate(
 
 
 def _print(cases: "list[Case]", over_time: list[dict[str, Any]], form: OutputFormat) -> None:
-    """over_time: of each case, for JSON."""
+    """Print the results. over_time: of each case, for JSON."""
     from rich.console import Console
 
     from bamboo.terminal.simulation_table import simulation_documents, simulation_table

@@ -1,4 +1,4 @@
-"""`bamboo traces FILE...`: its flags and --help. What takes time to import is imported late."""
+"""`bamboo traces FILE...`: its flags and --help. Slow imports happen late."""
 
 import json
 import sys
