@@ -1,6 +1,6 @@
-"""What runs beside a training and hears of it: `Task.callbacks`. docs/history.md is the introduction.
+"""Code that follows a training without changing it: `Task.callbacks`. docs/history.md is the introduction.
 
-Nothing here changes the training; `bamboo_trainer.decisions` does.
+`bamboo_trainer.decisions` change the training.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from bamboo_trainer.loggers.interface import LoggerFacts
 
 
 class Callback:
-    """Called in one place, the root worker, by a thread of its own, one call at a time, in the history's order.
+    """Called on the root worker only, by a separate thread, one call at a time, in the history's order. fails_job: an
+    exception ends the job (`CallbackFailed`); otherwise it is reported, and this callback is not called any more,
+    unless the job restarts from a checkpoint.
 
-    fails_job: an exception ends the job (`CallbackFailed`); otherwise it is told, and this callback is not called any
-      more, unless the job begins anew from a checkpoint.
     facts: what it may know of the job.
     """
 
@@ -24,29 +24,29 @@ class Callback:
         self.facts = facts
 
     def on_step(self, step: StepRecord) -> None:
-        """A step is committed, and in the history: its loss, metrics, gradient norm, rate and others."""
+        """Called after a step is committed and in the history: its loss, metrics, gradient norm, rate and others."""
 
     def on_evaluation(self, evaluation: EvaluationRecord) -> None:
-        """The state after `evaluation.step` steps was evaluated; told with the step that follows it."""
+        """Called after the state after `evaluation.step` steps was evaluated; comes with the step that follows it."""
 
     def on_checkpoint(self, step: int) -> None:
-        """The state after so many steps is durable."""
+        """Called when the state after `step` steps is durable."""
 
     def on_disruption(self, event: EventRecord) -> None:
-        """A worker is to go, is lost or taken over, or the job goes back to a checkpoint: `event.reason` says which."""
+        """Called when a worker is to go, is lost or taken over, or the job goes back to a checkpoint (`reason`)."""
 
     def on_end(self, steps: int) -> None:
-        """Training is complete, with so many steps. A job that fails or is suspended does not come to this."""
+        """Called when training is complete, after `steps` steps; not if a job fails or is suspended."""
 
     def state_dict(self) -> Any:
-        """What it keeps, as values of JSON, 64 KiB at most: kept together with how far it has been called, and once
+        """Return its state as JSON values, 64 KiB at most: saved together with its position in the history, and once
         more for each checkpoint.
         """
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on from what it has kept: on a new root, or, back at a checkpoint, from what it kept at that one. Not
-        called if it has kept nothing.
+        """Restore its state: on a new root, or after going back to a checkpoint, the state saved there. Not called
+        without a saved state.
         """
 
 

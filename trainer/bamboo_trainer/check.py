@@ -24,22 +24,19 @@ from bamboo_trainer.tasks.inspection.costs import profile
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a manifest's task is made of. The answer has `problem`, one sentence, or what was found; only JSON
-    values. Nothing is trained.
+    """Return what a manifest's task consists of, or `problem`, one sentence; only JSON values. Nothing is trained.
 
     initial: sentences about task.initialFrom. layers, parameters: numbers. stages: first and last layer of each, and
-    its parameters; as many as may be, if the coordinator chooses them (`chosen`). devices: of a worker. calm,
-    taken_over: the stage whose worker needs most memory, and bytes by kind, for one device; taken_over: while it also
-    runs the stages of lost neighbours, `neighbours` of them.
+    its parameters; the largest possible number of stages, if the coordinator chooses it (`chosen`). devices: of a
+    worker. calm, taken_over: the stage whose worker needs most memory, and bytes by kind, for one device; taken_over:
+    while it also runs the stages of lost neighbours, `neighbours` of them.
     """
     spec = parse_manifest(manifest)
     return found_or_problem(lambda: _check(spec))
 
 
 def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
-    """How many layers a manifest's task has. The answer has `problem`, one sentence, or `layers`, their number.
-    Nothing of them is made.
-    """
+    """Return the number of a manifest's `layers`, or `problem`, one sentence. Builds no layer."""
     spec = parse_manifest(manifest)
     return found_or_problem(lambda: {"layers": len(task_of(spec).layers)})
 
@@ -47,7 +44,7 @@ def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
 def found_or_problem(
     look: Callable[[], dict[str, Any]], failures: tuple[type[Exception], ...] = (MemoryError, OSError)
 ) -> dict[str, Any]:
-    """What was found, or `problem`: one sentence. failures: of this machine, or of the task's own code on it."""
+    """Return the result, or `problem`: one sentence. failures: of this machine, or of the task's own code on it."""
     try:
         return look()
     except ValueError as error:  # a TaskError or DeviceError, or more stages than layers

@@ -15,10 +15,9 @@ Memory = Mapping[str, Number]
 class Committed:
     """What a decision may know: the step that was committed last.
 
-    step: so many steps are committed with it; 0 before the first one, of which nothing else is known.
-    loss, gradient_norm (before clipping), metrics: of that step; None for what is not finite.
-    evaluation: what the state before that step, after `step - 1` steps, was evaluated to; empty if it was not.
-    skipped: the step left the model as it was.
+    step: the number of steps committed with it; 0 before the first one, when nothing else is known. loss, gradient_norm
+    (before clipping), metrics: of that step; None for what is not finite. evaluation: of the state before that step,
+    after `step - 1` steps; empty if it was not evaluated. skipped: the step left the model unchanged.
     """
 
     step: int
@@ -29,7 +28,7 @@ class Committed:
     skipped: bool = False
 
     def value(self, name: str) -> float | None:
-        """ "loss", "gradient_norm", the name of a metric, or "evaluation/NAME"; None if there is no such number now."""
+        """Return "loss", "gradient_norm", a metric by name, or "evaluation/NAME"; None if there is no number."""
         if name == "loss":
             return self.loss
         if name == "gradient_norm":
@@ -40,14 +39,13 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is in force in the next step. Those of several decisions add up: rates are multiplied, and what one of them
-    freezes is frozen.
+    """The settings of the next step. Several decisions combine: their rates are multiplied, and a parameter frozen by
+    one is frozen.
 
-    learning_rate: a factor of `Task.learning_rate`; finite and not negative.
-    frozen: parameters that stay as they are, as "<layer index>.<parameter name>", or patterns such as "0.*"; their
-      gradients do not count in the gradient's norm.
-    stop: training ends with the state that there is.
-    memory: what the decision is given the next time; up to 64 finite numbers by name.
+    learning_rate: a factor of `Task.learning_rate`; finite and not negative. frozen: parameters that stay unchanged, as
+    "<layer index>.<parameter name>", or patterns such as "0.*"; their gradients do not count in the gradient's norm.
+    stop: training ends with the current state. memory: passed to the decision the next time; up to 64 finite numbers by
+    name.
     """
 
     learning_rate: float = 1.0
@@ -68,10 +66,10 @@ def reduce_on_plateau(
     largest: bool = False,
     least: float = 0.0,
 ) -> Decide:
-    """A smaller learning rate when a number has not become better for a while; as torch's ReduceLROnPlateau.
+    """Reduce the learning rate when a number has not improved for a while, like torch's ReduceLROnPlateau.
 
-    metric: as `Committed.value` has it. patience: so many times it may be no better. threshold: relative. largest: the
-    larger the better. least: the smallest factor of the rate.
+    metric: a name for `Committed.value`. patience: how often it may fail to improve. threshold: relative. largest:
+    larger is better. least: the smallest factor of the rate.
     """
     return partial(_on_plateau, metric, factor, patience, threshold, largest, least)
 
@@ -98,7 +96,7 @@ def _on_plateau(
 
 
 def frozen_for(steps: int, *parameters: str) -> Decide:
-    """For so many steps these parameters stay as they are. parameters: names or patterns, as in `Decision`."""
+    """Keep these parameters unchanged for the first `steps` steps. parameters: names or patterns, as in `Decision`."""
     return partial(_frozen_for, steps, parameters)
 
 
@@ -107,7 +105,7 @@ def _frozen_for(steps: int, parameters: Sequence[str], done: Committed, memory: 
 
 
 def stop_when(metric: str = "loss", *, below: float | None = None, above: float | None = None) -> Decide:
-    """Training ends once that number is below, or above, a limit. metric: as `Committed.value` has it."""
+    """End training once a number is below, or above, a limit. metric: a name for `Committed.value`."""
     if (below is None) == (above is None):
         raise ValueError("stop_when: expected below or above")
     return partial(_stop_when, metric, below, above)

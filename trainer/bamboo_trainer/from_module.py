@@ -1,4 +1,4 @@
-"""A task from a plain torch.nn.Module: `from_module`."""
+"""Makes a task from a plain torch.nn.Module: `from_module`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from bamboo_trainer.split.structures import Form, put_together
 from bamboo_trainer.task import Dataset, Evaluation, Parts, Task
 from bamboo_trainer.tasks.user_code import check_dataset
 
-EXAMPLE = 2  # samples, whose shapes the model is looked at with
+EXAMPLE = 2  # samples whose shapes the model is recorded with
 
 
 def from_module(
@@ -51,7 +51,7 @@ def from_module(
 def task_of(
     split: SplitModule, *, loss: Callable[[Any, Parts], Any], dataset: Dataset, checkpoint: bool = False, **task: Any
 ) -> Task:
-    """The task of a module that is split already; see `from_module`."""
+    """Return the task of a module that is split already; see `from_module`."""
     rate = task.pop("learning_rate", None)
     if isinstance(rate, int | float):
         task["learning_rate"] = partial(_constant, float(rate))
@@ -74,7 +74,7 @@ def task_of(
 
 
 def example_of(dataset: Dataset) -> Parts:
-    """Inputs of a few samples. Raises TaskError if it is no dataset."""
+    """Return inputs of a few samples. Raises TaskError if it is no dataset."""
     check_dataset(dataset)
     with torch.random.fork_rng(devices=[]):
         given, _ = dataset.batch([n % len(dataset) for n in range(EXAMPLE)])
@@ -90,7 +90,7 @@ def _by_name(names: Sequence[str], model: nn.Module, inputs: Sequence[Tensor]) -
 
 
 def _metrics(metrics: Any, form: Form) -> Any:
-    """The metrics, called as the loss is. What is none stays as it is, for whoever checks the task to name."""
+    """Return metrics that are called like the loss. Invalid ones stay, for the task's checks to name."""
     if not isinstance(metrics, Mapping):
         return metrics
     return {

@@ -33,8 +33,8 @@ Row = tuple[str, int, int, int]  # a Kernel, and how often it is run
 
 
 class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a layer for one microbatch. The last layer has the loss; a backward adds the gradients up, and
-    repeats the forward of a layer that keeps nothing but its inputs.
+    """The work of a layer for one microbatch. The last layer includes the loss; a backward adds the gradients up, and
+    repeats the forward of a layer that keeps only its inputs.
     """
 
     forward: tuple[Row, ...]
@@ -60,8 +60,8 @@ def _layers(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def layer_work(task: Task, spec: JobSpec) -> tuple[LayerWork, ...]:
-    """The work of every layer, with the job's microbatch and precision. Raises TaskError for a layer that cannot be
-    run.
+    """Return the work of every layer, with the job's microbatch and precision. Raises TaskError for a layer
+    that fails.
     """
     inputs, targets = first_batch(task, spec.training.micro_batch_size)
     return look(task, inputs, partial(_work, TrainingConfig.of(spec.training), targets))

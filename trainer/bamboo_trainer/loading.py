@@ -1,4 +1,4 @@
-"""The way from an entrypoint's name to a checked task."""
+"""Loads a checked task from the name of its entrypoint."""
 
 import importlib
 import inspect
@@ -21,14 +21,14 @@ from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
 from bamboo_trainer.tasks.user_code import check_callbacks, check_metrics, dataset_length, layer_factory
 from bamboo_trainer.training import shown_to_build, with_steps
 
-# What a `build` sees that is called by itself, and not for a job.
+# The facts for a `build` that is called by itself, and not for a job.
 ALONE: Final = TrainingFacts(steps=1, global_batch_size=1, micro_batch_size=1)
 
 
 def settled_task(spec: JobSpec) -> tuple[Task, JobSpec]:
-    """A job's task as it is trained, and the job with the number of steps that follows from the task's data.
+    """Return a job's task as it is trained, and the job with the number of steps that follows from the task's data.
 
-    Raises TaskError, also if a step would have more samples than there are, or the learning rate is none.
+    Raises TaskError, also if a step needs more samples than the dataset has, or for an invalid learning rate.
     """
     task = settled(task_of(spec), spec.training.seed)
     require_learning_rate(task)
@@ -42,14 +42,14 @@ def settled_task(spec: JobSpec) -> tuple[Task, JobSpec]:
 
 
 def task_of(spec: JobSpec) -> Task:
-    """A job's task, as its `build` returns it. Raises TaskError."""
+    """Return a job's task from its `build`. Raises TaskError."""
     return load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFacts = ALONE) -> Task:
-    """Calls "module:function" with the config, and with the training if it takes it.
+    """Call "module:function" with the config, and with the training if it takes it.
 
-    Raises TaskError, in one sentence, for anything but a sound Task.
+    Raises TaskError, in one sentence, for anything but a valid Task.
     """
     module_name, _, name = entrypoint.partition(":")
     if not module_name or not name:
@@ -96,11 +96,11 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
 
 
 def _takes_training(build: Callable[..., Any]) -> bool:
-    """Has it a second argument for it? One of another name that need not be given is the function's own affair."""
+    """Return whether it takes the training: a second argument, which an optional one is only if it has that name."""
     try:
         places = [p for p in inspect.signature(build).parameters.values() if p.kind in _PLACES]
     except (TypeError, ValueError):
-        return False  # it does not say
+        return False  # unknown
     return len(places) > 1 and (places[1].name == "training" or places[1].default is inspect.Parameter.empty)
 
 
@@ -108,7 +108,7 @@ _PLACES: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONA
 
 
 def _searched() -> str:
-    """The folders where modules are looked for before Python's own library, in words."""
+    """Return the folders searched for modules before Python's own library, in words."""
     library = sysconfig.get_paths()["stdlib"]
     own = takewhile(lambda entry: entry != library and not entry.endswith(".zip"), sys.path)
     folders = dict.fromkeys(str(Path(entry).absolute()) for entry in own)

@@ -27,7 +27,7 @@ from bamboo_trainer.tasks.inspection.no_values import values_wanted
 
 logger = logging.getLogger(__name__)
 
-ADAPTER: Final = ("lora_a", "lora_b", "lora_scale")  # its tensors, beside the modules of its base
+ADAPTER: Final = ("lora_a", "lora_b", "lora_scale")  # its tensors, in addition to the modules of its base
 _A, _B, _SCALE = ADAPTER
 _BASE: Final = "base."
 
@@ -58,11 +58,11 @@ def with_lora(
     dropout: float = 0.0,
     trained: Collection[str] = (),
 ) -> Task:
-    """The task with adapters at each `nn.Linear` whose name in its layer fits one of the targets, and all else frozen.
+    """Add adapters at each `nn.Linear` whose name in its layer matches one of the targets, and freeze all else.
 
     rank: of the update. alpha: its scale is alpha / rank; by default 1. dropout: of the adapters' inputs. targets,
-    trained: patterns such as "*q_proj" or "attention.*"; the parameters that fit `trained` are trained as they are. A
-    layer that is itself a Linear has the name "". Raises ValueError, also if nothing fits the targets.
+    trained: patterns such as "*q_proj" or "attention.*"; parameters that match `trained` are trained themselves. A
+    layer that is itself a Linear has the name "". Raises ValueError, also if nothing matches the targets.
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}")
@@ -74,9 +74,9 @@ def with_lora(
 
 
 def with_peft(task: Task, folder: str | Path, *, dropout: float | None = None, trained: Collection[str] = ()) -> Task:
-    """The task, of a module that was split, with the adapters that PEFT has saved in the folder; all else is frozen but
-    what PEFT has saved as a whole (`modules_to_save`). dropout: None: as the folder says. trained: as for `with_lora`.
-    Raises ValueError.
+    """Add the adapters that PEFT has saved in the folder to the task of a split module; freeze all else, except what
+    PEFT has saved as a whole (`modules_to_save`). dropout: None: the folder's. trained: see `with_lora`. Raises
+    ValueError.
     """
     return with_adapters(task, PeftAdapter.read(Path(folder), dropout, trained))
 
@@ -90,27 +90,27 @@ class Adapters(Protocol):
         ...
 
     def at(self, name: str) -> tuple[int, float] | None:
-        """The rank and the scale of the adapter of that linear layer; None if it has none."""
+        """Return the rank and the scale of that linear layer's adapter; None if it has none."""
         ...
 
     def trains(self, name: str) -> bool:
-        """Is that parameter of a layer trained as it is?"""
+        """Return whether that parameter of a layer is trained itself."""
         ...
 
     def value(self, name: str) -> Tensor | None:
-        """The first value of that parameter of a layer; None: the one that it has anyway."""
+        """Return the first value of that parameter of a layer; None: the one that it has anyway."""
         ...
 
     def check(self, linears: Collection[str] | None) -> None:
-        """Raises ValueError if one should be where none of the task's linear layers is. linears: all names of them;
-        None if they cannot be known in advance.
+        """Raise ValueError for an adapter at none of the task's linear layers. linears: all their names; None if
+        unknown in advance.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Equal adapters where a name fits a target. trained: patterns of parameters."""
+    """Equal adapters where a name matches a target. trained: patterns of parameters."""
 
     rank: int
     scale: float
@@ -135,7 +135,7 @@ class Fitting:
 
 
 def with_adapters(task: Task, adapters: Adapters) -> Task:
-    """The task with these adapters, and all else frozen. Raises ValueError if one is where no nn.Linear is."""
+    """Return the task with these adapters, and all else frozen. Raises ValueError for an adapter at no nn.Linear."""
     linears = [_Linears.of(factory) for factory in task.layers]
     names = tuple(dict.fromkeys(name for one in linears for name in one.names))
     adapters.check(names if all(one.known for one in linears) else None)
@@ -150,7 +150,7 @@ def with_adapters(task: Task, adapters: Adapters) -> Task:
 
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict, such as an export's, with the updates added to the weights, under the original model's names."""
+    """Merge a state dict, such as an export's: add the updates to the weights, under the original model's names."""
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         prefix, _, last = name.rpartition(".")
@@ -168,7 +168,7 @@ def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _adapted(factory: Callable[[], nn.Module], adapters: Adapters, skipped: Collection[str]) -> nn.Module:
-    """A layer of the factory's, with adapters. Its first values are those that it has without them."""
+    """Return a layer of the factory with adapters, which do not change its first values."""
     layer = factory()
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(adapters.trains(name))
@@ -187,7 +187,7 @@ def _adapted(factory: Callable[[], nn.Module], adapters: Adapters, skipped: Coll
 
 
 def _put(layer: nn.Module, name: str, adapter: LoraLinear) -> nn.Module:
-    """The layer with the adapter at that name; "" is the layer itself."""
+    """Return the layer with the adapter at that name; "" is the layer itself."""
     if not name:
         return adapter
     parent, _, last = name.rpartition(".")
@@ -196,8 +196,8 @@ def _put(layer: nn.Module, name: str, adapter: LoraLinear) -> nn.Module:
 
 
 def _linears(layer: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers whose weight is the layer's own. A layer of a split module has the others' modules, too, as
-    mere shells.
+    """Yield the linear layers whose weight is the layer's own. A layer of a split module also has the others' modules,
+    as mere shells.
     """
     own = dict(layer.named_parameters(remove_duplicate=False))
     for name, module in layer.named_modules():
@@ -206,8 +206,8 @@ def _linears(layer: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def _renamed(task: Task, adapted: Sequence[Collection[str]]) -> tuple[tuple[str, ...], ...]:
-    """The task's tied parameters by their names with adapters: a head's weight is its adapter's base's. adapted: names
-    of linear layers, by layer.
+    """Return the task's tied parameters by their names with adapters: a head's weight is its adapter's base's. adapted:
+    names of linear layers, by layer.
     """
 
     def renamed(tied: str) -> str:
@@ -223,7 +223,7 @@ def _renamed(task: Task, adapted: Sequence[Collection[str]]) -> tuple[tuple[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Linears:
-    """The names of a layer's linear layers. known: can it be made without values? split: is it of a split module?"""
+    """The names of a layer's linear layers. known: it can be made without values. split: it is of a split module."""
 
     names: tuple[str, ...] = ()
     known: bool = True
@@ -238,15 +238,15 @@ class _Linears:
 
 
 def _again(index: int, linears: Sequence[_Linears]) -> set[str]:
-    """The linear layers of a split module that come again in a later layer: a head whose weight is the embedding's is
-    in the embedding's layer, too, and runs in the last one.
+    """Return the linear layers of a split module that appear again in a later layer: a head whose weight is the
+    embedding's is in the embedding's layer, too, and runs in the last one.
     """
     later = {name for one in linears[index + 1 :] for name in one.names}
     return {name for name in linears[index].names if linears[index].split and name in later}
 
 
 def _without_values(factory: Callable[[], nn.Module]) -> nn.Module | None:
-    """A layer on the meta device; None if a factory cannot make one that way."""
+    """Return a layer on the meta device; None if the factory cannot make one that way."""
     try:
         with torch.device("meta"):
             return factory()

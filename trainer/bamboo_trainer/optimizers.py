@@ -1,4 +1,4 @@
-"""Several optimizers as one: Muon for matrices and AdamW for all else, say."""
+"""Several optimizers as one, such as Muon for matrices and AdamW for all else."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,13 +10,13 @@ Part = tuple[Callable[[list[nn.Parameter]], torch.optim.Optimizer], Iterable[nn.
 
 
 class Combined(torch.optim.Optimizer):
-    """What its parts remember is in its own `state`, so it is copied, checked and kept as that of one optimizer is."""
+    """Keeps its parts' state in its own `state`, so that it is copied, checked and saved like one optimizer's."""
 
     def __init__(self, parts: Iterable[Part], *, lr: float) -> None:
-        """parts: what makes each optimizer, and its parameters; one without parameters is left out, as a stage may have
-        none of a kind.
+        """parts: for each optimizer, the function that makes it, and its parameters; one without parameters is left
+        out, as a stage may have none of a kind.
 
-        lr: the rate of which that of each part is a multiple: a step's rate is the task's times the part's over this.
+        lr: base learning rate; each part scales it: a step's rate is the task's times the part's over this.
         """
         given = [(make, list(parameters)) for make, parameters in parts]
         self.parts = [make(parameters) for make, parameters in given if parameters]
@@ -26,6 +26,6 @@ class Combined(torch.optim.Optimizer):
             part.state = self.state
 
     def step(self, closure: Any = None) -> Any:
-        """One of each part; None. closure: not used, as gradients are there."""
+        """Take a step with each part; return None. closure: unused, as gradients are set."""
         for part in self.parts:
             part.step()

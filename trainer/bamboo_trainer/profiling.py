@@ -1,8 +1,8 @@
-"""What a job's layers take on this machine's device: measured one layer after the other, for `bamboo profile`.
+"""Measures a job's layers on this machine's device, one layer after the other, for `bamboo profile`.
 
 A layer is measured again until its median is known well enough, within bounds. Each layer is a stage of its own, run by
-the same code as in training, with the job's microbatch and precision. Its inputs are what the layers before it make of
-the task's own data.
+the same code as in training, with the job's microbatch and precision. The earlier layers make its inputs from the
+task's own data.
 """
 
 import socket
@@ -34,7 +34,7 @@ from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.training import TrainingConfig
 
 WARMUP: Final = 2  # microbatches before those that count
-REPEAT_SECONDS: Final = 60.0  # for measuring again what is not steady, all layers together
+REPEAT_SECONDS: Final = 60.0  # for measuring unsteady layers again, all layers together
 MOST_ROUNDS: Final = 10
 LOOPBACK_BYTES: Final = 64 << 20
 LOOPBACK_SECONDS: Final = 30.0
@@ -42,13 +42,13 @@ WORKER: Final = "profile-0"
 
 
 def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECONDS) -> dict[str, Any]:
-    """`problem`: one sentence, or what was measured; only JSON values. repeats: microbatches whose median counts; as
-    many again, up to ten times, while that is not steady, for so many seconds of all layers together.
+    """Measure a job's layers, or return `problem`: one sentence; only JSON values. repeats: microbatches whose median
+    counts; as many again, up to ten times, while it is not steady, for `seconds` of all layers together.
 
     layers: seconds of forward, backward and update, and bytes. device: its name. load: seconds until the task was
-    loaded. waited: share of the measuring in which no processor was free, which is not in the seconds. repeats: how
-    many microbatches counted, at most. unsteady: the layers that were given up; spread: by what share of itself the
-    worst median may be off; bound: by what share it should be. loopback: bytes a second of one connection within this
+    loaded. waited: share of the measuring in which no processor was free, which is not in the seconds. repeats: most
+    microbatches counted for a layer. unsteady: the layers that were given up; spread: by what share of itself the worst
+    median may be off; bound: by what share it should be. loopback: bytes a second of one connection within this
     machine. memory: bytes of the device.
     """
     began = time.monotonic()
@@ -92,7 +92,7 @@ class LayerTimes:
 
     @property
     def kinds(self) -> tuple[list[float], list[float]]:
-        """What a step has many of, and what is measured again."""
+        """The kinds that a step has many of, and that are measured again."""
         return self.forward, self.backward
 
 
@@ -116,7 +116,7 @@ def _measured(
     steadiness: Steadiness,
     clock: WorkClock,
 ) -> list[LayerTimes]:
-    """The times of each layer. Only one is in memory at a time; each may use its share of the seconds that are left."""
+    """Return each layer's times, with one layer in memory at a time. Each may use its share of the seconds left."""
     count = len(task.layers)
     config = replace(TrainingConfig.of(spec.training), microbatches=WARMUP + repeats)
     stages = tuple((index, index + 1) for index in range(count))
@@ -143,7 +143,7 @@ def _measured(
 def _round(
     clock: WorkClock, stage: Stage, config: TrainingConfig, inputs: Parts | None
 ) -> tuple[list[float], list[float], Work, Parts]:
-    """A step's microbatches: what all but the first forwards and backwards took, its work, and the last outputs."""
+    """Run a step; return its forwards' and backwards' seconds after the warm-up, its work, and the last outputs."""
     work = stage.begin(range(config.microbatches), (0, config.microbatches))
     forwards, backwards, outputs = [], [], None
     for microbatch in range(config.microbatches):
@@ -168,7 +168,7 @@ def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outpu
 
 
 def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
-    """The seconds of optimizer steps but the first, which makes what the optimizer remembers."""
+    """Return the seconds of optimizer steps but the first, which makes the optimizer's state."""
     values = stage.values
     gradient, running = work.gradients.total()[: values.final.size], values.final.folded(work.contributions)
     times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]
@@ -176,7 +176,7 @@ def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[fl
 
 
 def loopback() -> float:
-    """Bytes a second that one TCP connection carries within this machine."""
+    """Return the bytes a second that one TCP connection carries within this machine."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         server.settimeout(LOOPBACK_SECONDS)
         sender = threading.Thread(target=_send, args=(server.getsockname()[1],), daemon=True)

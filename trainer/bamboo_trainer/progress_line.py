@@ -1,4 +1,4 @@
-"""How far a command is that reads or writes for a while."""
+"""The progress of a command that reads or writes for a while."""
 
 import sys
 import time
@@ -9,14 +9,14 @@ LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on 
 
 
 class ProgressLine:
-    """A line on standard error: on a terminal it changes, elsewhere a new one follows now and then.
+    """A line on standard error: on a terminal it changes, elsewhere new lines follow from time to time.
 
-    text: says in words how much is done of how much. Where lines come now and then, the last one says that all is done.
+    text: describes how much is done of how much. Where lines follow, the last one says that all is done.
     """
 
     def __init__(self, text: Callable[[int, int], str]) -> None:
         self._text, self._terminal, self._last = text, sys.stderr.isatty(), time.monotonic()
-        self._told = False  # that it takes a while
+        self._told = False  # a line was printed
 
     def __call__(self, done: int, of: int) -> None:
         text = self._text(done, of)

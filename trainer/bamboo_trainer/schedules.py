@@ -1,10 +1,11 @@
 """Learning rates and other numbers of an optimizer as functions of the step, by name.
 
-Each returns a pure function of how many steps are done (0 for the first step), for `Task.learning_rate` or
+Each returns a pure function of the number of steps done (0 for the first step), for `Task.learning_rate` or
 `Task.schedules`.
 
 All but `constant` and `milestones` begin with a linear warm-up over `warmup` steps: the first step has peak / warmup,
-the last one of them the peak. `steps` is how many are done when the decay ends; from there on the value is `final`.
+the last one of them the peak. `steps` is the number of steps done when the decay ends; from then on the value is
+`final`.
 """
 
 import math
@@ -38,7 +39,7 @@ def polynomial(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0, 
 
 
 def cosine(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
-    """Half a cosine from the peak to `final`."""
+    """A schedule along half a cosine from the peak to `final`."""
     _check(warmup=warmup, steps=steps)
 
     def at(step: int) -> float:
@@ -70,7 +71,7 @@ def one_cycle(
     cosine.
 
     rise: the share of the steps in which it goes up. The same as torch's OneCycleLR. For momentum or betas, which go
-    the other way, take `cycled`.
+    the other way, use `cycled`.
     """
     _check(steps=steps)
     if not 0 < rise < 1:
@@ -80,7 +81,7 @@ def one_cycle(
 
 
 def cycled(high: float, low: float, *, steps: int, rise: float = 0.3) -> Schedule:
-    """What momentum does while the rate runs through `one_cycle`: from high to low and back."""
+    """A schedule for momentum while the rate runs through `one_cycle`: from high to low and back."""
     _check(steps=steps)
     return _cycle((high, low, high), steps, rise)
 
@@ -106,7 +107,7 @@ def _warming(peak: float, warmup: int, step: int, after: float) -> float:
 
 
 def _progress(step: int, warmup: int, steps: int) -> float:
-    """The share of the way from the end of the warm-up (0) to `steps` (1)."""
+    """Return the share of the way from the end of the warm-up (0) to `steps` (1)."""
     if step >= steps:
         return 1.0
     return max(0.0, (step - warmup) / (steps - warmup))

@@ -25,21 +25,21 @@ __all__ = [
     "track_buffers",
 ]
 
-Parts = tuple[torch.Tensor, ...]  # what travels between two layers: one tensor or several
+Parts = tuple[torch.Tensor, ...]  # what layers pass on: one tensor or several
 
 
 class Dataset(Protocol):
     """Samples by number. The same number always gives the same sample. Each pass visits each sample once, in another
     order.
 
-    It is called by a thread of its own, one call at a time, unless its first batch draws from torch's global generator,
-    which a dataset must do always or never.
+    A separate thread calls it, one call at a time, unless its first batch draws from torch's global generator, which a
+    dataset must do always or never.
     """
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """The inputs of the first layer and the targets of the loss for these samples, stacked along dimension 0."""
+        """Return the first layer's inputs and the loss's targets for these samples, stacked along dimension 0."""
         ...
 
 
@@ -48,11 +48,11 @@ Metric = Callable[[Any, Parts], Any]  # of outputs and targets, as the loss gets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What `training.evaluation` measures, beside the loss.
+    """What `training.evaluation` measures, in addition to the loss. dataset: its samples are taken in their order, in
+    batches of `training.microBatchSize`.
 
-    dataset: its samples are taken in their order, in batches of `training.microBatchSize`.
     metrics: by name, functions of (outputs of the last layer, targets). Each returns a number, the mean over the
-      samples of the batch, or a sum and its weight.
+    samples of the batch, or a sum and its weight.
     """
 
     dataset: Dataset
@@ -102,9 +102,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """What the job trains with (`spec.training` in docs/api.md), for a `build` that takes it as its second argument.
+    """The job's training settings (`spec.training` in docs/api.md), for a `build` that takes them as its second
+    argument. steps: of the whole job; None if the manifest gives epochs or tokens, which `steps_with` turns into steps.
 
-    steps: of the whole job; None if the manifest gives epochs or tokens, which `steps_with` turns into steps.
     global_batch_size, micro_batch_size: in samples.
     """
 
@@ -118,7 +118,7 @@ class TrainingFacts:
     tokens: int | None = None
 
     def steps_with(self, dataset: Dataset, tokens_per_sample: int | None = None) -> int:
-        """The number of the job's steps, if its task has that dataset. The last step of all is a whole one.
+        """Return the number of the job's steps, if its task has that dataset. The last step is a whole one.
 
         Raises ValueError if tokens are counted, and `tokens_per_sample` is not given.
         """

@@ -1,4 +1,4 @@
-"""What the numbers of a training depend on, beside the task."""
+"""The settings that the numbers of a training depend on, in addition to the task."""
 
 import math
 from collections.abc import Sized
@@ -19,8 +19,8 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 class TrainingConfig:
     """microbatches: of a whole step, over all pipelines.
 
-    deterministic: look whether work that is done twice gives the same bits. early: the evaluations that may end the
-    job; None: none do. compile: the layers.
+    deterministic: check that work done twice gives the same bits. early: the evaluations that may end the job; None:
+    none do. compile: the layers.
     """
 
     seed: int
@@ -30,7 +30,7 @@ class TrainingConfig:
     micro_batch_size: int
     deterministic: bool = True
     parameter_precision: str = "fp32"  # | "bf16"
-    boundary_precision: str = "fp32"  # | "bf16"; of what a layer gives to the next one
+    boundary_precision: str = "fp32"  # | "bf16"; of what layers pass on
     early: EvaluationSpec | None = None
     compile: bool = False
 
@@ -50,7 +50,7 @@ class TrainingConfig:
 
     @classmethod
     def of(cls, training: TrainingSpec) -> Self:
-        """The configuration that a manifest describes."""
+        """Return the configuration that a manifest describes."""
         return cls(
             seed=training.seed,
             precision=training.precision.value,
@@ -76,7 +76,7 @@ class TrainingConfig:
 
     @property
     def boundary_dtype(self) -> torch.dtype:
-        """The type of what a layer gives to the next one: see `mixed_precision.passed_on`."""
+        """The type of tensors that layers pass on: see `mixed_precision.passed_on`."""
         return torch.bfloat16 if self.boundary_precision == "bf16" else torch.float32
 
     @property
@@ -84,18 +84,18 @@ class TrainingConfig:
         return self.microbatches * self.micro_batch_size
 
     def samples(self, step: int, microbatch: int, dataset: Sized) -> tuple[int, ...]:
-        """The numbers of the samples of a microbatch. Raises TaskError."""
+        """Return the numbers of the samples of a microbatch. Raises TaskError."""
         size = self.micro_batch_size
         first = step * self.global_batch + microbatch * size
         return sample_numbers(self.seed, first, size, length_of(dataset))
 
 
 def loss_unit(task: Task, config: TrainingConfig) -> float:
-    """The number by which losses that are sums over tokens or samples are divided before they are scaled; 1 if they are
-    not scaled.
+    """Return the divisor of losses that are sums over tokens or samples before they are scaled; 1 if they are not
+    scaled.
 
-    About the weight of a whole step, as a power of two. A mean that is scaled is about 1, and so is then a sum: the
-    scales that suit one suit the other.
+    About the weight of a whole step, as a power of two. A scaled mean is about 1, and then so is a sum: the same scales
+    suit both.
     """
     if not config.scales_losses:
         return 1.0
@@ -103,7 +103,7 @@ def loss_unit(task: Task, config: TrainingConfig) -> float:
 
 
 def shown_to_build(training: TrainingSpec) -> TrainingFacts:
-    """What a `build` may know of it."""
+    """Return the facts for a `build`."""
     return TrainingFacts(
         steps=training.known_steps,
         epochs=training.epochs,
@@ -117,7 +117,7 @@ def shown_to_build(training: TrainingSpec) -> TrainingFacts:
 
 
 def with_steps(spec: JobSpec, task: Task) -> JobSpec:
-    """The job with the number of steps that follows from the task's data. Raises TaskError if none does."""
+    """Return the job with the number of steps that follows from the task's data. Raises TaskError if none does."""
     tokens = task.tokens_per_sample
     if tokens is None:
         tokens = getattr(task.dataset, "tokens_per_sample", None)

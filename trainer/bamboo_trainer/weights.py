@@ -13,13 +13,13 @@ from bamboo_trainer.checkpoint.state_dict import by_file
 
 
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
-    """The parameters and buffers in a file or folder of weights, or in a checkpoint, on the CPU.
+    """Load the parameters and buffers of a file or folder of weights, or of a checkpoint, on the CPU.
 
-    Those of a module that `from_module` has split have the names of the module's own `state_dict`, all others
+    Those of a module split by `from_module` have the names of the module's own `state_dict`, all others
     "layers.NUMBER.NAME".
 
-    url: what `bamboo run --output` has written (its folder weights), a file or folder of safetensors such as an export,
-    or where checkpoints are. step: of a checkpoint; None: the newest sound one. Raises StorageError if nothing is
+    url: the folder `weights` written by `bamboo run --output`, a file or folder of safetensors such as an export, or
+    the place of checkpoints. step: of a checkpoint; None: the newest sound one. Raises StorageError if nothing is
     there, or it is damaged.
     """
     try:

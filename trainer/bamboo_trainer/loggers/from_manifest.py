@@ -1,4 +1,4 @@
-"""The loggers that a manifest names, `spec.training.loggers`, beside those of the task."""
+"""The loggers that a manifest names, `spec.training.loggers`, in addition to the task's."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _USER_IN_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+@", re.IGNORECASE
 
 
 def loggers_of(task: Task, training: TrainingSpec) -> dict[str, MakeLogger]:
-    """The loggers of the task and of the manifest, by name. Nothing is connected to yet. Raises TaskError, naming the
+    """Return the loggers of the task and of the manifest, by name, not connected yet. Raises TaskError, naming the
     field.
     """
     found = dict(task.loggers)
@@ -43,7 +43,7 @@ def _called(make: Callable[..., MakeLogger], spec: LoggerSpec, where: str) -> Ma
 
 
 def _refuse_secrets(config: Mapping[str, Any], where: str) -> None:
-    """A manifest is read by many; the value is not repeated."""
+    """Raise TaskError for credentials, without repeating the value: many people read a manifest."""
     for key, value in config.items():
         if _SECRET.search(key) or (isinstance(value, str) and _USER_IN_URL.match(value)):
             raise TaskError(

@@ -1,4 +1,4 @@
-"""What a logger is: something that takes the records of a job's history."""
+"""The interface of a logger, which takes the records of a job's history."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggerFacts:
-    """What a logger may know of the job."""
+    """The facts about the job that a logger gets."""
 
     job: str  # its name
-    run: str  # the same for all who write for that job, one after the other
+    run: str  # the same for all that write for that job, one after the other
     folder: str = ""  # of the job's history on this machine; "" if it is in an object store
 
 
 class Logger(Protocol):
-    """Called by a thread of its own. What it raises is told once, and it is made anew and asked once more."""
+    """Called by a separate thread. An error is reported once; then the logger is made anew and called again."""
 
     def write(self, records: Sequence[Record]) -> None:
-        """Records that are in the history, in order; the last ones may have been given to a logger before, if that one
-        was lost with its worker.
+        """Take records of the history, in order; a logger lost with its worker may have been given the last ones
+        before.
         """
 
     def close(self) -> None:
-        """Closes the logger: no more will come from this worker."""
+        """Close the logger: no more records come from this worker."""
 
 
 MakeLogger = Callable[[LoggerFacts], Logger]
 
 
 def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
-    """The numbers of a step, or of an evaluation of the state after it, by name; those that are known."""
+    """Return the known numbers of a step, or of an evaluation of the state after it, by name."""
     if isinstance(record, EvaluationRecord):
         return _known({f"evaluation/{name}": value for name, value in record.metrics.items()})
     found = {

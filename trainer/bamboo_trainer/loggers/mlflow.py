@@ -1,4 +1,4 @@
-"""A logger to a run of MLflow, which everybody who writes for the job finds by its tag."""
+"""A logger to a run of MLflow, which all writers for the job find by its tag."""
 
 import importlib
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 TAG: Final = "bamboo.run"
-AT_ONCE: Final = 1000  # numbers, which a server takes in one request
+AT_ONCE: Final = 1000  # numbers that a server takes in one request
 
 
 def mlflow(experiment: str, tracking_uri: str = "") -> MakeLogger:
-    """A logger to MLflow. tracking_uri: by default the environment's, MLFLOW_TRACKING_URI; so are credentials."""
+    """Return a logger to MLflow. tracking_uri: default MLFLOW_TRACKING_URI. Credentials: from the environment."""
     return partial(_MlFlow, experiment, tracking_uri)
 
 
@@ -42,4 +42,4 @@ class _MlFlow(Logger):
             self._client.log_batch(self._run, metrics[start : start + AT_ONCE])
 
     def close(self) -> None:
-        """The run stays open: another worker may go on with it."""
+        """Leave the run open: another worker may continue it."""

@@ -10,14 +10,14 @@ from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, sc
 
 
 def tensorboard(folder: str = "") -> MakeLogger:
-    """A logger to TensorBoard. folder: for the event files; by default `tensorboard` in the folder of the job's
+    """Return a logger to TensorBoard. folder: for the event files; by default `tensorboard` in the folder of the job's
     history.
     """
     return partial(_TensorBoard, folder)
 
 
 class _TensorBoard(Logger):
-    """A file for each time that steps are begun anew; TensorBoard then forgets what came after in the files before."""
+    """Writes a new file each time that steps are repeated; TensorBoard then forgets later steps of earlier files."""
 
     def __init__(self, folder: str, facts: LoggerFacts) -> None:
         try:
@@ -49,9 +49,7 @@ class _TensorBoard(Logger):
             self._writer.close()
 
     def _begin_anew(self, step: int, forgotten: int) -> None:
-        """Begins new files if that step is before what was written. forgotten: the first step of which they replace
-        what was written.
-        """
+        """Begin new files if that step is before the last written one. forgotten: the first step that they replace."""
         if self._writer is None or step < self._step:
             self.close()
             self._writer = self._open(self._folder, purge_step=forgotten)

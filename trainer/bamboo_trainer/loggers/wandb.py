@@ -1,4 +1,4 @@
-"""A logger to a run of Weights & Biases, which everybody who writes for the job resumes."""
+"""A logger to a run of Weights & Biases, which all writers for the job resume."""
 
 import importlib
 import os
@@ -11,14 +11,14 @@ from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, sc
 
 
 def wandb(project: str, **settings: Any) -> MakeLogger:
-    """A logger to Weights & Biases. settings: further arguments of `wandb.init`; dir: by default the folder of the
-    job's history. The key comes from the environment, WANDB_API_KEY.
+    """Return a logger to Weights & Biases. settings: further arguments of `wandb.init`; dir: by default the folder of
+    the job's history. The key comes from the environment, WANDB_API_KEY.
     """
     return partial(_WeightsAndBiases, {"project": project, **settings})
 
 
 class _WeightsAndBiases(Logger):
-    """A step that the run has already is left out by it, so that none is there twice."""
+    """Logs steps. The run ignores a step that it has already, so that none appears twice."""
 
     def __init__(self, settings: dict[str, Any], facts: LoggerFacts) -> None:
         try:

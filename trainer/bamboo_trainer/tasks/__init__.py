@@ -1,1 +1,1 @@
-"""What the user brings: looked at, made ready, called, and blamed by name for what is wrong with it."""
+"""The user's task: examining, preparing and calling it, and naming the part that is at fault."""

@@ -1,4 +1,4 @@
-"""What the modules of a layer leave in a forward beside its outputs: contributions to buffers, and own losses."""
+"""What a layer's modules produce in a forward in addition to outputs: contributions to buffers, and own losses."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ Contributed = list[tuple[nn.Module, Parts]]  # in order
 
 @dataclass(slots=True)
 class Capture:
-    """What one forward of a layer contributes, in order."""
+    """The contributions of one forward of a layer, in order."""
 
-    # fill, count, momentum: what BatchNorm finds as its running statistics meanwhile, as the number of its batches, and
-    # as its momentum: 1, or 0.5 with a fill of 0. What it contributes must not depend on these, nor its output
+    # fill, count, momentum: BatchNorm's running statistics, number of batches and momentum meanwhile; momentum is 1,
+    # or 0.5 with a fill of 0. Neither contributions nor outputs may depend on them.
     fill: float = 0.0
     count: int = 0
     momentum: float = 1.0
@@ -32,7 +32,7 @@ class Capture:
             self.losses.append((name, value))
 
     def close(self) -> None:
-        """The forward is over; what a repetition of it in the backward leaves does not count."""
+        """End the forward; ignore what its repetition in the backward produces."""
         self._closed = True
 
 
@@ -44,7 +44,7 @@ def current() -> Capture | None:
 
 
 class capturing:
-    """A block in which a forward is captured."""
+    """A context in which a forward is captured."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture

@@ -1,4 +1,4 @@
-"""Work in a child process, for what a task's code must not remember: tensors without data that it keeps in a cache."""
+"""Runs work in a child process, so that the task's code does not cache tensors without data."""
 
 import os
 import signal
@@ -11,16 +11,16 @@ from bamboo_core.complaints import said_by
 from bamboo_core.orphans import end_with
 from bamboo_trainer.tasks.task_errors import told
 
-SILENT_SECONDS: Final = 300.0  # a child that has nothing to say for so long is given up
+SILENT_SECONDS: Final = 300.0  # a child that sends nothing for this long is given up
 MOST_TEXT: Final = 2000  # characters
 
 T = TypeVar("T")
 
 
 def from_child(items: Iterator[T]) -> tuple[list[T], str]:
-    """What the iterator yields in a child process, and why it ended early; "" if it did not.
+    """Return what the iterator yields in a child process, and why it ended early; "" if it did not.
 
-    An item is taken as soon as it is there, so what came before an error, or the end of the process, counts.
+    A line is taken as soon as it is written, so lines before an error, or the end of the process, count.
     """
     reading, writing = Pipe(duplex=False)
     found: list[T] = []
@@ -39,13 +39,13 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
         except (EOFError, OSError):
             return found, "the process ended without a result"
         finally:
-            os.kill(child, signal.SIGKILL)  # it has said all that it had to say, or is stuck
+            os.kill(child, signal.SIGKILL)  # it has sent all that it had, or is stuck
             os.waitpid(child, 0)
     return found, f"no result within {SILENT_SECONDS:g} s"
 
 
 def _fork(items: Iterator[object], pipe: Connection) -> int:
-    """The child's number. The child sends each item and, at its end, why it cannot go on; it never returns."""
+    """Fork a child, which sends each item and, at the end, why it cannot continue. Return its number."""
     parent = os.getpid()
     child = os.fork()
     if child:

@@ -1,4 +1,4 @@
-"""The decisions of a task, asked and checked; and which of a stage's parameters they freeze."""
+"""Calls and checks a task's decisions, and finds which of a stage's parameters they freeze."""
 
 import math
 import re
@@ -17,7 +17,7 @@ _LARGEST: Final = 2**53  # of whole numbers
 
 
 def check_decisions(task: Task) -> None:
-    """Raises TaskError if the task's decisions are no functions by name, or too many."""
+    """Raise TaskError if the task's decisions are not functions by name, or too many."""
     given = task.decisions
     if not isinstance(given, Mapping) or not all(callable(decide) for decide in given.values()):
         raise TaskError(f"Task.decisions: expected functions by name, got {type(given).__name__}")
@@ -29,19 +29,17 @@ def check_decisions(task: Task) -> None:
 
 
 def first_decided(task: Task, step: int) -> Decided | None:
-    """What the decisions say of a state of which they have been told nothing; None if the task has none."""
+    """Return the decisions for a state without earlier decisions; None if the task has none."""
     return _decided(task, Committed(step=step), {})
 
 
 def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided | None:
-    """What the decisions say after that step; None if the task has none. before: what they said after the one before
-    it.
-    """
+    """Return the decisions after that step; None if the task has none. before: those after the step before."""
     return _decided(task, done, before.memory if before else {})
 
 
 def committed_step(step: int, commit: Commit) -> Committed:
-    """What decisions may know of a commit. step: so many are committed with it."""
+    """Return the facts of a commit for decisions. step: the number of steps committed with it."""
     return Committed(
         step=step,
         loss=_finite(commit.loss),
@@ -53,7 +51,7 @@ def committed_step(step: int, commit: Commit) -> Committed:
 
 
 def frozen_among(names: Collection[str], decided: Decided | None) -> frozenset[str]:
-    """Which of these parameters stay as they are in the next step."""
+    """Return which of these parameters stay unchanged in the next step."""
     return _matching(tuple(names), tuple(decided.frozen)) if decided else frozenset()
 
 
@@ -75,7 +73,7 @@ def _decided(task: Task, done: Committed, memories: Mapping[str, Memory]) -> Dec
 
 
 def _asked(task: Task, name: str, done: Committed, memory: Memory) -> Decision:
-    """Raises TaskError for an answer that is none."""
+    """Call a decision. Raises TaskError for an invalid result."""
     who = f"task.decisions[{name!r}], after step {done.step},"
     with in_task(who):
         decision = task.decisions[name](done, memory)

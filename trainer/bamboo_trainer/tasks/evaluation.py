@@ -1,7 +1,7 @@
-"""What a task says of evaluation, checked: which samples a batch of it has, and what is measured on them.
+"""A task's evaluation, checked: the samples of each batch, and the metrics measured on them.
 
-A metric is a sum and its weight, batch by batch; what is told of a state is the sum of all sums over that of all
-weights, exactly rounded, so it depends neither on the grid nor on who has computed which batch.
+A metric is a sum and its weight, batch by batch; a state's value is the sum of all sums over that of all weights,
+exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
 """
 
 from collections.abc import Mapping
@@ -19,23 +19,21 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSchedule:
-    """The schedule by which states are evaluated, and on how many batches: after every so many steps, and after the
-    last one.
-    """
+    """When states are evaluated, and on how many batches: every `every_steps` steps, and after the last one."""
 
     every_steps: int
     batches: int
     steps: int  # of the job
 
     def batches_of(self, version: int) -> int:
-        """The batches on which the state that has seen so many steps is evaluated; 0 if it is not."""
+        """Return the number of batches on which the state after `version` steps is evaluated; 0 if it is not."""
         due = version == self.steps or (version > 0 and version % self.every_steps == 0)
         return self.batches if due else 0
 
 
 def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedule | None:
-    """The schedule of evaluations; None if the job does not ask for any. Raises TaskError if the task has not what it
-    takes.
+    """Return the schedule of evaluations; None if the job requests none. Raises TaskError if the task lacks what it
+    needs.
     """
     wanted = training.evaluation
     if wanted is None:
@@ -61,12 +59,12 @@ def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedul
 
 
 def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
-    """The samples of a batch: in the order of the dataset; the last batch may have fewer."""
+    """Return the samples of a batch: in the order of the dataset; the last batch may have fewer."""
     return range(batch * size, min((batch + 1) * size, len(evaluation.dataset)))
 
 
 def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Sum]:
-    """The loss and each metric of one batch. A mean counts as often as the batch has samples. Raises TaskError."""
+    """Return the loss and each metric of one batch. A mean counts once for each sample. Raises TaskError."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
     with in_task("the loss, in an evaluation,"):
         found: dict[str, object] = {LOSS: task.loss(outputs, targets)}

@@ -1,4 +1,4 @@
-"""What a task's loss and metrics may be besides a mean: a sum with its weight; and losses of single layers."""
+"""A task's losses and metrics: means, or sums with a weight; and losses of single layers."""
 
 import math
 import re
@@ -17,7 +17,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """A sum over a microbatch, and its weight: how many tokens or samples it is the sum over.
+    """A sum over a microbatch, and its weight: the number of tokens or samples that it is the sum over.
 
     A loss of this form is the sum of all totals of the global batch divided by the sum of all weights.
 
@@ -29,7 +29,7 @@ class Weighted:
 
 
 def add_loss(value: Tensor, name: str = "added") -> None:
-    """Adds a loss of a layer's own (such as balancing experts) to the task's. It is called in the layer's forward.
+    """Add a layer's own loss (such as balancing experts) to the task's. Call it in the layer's forward.
 
     It counts as its mean over the microbatches of the step, with the weights of a `Weighted` loss. It is part of the
     reported loss, and reported under its name, too. Outside of Bamboo nothing happens.
@@ -44,14 +44,14 @@ def add_loss(value: Tensor, name: str = "added") -> None:
 
 
 def checked_name(name: object, what: str) -> str:
-    """TaskError if it is not what a metric may be called. what: begins the message."""
+    """Return the name; raise TaskError if a metric cannot have it. what: begins the message."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"{what} must be up to 64 letters, digits and underscores, got {name!r}")
     return name
 
 
 def parted(given: Any, what: str) -> tuple[Any, float | None]:
-    """Total and weight; None for a mean. TaskError if the weight is none. what: begins the message."""
+    """Return total and weight; None for a mean. Raises TaskError for an invalid weight. what: begins the message."""
     if not isinstance(given, Weighted):
         return given, None
     weight = given.weight
@@ -59,7 +59,7 @@ def parted(given: Any, what: str) -> tuple[Any, float | None]:
         if weight.numel() != 1:
             raise TaskError(f"{what}: the weight must be a number, got a tensor {list(weight.shape)}")
         if hasattr(weight, "fake_mode"):
-            return given.total, 1.0  # a tensor without data: a layer is only looked at, and no weight is used
+            return given.total, 1.0  # a tensor without data: the layer is only inspected, and no weight is used
         weight = weight.detach().item()
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
         raise TaskError(f"{what}: the weight must be a finite number of at least 0, got {weight!r}")
@@ -67,8 +67,8 @@ def parted(given: Any, what: str) -> tuple[Any, float | None]:
 
 
 def sum_and_weight(name: str, value: object, samples: int) -> Sum:
-    """The sum and the weight of what a metric has returned for a batch: `Weighted` or a pair; or a mean, which counts
-    once for each sample.
+    """Return the sum and weight of a metric's result for a batch: `Weighted` or a pair; or a mean, which counts once
+    for each sample.
     """
     if isinstance(value, Weighted):
         total, weight = parted(value, f"the metric {name!r}")

@@ -4,7 +4,7 @@
 backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
 so the bits are the same; and at once, so that no backward holds the gradients of all casts of a stage in 16 bits.
 
-A checkpointed layer keeps nothing for its backward, so there they are forgotten, with all others of the stage: torch
+A checkpointed layer keeps nothing for its backward, so its casts are forgotten, with all others of the stage: torch
 forgets them anyway when it has run such a layer once more in a backward.
 """
 
@@ -20,9 +20,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bamboo_trainer.task import Parts
 
-# What `training.precision` calls them; fp32 is no product of a cast.
+# By the names of `training.precision`; fp32 needs no casts.
 REDUCED: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# How autograd names the operations of a backward that add to a parameter's gradient, and that undo a cast.
+# Autograd's names of the operations of a backward that add to a parameter's gradient, and that undo a cast.
 LEAF: Final = "torch::autograd::AccumulateGrad"
 CAST: Final = "ToCopyBackward0"
 _AT_ONCE: Final = 2**64 - 2  # autograd's own number of LEAF is one more
@@ -33,7 +33,7 @@ _NORMS: Final = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def kept_in_fp32(layer: nn.Module) -> set[int]:
-    """The ids of the layer's parameters that are not rounded, whatever `training.parameterPrecision` is."""
+    """Return the ids of the layer's parameters that are never rounded, whatever `training.parameterPrecision` is."""
     return {id(p) for module in layer.modules() if isinstance(module, _NORMS) for p in module.parameters(recurse=False)}
 
 
@@ -49,16 +49,14 @@ def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Autocast as torch has it; entered per layer, so a parameter that two layers share is cast for each of them."""
+    """Autocast as torch does; entered per layer, so a parameter that two layers share is cast for each of them."""
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
 @contextmanager
 def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
-    """Autocast in one of the reduced precisions, in which what was cast is found again next time, until
-    `forget_casts`.
-    """
+    """Autocast in a reduced precision, keeping casts for the next time, until `forget_casts`."""
     kind, reduced = device.type, REDUCED[precision]
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     torch.set_autocast_enabled(kind, True)
@@ -73,12 +71,12 @@ def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def cast_back_at_once(layer: nn.Module, given: Any, result: Any) -> None:
-    """Have each backward cast the gradients of the layer's casts back as soon as it has them.
+    """Let each backward cast the gradients of the layer's casts back as soon as it has them.
 
-    It is called after every forward of the layer, with what that was given and came to. The first one after
-    `forget_casts` has made the casts. Of the operations that are ready, a backward runs the one with the highest
-    number, which is the one that was made last. A cast that later microbatches find again was made before all their
-    other operations: its gradient would wait until the backward has come to the first layer.
+    Call it after every forward of the layer, with its inputs and result. The first forward after `forget_casts` makes
+    the casts. Of the operations that are ready, a backward runs the one with the highest number, the newest one. A cast
+    that later microbatches reuse is older than all their other operations: its gradient would wait until the backward
+    has come to the first layer.
     """
     if layer in _layers:
         return
@@ -99,11 +97,11 @@ def _nodes(parts: Any) -> list[Node | None]:
 
 
 def passed_on(result: Any, dtype: torch.dtype) -> Any:
-    """What a layer gives to the next one, rounded to that type: of its tensors those in fp32 that have a gradient.
+    """Return a layer's result as it is passed on, rounded to that type: its tensors in fp32 that have a gradient.
 
-    Every layer but the last one does it, and not only those that another worker follows: the bits then do not depend on
-    where the model is split. Its gradient is rounded alike, by autograd. What has none, as masks and angles, stays as
-    it is: it is small, and the least number of fp32 would become infinite.
+    Every layer but the last one does it, not only those before a boundary between workers: the bits then do not depend
+    on the split. Autograd rounds the gradient alike. Tensors without a gradient, such as masks and angles, stay
+    unchanged: they are small, and the least number of fp32 would become infinite.
     """
     if dtype is torch.float32:
         return result
@@ -113,16 +111,16 @@ def passed_on(result: Any, dtype: torch.dtype) -> Any:
 
 
 def as_passed_on(parts: Parts) -> Parts:
-    """What a layer is given, as it is behind another layer: no leaf, as the inputs of a stage are.
+    """Return a layer's inputs as they would be behind another layer: no leaves, unlike the inputs of a stage.
 
     autocast keeps the cast of a leaf, as if it were a parameter. The gradients of its uses would be summed in 16 bits,
-    which those of what a layer in the same stage has passed on are not; and the cast would stay until `forget_casts`.
-    A layer may use autocast itself, so that this is so whatever the job's precision is.
+    unlike those of a tensor passed on within the stage; and the cast would stay until `forget_casts`. A layer may use
+    autocast itself, so this applies whatever the job's precision is.
     """
     return tuple([part.view_as(part) if part.requires_grad and part.is_leaf else part for part in parts])
 
 
 def forget_casts() -> None:
-    """Forgets what was cast; to be called whenever a parameter has changed."""
+    """Forget all casts; call it whenever a parameter has changed."""
     torch.clear_autocast_cache()
     _layers.clear()

@@ -1,8 +1,8 @@
-"""Buffers that a forward updates, such as BatchNorm's running statistics: what a microbatch contributes is captured.
+"""Buffers that a forward updates, such as BatchNorm's running statistics: each microbatch's contribution is captured.
 
-A stage's forward may be repeated, on another worker, too, so it changes nothing. It says what it would change: for
-BatchNorm the batch's mean and variance, for a layer of the user's what it gives to `contribute`. When the step commits
-all microbatches' contributions are applied in their order, as one process would that runs them one after the other.
+A stage's forward may be repeated, on another worker, too, so it changes nothing. It captures what it would change: for
+BatchNorm the batch's mean and variance, for a layer of the user's the arguments of `contribute`. When the step commits
+all microbatches' contributions are applied in their order, as in one process that runs them one after the other.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,12 +36,12 @@ class _Declared:
 
 
 def track_buffers(module: nn.Module, names: Sequence[str], update: Update) -> None:
-    """Declare that the module's forward updates these buffers of its own, by what it gives to `contribute`.
+    """Declare that the module's forward updates these buffers of its own, through `contribute`. Call it in the
+    constructor, after `register_buffer`; torch's BatchNorm and InstanceNorm need no declaration.
 
-    To be called in the constructor, after `register_buffer`; torch's BatchNorm and InstanceNorm need no declaration.
-    update: (the buffers by name, *what one call of `contribute` gave) -> their new values by name, of the same shapes
-      and types; a pure function. It is called with tensors in host memory for each contribution, in the order of the
-      microbatches.
+    update: (the buffers by name, *the tensors of one call of `contribute`) -> their new values by name, of the same
+    shapes and types; a pure function. It is called with tensors in host memory for each contribution, in the order of
+    the microbatches.
     """
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
         raise TaskError(f"track_buffers: names must be a list of buffers' names, got {names!r}")
@@ -56,10 +56,10 @@ def track_buffers(module: nn.Module, names: Sequence[str], update: Update) -> No
 
 
 def contribute(module: nn.Module, *tensors: Tensor) -> None:
-    """Contributes what this microbatch gives to the buffers that the module has declared (`track_buffers`). It is
-    called in a forward.
+    """Contribute this microbatch's tensors to the buffers that the module has declared (`track_buffers`). Call it in a
+    forward.
 
-    They keep their values until the step commits. Nothing happens in eval mode. In plain PyTorch the buffers are
+    The buffers keep their values until the step commits. Nothing happens in eval mode. In plain PyTorch the buffers are
     updated at once.
     """
     declared = _declared(module)
@@ -81,7 +81,7 @@ def contribute(module: nn.Module, *tensors: Tensor) -> None:
 
 
 def apply_at_once(module: nn.Module, given: Parts) -> None:
-    """What a module that has declared its buffers has contributed."""
+    """Apply a contribution to the module's declared buffers."""
     declared = _declared(module)
     assert declared is not None
     buffers = {name: module.get_buffer(name) for name in declared.names}
@@ -95,14 +95,14 @@ def _declared(module: nn.Module) -> _Declared | None:
     return found if isinstance(found, _Declared) else None
 
 
-# what a forward contributes
+# contributions of a forward
 
 
 _INTERCEPTED: Final[WeakSet[nn.Module]] = WeakSet()
 
 
 def intercept(module: nn.Module) -> None:
-    """The forwards of a module with running buffers leave these as they are from now on, captured or not."""
+    """Let forwards of a module with running buffers leave these unchanged from now on, captured or not."""
     if module in _INTERCEPTED:
         return
     _INTERCEPTED.add(module)
@@ -113,9 +113,7 @@ def intercept(module: nn.Module) -> None:
 
 
 class _LentStatistics:
-    """The hooks around the forward of a BatchNorm or InstanceNorm, by which statistics that are lent to it become the
-    batch's.
-    """
+    """Hooks around the forward of a BatchNorm or InstanceNorm, which lend it statistics that become the batch's."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[dict[str, Tensor | None], float | None] | None] = []
@@ -154,7 +152,7 @@ class _LentStatistics:
 
 @contextmanager
 def evaluating(layers: Collection[nn.Module]) -> Iterator[None]:
-    """Layers in eval mode, in which nothing contributes; then each of their modules in the mode that it was in."""
+    """Put layers into eval mode, without contributions; then restore the mode of each of their modules."""
     modes = [(module, module.training) for layer in layers for module in layer.modules()]
     try:
         for layer in layers:
@@ -165,7 +163,7 @@ def evaluating(layers: Collection[nn.Module]) -> Iterator[None]:
             module.training = training
 
 
-# what becomes of it
+# applying contributions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +176,7 @@ class RunningModule:
 
     @property
     def contributes(self) -> bool:
-        """A module that is in eval mode when a layer is made, such as a frozen BatchNorm, is taken to stay so."""
+        """Whether its forward contributes: not if in eval mode when the layer is made, like a frozen BatchNorm."""
         return self.module.training
 
     @property
@@ -187,17 +185,17 @@ class RunningModule:
 
     @property
     def forms(self) -> list[tuple[torch.dtype, tuple[int, ...]]] | None:
-        """What it contributes each time; None if only its own update knows."""
+        """The form of each contribution; None if only the module's own update knows."""
         if _declared(self.module) is not None:
             return None
         return [(b.dtype, tuple(b.shape)) for name, b in self.buffers.items() if name in _STATISTICS]
 
     def place(self, name: str) -> str:
-        """The buffer's name in the layer."""
+        """Return the buffer's name in the layer."""
         return f"{self.path}.{name}" if self.path else name
 
     def folded(self, who: str, contributed: Sequence[Parts]) -> dict[str, Tensor]:
-        """The buffers, in host memory, after these contributions one after the other. who: names the layer in errors.
+        """Return the buffers, in host memory, after these contributions in order. who: names the layer in errors.
 
         Raises TaskError.
         """
@@ -212,7 +210,7 @@ class RunningModule:
 
 
 def running_modules(layer: nn.Module) -> list[RunningModule]:
-    """The modules of a layer whose forward updates buffers, in the order of `named_modules`."""
+    """Return the modules of a layer whose forward updates buffers, in the order of `named_modules`."""
     found = []
     for path, module in layer.named_modules():
         declared = _declared(module)
@@ -225,7 +223,7 @@ def running_modules(layer: nn.Module) -> list[RunningModule]:
 
 
 def spectrally_normed(layer: nn.Module) -> str:
-    """The name of a parameter with torch's spectral_norm, of either kind, that updates its vectors in a forward."""
+    """Return the name of a parameter with torch's spectral_norm, of either kind, that updates in a forward."""
     for path, module in layer.named_modules():
         if isinstance(module, _SpectralNorm) and module.training:
             return str(path).replace("parametrizations.", "").rpartition(".")[0]
@@ -236,7 +234,7 @@ def spectrally_normed(layer: nn.Module) -> str:
 
 
 def shared_buffer(one: str, other: str) -> TaskError:
-    """The error to raise. one, other: "<layer>.<name>"."""
+    """Return the error to raise. one, other: "<layer>.<name>"."""
     return TaskError(
         f"{one} and {other} are one buffer that a forward updates (BatchNorm's running statistics), and not of one "
         "module in one layer: give each layer its own, or track_running_stats=False"
@@ -261,7 +259,7 @@ def _updated(who: str, declared: _Declared, buffers: Mapping[str, Tensor], given
 
 
 def _averaged(module: nn.Module, buffers: dict[str, Tensor], contributed: Sequence[Parts]) -> dict[str, Tensor]:
-    """The buffers as torch's own forwards average them one after the other, with each contribution's mean and
+    """Return the buffers as torch's own forwards average them one after the other, from each contribution's mean and
     variance.
     """
     assert isinstance(module, _BatchNorm | _InstanceNorm)
@@ -272,7 +270,7 @@ def _averaged(module: nn.Module, buffers: dict[str, Tensor], contributed: Sequen
         if counts and count is not None:
             count += 1
         factor = module.momentum
-        if factor is None:  # BatchNorm: the mean over all batches; InstanceNorm: as they are
+        if factor is None:  # BatchNorm: the mean over all batches; InstanceNorm: unchanged
             factor = 1.0 / float(count) if counts and count is not None else 0.0
         batch = torch.cat([tensor.reshape(-1) for tensor in given])
         running.mul_(1.0 - factor).add_(batch, alpha=factor)

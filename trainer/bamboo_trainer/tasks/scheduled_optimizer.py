@@ -1,6 +1,4 @@
-"""The user's optimizer with the learning rate, and whatever else the task schedules; the same in a stage and in plain
-training.
-"""
+"""The user's optimizer with the task's learning rate and other schedules; the same in a stage and in plain training."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ Value = float | tuple[float, ...]
 RATE: Final = "lr"
 # With these a schedule does not decide which tensors an optimizer remembers.
 _HARMLESS: Final = frozenset({RATE, "betas", "weight_decay", "eps", "alpha", "rho", "lr_decay", "lambd"})
-# Their steps leave gradients as they are. That of SGD does not, with foreach and nesterov.
+# Their steps leave gradients unchanged. That of SGD does not, with foreach and nesterov.
 _READING: Final = (
     torch.optim.Adam,
     torch.optim.AdamW,
@@ -31,13 +29,13 @@ _READING: Final = (
     torch.optim.Adadelta,
 )
 # Their fused kernels compute each number from those of the same place and the step's count, of that parameter alone.
-# SGD's is told once for all parameters whether momentum begins.
+# SGD's takes one flag for all parameters, whether momentum begins.
 _FUSED: Final = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class ScheduledOptimizer:
     """`inner` is None where there is nothing to train, as on a stage of activation functions only. factor: of the
-    learning rate, as the task's decisions have it.
+    learning rate, from the task's decisions.
     """
 
     def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -54,21 +52,21 @@ class ScheduledOptimizer:
 
     @property
     def keeps_its_names(self) -> bool:
-        """Is what it remembers of a parameter decided when it is built, whatever the schedules say?"""
+        """Whether the names of its state are fixed when it is built, whatever the schedules return."""
         return self.scheduled <= _HARMLESS
 
     @property
     def only_reads(self) -> bool:
-        """Is it certain that a step leaves the gradients as they are? A hook of the task may clip them."""
+        """Whether a step certainly leaves the gradients unchanged. A hook of the task may clip them."""
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def fuse(self) -> None:
-        """As `fuse`, before the first step."""
+        """See the module's `fuse`; before the first step."""
         if self.inner is not None:
             fuse(self.inner)
 
     def learning_rate(self, version: int) -> float:
-        """The task's, of the step that begins at this version, times the factor. Raises TaskError if it is none."""
+        """Return the task's rate of the step that begins at this version, times the factor. Raises TaskError."""
         with in_task(f"task.learning_rate({version})"):
             rate = float(self.task.learning_rate(version))
         if not (math.isfinite(rate) and rate >= 0):
@@ -78,19 +76,19 @@ class ScheduledOptimizer:
         return rate * self.factor
 
     def settings(self, version: int) -> dict[str, Value]:
-        """The settings of the step that begins at this version: the rate, and whatever else is scheduled. Raises
-        TaskError.
+        """Return the settings of the step that begins at this version: the rate, and other schedules.
+        Raises TaskError.
         """
-        found: dict[str, Value] = {RATE: self.learning_rate(version)}
+        values: dict[str, Value] = {RATE: self.learning_rate(version)}
         if self.inner is not None:
             for name, schedule in self._schedules.items():
                 with in_task(f"task.schedules[{name!r}]({version})"):
                     value = schedule(version)
-                found[name] = _checked(name, value, self.inner.defaults[name], version)
-        return found
+                values[name] = _checked(name, value, self.inner.defaults[name], version)
+        return values
 
     def step(self, version: int) -> None:
-        """Takes the parameters, whose gradients are set, from this version to the next."""
+        """Take the parameters, whose gradients are set, from this version to the next."""
         if self.inner is None:
             return
         for name, value in self.settings(version).items():
@@ -117,7 +115,7 @@ def require_learning_rate(task: Task) -> None:
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Have torch's fused kernel update the parameter groups whose kernel the task leaves open, before the first step.
+    """Let torch's fused kernel update the parameter groups whose kernel the task leaves open, before the first step.
 
     A kernel that walks over memory wants it without gaps, which it does not check.
     """
@@ -128,9 +126,9 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
-    """Does the task say nothing of what decides it? group: as it was built."""
-    said = (group.get("fused"), group.get("foreach"))
-    return said == (None, None) and not group.get("differentiable") and not group.get("capturable")
+    """Return whether the task sets nothing that decides the kernel. group: as it was built."""
+    choice = (group.get("fused"), group.get("foreach"))
+    return choice == (None, None) and not group.get("differentiable") and not group.get("capturable")
 
 
 def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -155,14 +153,14 @@ def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim
 
 
 def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """Does anything run with its step but the step of its class?"""
+    """Return whether anything but the step of its class runs with its step."""
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     everybodys = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
     return any(own) or any(everybodys) or "step" in vars(optimizer)
 
 
 def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
-    """Optimizers among these, or in lists and dictionaries among them."""
+    """Yield the optimizers among these values, or in lists and dictionaries among them."""
     for value in values:
         if isinstance(value, torch.optim.Optimizer):
             yield value
@@ -173,7 +171,7 @@ def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
 
 
 def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
-    """The schedules by the key of parameter groups. Raises TaskError if they cannot be that."""
+    """Return the schedules by the key of parameter groups. Raises TaskError for invalid ones."""
     given = task.schedules
     if not isinstance(given, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in given.items()):
         raise TaskError('task.schedules must be a mapping from names such as "momentum" to functions of the step')
@@ -183,7 +181,7 @@ def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
 
 
 def _checked(name: str, value: object, default: object, version: int) -> Value:
-    """The value of a schedule: a number, or as many as the default has. Raises TaskError."""
+    """Return a schedule's value: a number, or as many as the default has. Raises TaskError."""
     wanted = len(default) if isinstance(default, tuple | list) else None
     values = tuple(value) if wanted and isinstance(value, tuple | list) else (value,)
     numbers = tuple(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))
@@ -194,7 +192,7 @@ def _checked(name: str, value: object, default: object, version: int) -> Value:
 
 
 def _multipliers(optimizer: torch.optim.Optimizer, name: str) -> tuple[float, ...]:
-    """Each group's own value over the optimizer's default one; to be asked before a step changes them."""
+    """Return each group's own value over the optimizer's default; call it before a step changes them."""
     if name != RATE and name not in optimizer.defaults:
         known = ", ".join(sorted(k for k, v in optimizer.defaults.items() if isinstance(v, int | float | tuple)))
         raise TaskError(

@@ -1,4 +1,4 @@
-"""Errors of the user's code: whose they are, where they were raised, and how they are told in one line."""
+"""Errors of the user's code: whose code, where it raised them, and their text in one line."""
 
 import errno
 import sysconfig
@@ -18,26 +18,26 @@ NO_MEMORY: Final = ("can't allocate memory", "Cannot allocate memory", "CUBLAS_S
 
 
 class TaskError(ValueError):
-    """The user's task did what a task may not do; the message says which part of it and what."""
+    """The user's task did what a task may not do; the message names the part and the mistake."""
 
 
 class TaskOutOfMemory(MemoryError):
-    """Memory ran out, of the host or of the device; the message says in which part of the task."""
+    """Memory ran out, of the host or of the device; the message names the part of the task."""
 
 
 class RealInterrupt(KeyboardInterrupt):
-    """A real SIGINT: what the task's code raises is a KeyboardInterrupt as well."""
+    """A real SIGINT: the task's code may raise a KeyboardInterrupt as well."""
 
 
 def is_an_error(error: BaseException) -> bool:
-    """Is it the error of a task's code, or of ours? Not the end of the process, nor a real signal, nor what ends a
-    generator of ours; but a task may raise whatever there is.
+    """Return whether it is an error, of a task's code or Bamboo's, and not an exit or a real signal. What ends one of
+    Bamboo's generators is none either; but a task may raise any exception.
     """
     return isinstance(error, Exception) or (not isinstance(error, SystemExit | RealInterrupt) and is_tasks(error))
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Is it about memory, in whichever of the ways in which Python, the system and torch say that?"""
+    """Return whether memory ran out, in any of the forms in which Python, the system and torch report it."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, OSError):
@@ -46,7 +46,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """The message of an error in one line. An exception of the user's may be unable to say what it is."""
+    """Return an error's message in one line. An exception of the user's may fail to convert to text."""
     try:
         return one_line(str(error))
     except Exception as failed:
@@ -54,23 +54,23 @@ def _message(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """The type of an error, its message and where it was raised, in one line."""
+    """Return the type of an error, its message and where it was raised, in one line."""
     message, place = _message(error), where(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return f"{text} ({place})" if place else text
 
 
 def complaint(error: ValueError) -> str:
-    """The sentence of who did not like a value, and, if that was code of the user's own, where it is."""
+    """Return the message for a rejected value, with the place if the user's own code rejected it."""
     message, frame = _message(error), _innermost(error)
     own = frame is None or Path(frame.filename).is_relative_to(MODELS)
     return message if own else f"{message} ({where(error)})"
 
 
 def where(error: BaseException) -> str:
-    """File, line and function of the innermost frame of the user's code; "" if none of it is on the way.
+    """Return file, line and function of the innermost frame of the user's code; "" if there is none.
 
-    If there is none, those of the innermost frame of a library that is neither Bamboo's, nor torch's, nor Python's.
+    Without one, return those of the innermost frame of a library that is neither Bamboo's, nor torch's, nor Python's.
     """
     frame = _innermost(error)
     return f"{shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""
@@ -83,16 +83,14 @@ def _innermost(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def is_tasks(error: BaseException) -> bool:
-    """Was it raised by the user's code, or by what that called? Then the engine's frames are all further out."""
+    """Return whether the user's code, or code called by it, raised it, with no frame of the engine further in."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     mattering = [file for file in files if is_users(file) or _is_own(file)]
     return bool(mattering) and is_users(mattering[-1])
 
 
 class in_task:
-    """A block for a call into the task: an error there becomes a TaskError, or a TaskOutOfMemory, that begins with
-    `what`.
-    """
+    """A context for a call into the task: an error becomes a TaskError or TaskOutOfMemory that begins with `what`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -106,7 +104,7 @@ class in_task:
 
 
 def blamed(what: str, error: BaseException) -> TaskError | TaskOutOfMemory:
-    """The error that blames the task. what: the part of the task that raised it."""
+    """Return the error that blames the task. what: the part of the task that raised it."""
     if ran_out_of_memory(error):
         return TaskOutOfMemory(f"{what} ran out of memory: {told(error)}")
     return TaskError(f"{what} raised {told(error)}")
@@ -117,7 +115,7 @@ def _is_own(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Is it code of the user's own, or of the tasks that come with Bamboo?"""
+    """Return whether it is the user's own code, or a task that comes with Bamboo."""
     path = Path(file)
     return path.is_relative_to(MODELS) or not (
         file.startswith("<") or path.is_relative_to(OWN) or path.is_relative_to(PYTHON) or _is_installed(path)
@@ -134,7 +132,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def shown(file: str) -> str:
-    """The path of a file from the current folder, if it is in there."""
+    """Return the path of a file from the current folder, if it is in there."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, FileNotFoundError):  # it is elsewhere, or the folder has been removed

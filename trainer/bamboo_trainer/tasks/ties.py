@@ -12,7 +12,7 @@ from bamboo_trainer.tasks.user_code import build_layer, named_layer
 
 
 def tied_groups(task: Task) -> dict[str, tuple[int, str]]:
-    """The number and the first name of each tied name's group. Raises TaskError for names that cannot be."""
+    """Return the number and the first name of each tied name's group. Raises TaskError for invalid names."""
     groups: dict[str, tuple[int, str]] = {}
     for number, names in enumerate(task.tied):
         if len(set(names)) < 2:
@@ -35,10 +35,10 @@ def tie(
     *,
     apart: bool = False,
 ) -> dict[int, tuple[int, str]]:
-    """Makes the tied parameters one object per group, with the value of the group's first name.
+    """Make the tied parameters one object per group, with the value of the group's first name.
 
-    apart: trained ones stay one object per group and layer, with the same value, so that each layer's gradient can be
-    told from the others'. Returns each such object's group and first name, by its id.
+    apart: trained ones stay one object per group and layer, with the same value, so that each layer's gradient stays
+    separate. Returns each such object's group and first name, by its id.
     """
     sources: dict[int, nn.Parameter] = {}
     shared: dict[tuple[int, int | None], nn.Parameter] = {}
@@ -81,10 +81,10 @@ def _parameter(layer: nn.Module, index: int, path: str) -> nn.Parameter:
 
 
 def forbid_training(layer: nn.Module, index: int, trained: Collection[int] = ()) -> None:
-    """Forbids to train a layer that is made beside those of the stages, and that the task's code may have kept.
+    """Forbid training a layer that is made in addition to the stages', and that the task's code may have kept.
 
-    A backward that reaches one of its parameters, however late, raises TaskError. trained: ids of those that are a
-    stage's all the same.
+    A backward that reaches one of its parameters, however late, raises TaskError. trained: ids of parameters that are a
+    stage's nevertheless.
     """
     for name, parameter in layer.named_parameters():
         if parameter.requires_grad and id(parameter) not in trained:
@@ -93,7 +93,7 @@ def forbid_training(layer: nn.Module, index: int, trained: Collection[int] = ())
 
 
 def _refuse(what: str) -> Callable[[Tensor], None]:
-    """A hook. It holds nothing of the layer, which would then not be freed at once."""
+    """Return a hook. It holds nothing of the layer, which otherwise would not be freed at once."""
 
     def reached(_: Tensor) -> None:
         raise TaskError(
@@ -108,7 +108,7 @@ HAVE_IT: Final = "let each layer that uses it have it as an attribute, and Bambo
 
 
 def stranger(outputs: Iterable[Tensor], own: Iterable[nn.Parameter]) -> nn.Parameter | None:
-    """A parameter that a backward from these outputs would reach, and that is not one of these."""
+    """Return a parameter that a backward from these outputs would reach, and that is not in `own`; else None."""
     known = {id(parameter) for parameter in own}
     nodes: list[Any] = [part.grad_fn for part in outputs if part.grad_fn is not None]
     seen = set(nodes)

@@ -1,6 +1,6 @@
-"""Calls into the user's task: each answer is checked, and what is wrong becomes one sentence, a TaskError.
+"""Calls into the user's task, with checked results: each mistake becomes a TaskError with a sentence.
 
-Running out of memory is nobody's mistake, and a TaskOutOfMemory.
+Running out of memory is no mistake, and becomes a TaskOutOfMemory.
 """
 
 import inspect
@@ -31,7 +31,7 @@ _VERSION: Final = attrgetter("_version")
 
 
 def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
-    """One layer; its values are a pure function of (seed, layer). Leaves the global generator as it was.
+    """Build one layer; its values are a pure function of (seed, layer). Leaves the global generator unchanged.
 
     within: entered around the factory.
     """
@@ -64,8 +64,8 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
 def _seed_all(seed: int) -> None:
     """Set the state of the generators that a factory may draw from.
 
-    `torch.manual_seed` notes for each accelerator that could be there who called it, as text, and keeps that: it takes
-    longer than to make a small layer.
+    `torch.manual_seed` records its caller, as text, for each possible accelerator: that takes longer than making a
+    small layer.
     """
     if torch.accelerator.current_accelerator() is None:  # of this build of torch; no device is touched
         torch.default_generator.manual_seed(seed)
@@ -74,7 +74,7 @@ def _seed_all(seed: int) -> None:
 
 
 def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
-    """What makes that layer; TaskError if it is the layer itself, or nothing that can be called."""
+    """Return the function that makes that layer. Raises TaskError if it is the layer itself, or not callable."""
     factory = task.layers[layer]
     if isinstance(factory, nn.Module):
         raise TaskError(
@@ -87,12 +87,12 @@ def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
 
 
 def call_layer(task_layer: nn.Module, given: Any) -> Any:
-    """Calls it with what the layer before it returned."""
+    """Call it with the result of the layer before it."""
     return task_layer(*arguments(task_layer, given))
 
 
 def arguments(task_layer: nn.Module, given: Any) -> tuple[Any, ...]:
-    """What it is called with. A tuple is unpacked if the forward takes several arguments."""
+    """Return its arguments. A tuple is unpacked if the forward takes several arguments."""
     if not isinstance(given, tuple):
         return (given,)
     takes_several = _TAKE_SEVERAL.get(task_layer)
@@ -101,14 +101,14 @@ def arguments(task_layer: nn.Module, given: Any) -> tuple[Any, ...]:
     return given if takes_several else (given,)
 
 
-_TAKE_SEVERAL: Final[WeakKeyDictionary[nn.Module, bool]] = WeakKeyDictionary()  # to ask takes longer than small layers
+_TAKE_SEVERAL: Final[WeakKeyDictionary[nn.Module, bool]] = WeakKeyDictionary()  # inspecting is slow
 
 
 def _takes_several(forward: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
-        return False  # it does not say
+        return False  # unknown
     places = [p.kind for p in parameters if p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD]
     return len(places) > 1 or inspect.Parameter.VAR_POSITIONAL in places
 
@@ -121,11 +121,11 @@ def run_layer(
     *,
     ends_stage: bool = False,
 ) -> Parts:
-    """Gives the layer its one tensor, or its several ones as `call_layer` does; what it raises becomes a TaskError.
+    """Run a layer on its one tensor, or its several ones as `call_layer` does; its errors become a TaskError. So do
+    acts forbidden wherever the model is split: writing to its inputs, returning what cannot be sent.
 
-    So does what it may not do wherever the model is split: write to its inputs, return what cannot be sent.
-    call: calls it in another way than just so. ends_stage: the gradient of what it returns comes from another stage, or
-    from the loss, which is beside the last layer however the model is split.
+    call: another way to call it. ends_stage: the gradient of its result comes from another stage, or from the loss,
+    which is with the last layer however the model is split.
     """
     call, before = call or partial(call_layer, task_layer), _versions(parts)
     try:
@@ -162,21 +162,21 @@ def run_layer(
 
 
 def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
-    """What is passed on as it came, or twice, has a gradient of its own in each place, as it has where the model is
-    split: otherwise those of all its uses would be added up in one row, in another order.
+    """Give a part that is passed on unchanged, or twice, its own gradient in each place, as it has where the model is
+    split. Otherwise the gradients of all its uses would be added up in one row, in another order.
     """
     if len(parts) == len(result) == 1 and parts[0] is not result[0]:
-        return result  # as nearly always
-    seen, found = {id(part) for part in parts}, []
+        return result  # nearly always
+    seen, separate = {id(part) for part in parts}, []
     for part in result:
-        found.append(part.view_as(part) if part.requires_grad and id(part) in seen else part)
+        separate.append(part.view_as(part) if part.requires_grad and id(part) in seen else part)
         seen.add(id(part))
-    return tuple(found)
+    return tuple(separate)
 
 
 def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
-    """Contiguous, as is what comes from another worker, and, where it is hooked, so is its gradient: the bits of a sum
-    or a product may depend on strides, and must not depend on where the model is split.
+    """Make parts contiguous, like those from another worker, and where hooked their gradients: the bits of a sum or
+    product may depend on strides, and must not depend on the split.
     """
     parts = tuple([part.contiguous() for part in parts])
     passed = [part for part in parts if part.requires_grad and not part.is_leaf] if hooked else []
@@ -187,10 +187,11 @@ def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
 
 
 def _contiguous(number: int, count: int, without: set[int], compiled: str, gradient: Tensor | None) -> Tensor | None:
-    """The gradient of a part of what a layer returned. None: the next layer takes the part without it, as by `detach`.
+    """Return the gradient of a part of a layer's result. None: the next layer takes the part detached.
 
-    A compiled layer takes none for zeros, and its parameters would count as used; where the model is split, none comes.
-    number: of the part, among so many. without: those that have had none. compiled: who the layer is, if it is.
+    A compiled layer takes None for zeros, and its parameters would count as used; where the model is split, none comes.
+    number: of the part, among `count`. without: the parts without gradient so far. compiled: the layer's name, if it is
+    compiled.
     """
     if gradient is not None:
         return gradient.contiguous()
@@ -204,12 +205,12 @@ def _contiguous(number: int, count: int, without: set[int], compiled: str, gradi
 
 
 def _is_compiled(part: Tensor) -> bool:
-    """Is it what a graph of torch.compile has computed?"""
+    """Return whether a graph of torch.compile has computed it."""
     return type(part.grad_fn).__name__ == COMPILED_NODE
 
 
 def _breaks_graph(error: BaseException) -> bool:
-    """Is it torch.compile's Unsupported? Its module takes a second to import, and is there if somebody compiles."""
+    """Return whether it is torch.compile's Unsupported, without importing its module, which takes a second."""
     return type(error).__module__ == "torch._dynamo.exc" and type(error).__name__ == "Unsupported"
 
 
@@ -217,7 +218,7 @@ def named_layer(task_layer: nn.Module, layer: int) -> str:
     return f"layer {layer} ({type(task_layer).__name__})"
 
 
-COMPILED_NODE: Final = "CompiledFunctionBackward"  # what torch calls the class of the node of a compiled graph
+COMPILED_NODE: Final = "CompiledFunctionBackward"  # torch's class of the node of a compiled graph
 _WRITES: Final = (
     "writes to its inputs, which a layer may not do: others still need them "
     "(let torch's own layers have inplace=False, or write to a copy)"
@@ -225,7 +226,7 @@ _WRITES: Final = (
 
 
 def _versions(parts: Parts) -> list[int]:
-    """Numbers that grow when somebody writes to these tensors."""
+    """Return numbers that grow with each write to these tensors."""
     try:
         return list(map(_VERSION, parts))
     except RuntimeError:  # inference tensors are not counted
@@ -233,23 +234,23 @@ def _versions(parts: Parts) -> list[int]:
 
 
 def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
-    """Did the call fail because it may not write to a stage's inputs? Copies, which are no leaves, it may."""
+    """Return whether the call failed because it may not write to a stage's inputs: copies, no leaves, it may."""
     copies = tuple(part.clone() for part in parts)
     before = _versions(copies)
-    with suppress(Exception):  # its first error is the one that is told
+    with suppress(Exception):  # its first error is the one that is reported
         call(copies[0] if len(copies) == 1 else copies)
     return _versions(copies) != before
 
 
 def dataset_length(task: Task, dataset: Dataset | None = None) -> int:
-    """The length of a dataset, at least 1. dataset: if not the one that is trained on. Raises TaskError."""
+    """Return the length of a dataset, at least 1. dataset: if not the training one. Raises TaskError."""
     asked = task.dataset if dataset is None else dataset
     check_dataset(asked)
     return length_of(asked)
 
 
 def length_of(dataset: Sized) -> int:
-    """The length of a dataset, at least 1. Raises TaskError."""
+    """Return the length of a dataset, at least 1. Raises TaskError."""
     with in_task("the dataset, asked for its length,"):
         length = len(dataset)
     if length < 1:
@@ -258,16 +259,16 @@ def length_of(dataset: Sized) -> int:
 
 
 def check_dataset(dataset: object) -> None:
-    """TaskError if it gives no batches, as those of torch.utils.data do not, from which samples come one by one."""
+    """Raise TaskError if it gives no batches, like datasets of torch.utils.data, which give samples one by one."""
     if callable(getattr(dataset, "batch", None)):
         return
-    found = f"the dataset: expected len() and batch(indices), and {type(dataset).__name__} has no batch"
+    problem = f"the dataset: expected len() and batch(indices), and {type(dataset).__name__} has no batch"
     by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    raise TaskError(found + ("; bamboo_trainer.data.Indexed makes one of it" if by_number else ""))
+    raise TaskError(problem + ("; bamboo_trainer.data.Indexed makes one of it" if by_number else ""))
 
 
 def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """What the global generator is seeded with right before a layer's forward (dropout)."""
+    """Return the seed of the global generator right before a layer's forward (dropout)."""
     return pure_seed("forward", seed, step, microbatch, layer)
 
 
@@ -278,7 +279,7 @@ def seed_forward(device: torch.device, seed: int) -> None:
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        with torch.cuda.device(device):  # of a worker with several it need not be the current one
+        with torch.cuda.device(device):  # a worker with several may have another current one
             torch.cuda.manual_seed(seed)
 
 
@@ -290,7 +291,7 @@ class Loss(NamedTuple):
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
-    """The loss in fp32, checked to be a scalar that depends on the model, unless it has no weight."""
+    """Return the loss in fp32, checked to be a scalar that depends on the model, unless its weight is 0."""
     outputs = _in_fp32(outputs)
     with in_task("the loss"):
         given = task.loss(outputs, targets)
@@ -303,7 +304,7 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
 
 
 def check_metrics(task: Task) -> None:
-    """Raises TaskError if the task's metrics are no functions by name, or too many."""
+    """Raise TaskError if the task's metrics are not functions by name, or too many."""
     if not isinstance(task.metrics, Mapping) or not all(callable(metric) for metric in task.metrics.values()):
         raise TaskError(f"Task.metrics: expected functions by name, got {_form(task.metrics)}")
     if len(task.metrics) > MOST_METRICS:
@@ -313,7 +314,7 @@ def check_metrics(task: Task) -> None:
 
 
 def check_callbacks(task: Task) -> None:
-    """Raises TaskError if the task's callbacks are not made by functions by name."""
+    """Raise TaskError if the task's callbacks are not made by functions by name."""
     if not isinstance(task.callbacks, Mapping) or not all(callable(make) for make in task.callbacks.values()):
         raise TaskError(
             f"Task.callbacks: expected classes or functions by name, which make callbacks, got {_form(task.callbacks)}"
@@ -324,7 +325,7 @@ def check_callbacks(task: Task) -> None:
 
 
 def task_metrics(task: Task, outputs: Parts, targets: Parts) -> dict[str, Sum]:
-    """The metrics of a microbatch. Raises TaskError."""
+    """Return the metrics of a microbatch. Raises TaskError."""
     if not task.metrics:
         return {}
     found, outputs = {}, _in_fp32(p.detach() for p in outputs)
@@ -340,9 +341,9 @@ def _in_fp32(parts: Iterable[Tensor]) -> Parts:
 
 
 def load_batch(task: Task, indices: Sequence[int], dataset: Dataset | None = None) -> tuple[Parts, Parts]:
-    """The dataset's answer for these samples; anything it raises becomes a TaskError, and so does another answer.
+    """Return the dataset's batch of these samples. Raises TaskError for its errors, and for an invalid result.
 
-    dataset: if not the one that is trained on.
+    dataset: if not the training one.
     """
     with in_task(f"the dataset, asked for samples {list(indices)[:8]},"):
         batch = (task.dataset if dataset is None else dataset).batch(indices)
@@ -359,7 +360,7 @@ def _is_parts(value: object) -> bool:
 
 
 def _form(value: object) -> str:
-    """The type of a value, and the types of what is in it."""
+    """Describe the type of a value, and the types of its items."""
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
     return type(value).__name__
@@ -367,8 +368,8 @@ def _form(value: object) -> str:
 
 @contextmanager
 def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """A block for a forward. Raises TaskError if one of these layers made a parameter in it, which nobody would train
-    or copy.
+    """A context for a forward. Raises TaskError if a layer made a parameter in it, which would not be trained or
+    copied.
     """
     before = {index: dict(layer.named_parameters()) for index, layer in layers.items()}
     yield
@@ -379,7 +380,7 @@ def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
 
 
 def new_parameter(task_layer: nn.Module, layer: int, name: str) -> TaskError:
-    """The error to raise."""
+    """Return the error to raise."""
     return TaskError(
         f"{named_layer(task_layer, layer)} makes its parameter {name!r} in the forward, after the layers were "
         "split and given to the optimizer; make it in the constructor"
@@ -388,7 +389,7 @@ def new_parameter(task_layer: nn.Module, layer: int, name: str) -> TaskError:
 
 @contextmanager
 def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """A block for a forward. Raises TaskError if it changed a buffer of these layers, which are given by number."""
+    """A context for a forward. Raises TaskError if it changed a buffer of these layers, given by number."""
     before = _buffer_copies(layers)
     yield
     after = _buffer_copies(layers)
@@ -400,7 +401,7 @@ def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
 
 
 def changed_buffer(task_layer: nn.Module, layer: int, name: str, kind: str = "buffer") -> TaskError:
-    """The error to raise. kind: what it is, if not a buffer."""
+    """Return the error to raise. kind: what changed, if not a buffer."""
     return TaskError(
         f"{named_layer(task_layer, layer)} changes its {kind} {name!r} in the forward, "
         f"so a repeated forward would differ{_INSTEAD.get(kind, '')}"
@@ -422,13 +423,13 @@ def _buffer_copies(layers: Mapping[int, nn.Module]) -> dict[str, Tensor]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors on the same device have the same bits; numbers that are none are equal if their bits are."""
+    """Return whether two tensors on the same device have the same bits; NaNs are equal if their bits are."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
 
 
 def tokens_of(task: Task) -> int | None:
-    """How many tokens a sample has, if the task or its dataset says so."""
+    """Return the number of tokens in a sample, if the task or its dataset has it."""
     tokens = task.tokens_per_sample or getattr(task.dataset, "tokens_per_sample", None)
     return tokens if type(tokens) is int and tokens > 0 else None

@@ -1,1 +1,1 @@
-"""A task's data, read ahead by step and microbatch, in this process or in others."""
+"""Reads a task's data ahead by step and microbatch, in this process or in others."""

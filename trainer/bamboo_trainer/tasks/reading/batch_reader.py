@@ -1,7 +1,7 @@
-"""The task's data by step and microbatch, read ahead in the background while the worker computes.
+"""Reads the task's data by step and microbatch, in the background while the worker computes.
 
-Not if the dataset draws from torch's generator: the background would draw from the very one that layers draw from. The
-first batch, which is read in the foreground, shows whether it does. A `Prefetched` dataset has several readers.
+Not if the dataset draws from torch's generator: the background would draw from the one that layers draw from. The first
+batch, read in the foreground, shows whether it does. A `Prefetched` dataset has several readers.
 """
 
 import threading
@@ -19,7 +19,7 @@ from bamboo_trainer.tasks.reading.reader_process import Batch
 from bamboo_trainer.tasks.reading.readers import Readers
 from bamboo_trainer.tasks.user_code import load_batch
 
-MOST_AHEAD = 4  # batches, for each that a stage wants; those that a change of plan has made useless go first
+MOST_AHEAD = 4  # batches, for each that a stage wants; batches made useless by a change of plan go first
 MOST_AT_ONCE: Final = 16  # batches that the thread reads when it is woken, if they are small:
 AT_ONCE_BYTES: Final = 1 << 20
 
@@ -27,7 +27,7 @@ Key = tuple[int, int, int]  # stage, step, microbatch
 
 
 class BatchReader:
-    """One for all stages of a worker. The dataset is called by one thread at a time, if it does not ask for readers."""
+    """One for all stages of a worker. One thread at a time calls the dataset, unless it asks for readers."""
 
     def __init__(self, task: Task, samples: Callable[[int, int, Dataset], Sequence[int]]) -> None:
         """samples: (step, microbatch, dataset) -> which samples."""
@@ -42,7 +42,7 @@ class BatchReader:
         self._readers = Readers(task, wanted) if wanted else None
 
     def batch(self, stage: int, step: int, microbatch: int) -> Batch:
-        """Inputs and targets of that microbatch, not shared with another stage. Raises TaskError."""
+        """Return inputs and targets of that microbatch, not shared with another stage. Raises TaskError."""
         expected = self._expected.pop((stage, step, microbatch), None)
         if expected:
             return self._result(expected)
@@ -54,10 +54,10 @@ class BatchReader:
         return batch
 
     def expect(self, stage: int, coming: Iterable[tuple[int, int]]) -> None:
-        """The stage will ask for these steps' microbatches, in this order; the next ones are read.
+        """Read the next of these steps' microbatches, which the stage will request in this order.
 
-        What goes wrong with one is raised when it is asked for. To wake a thread takes longer than to read a small
-        batch, so several of these are read at once.
+        Errors are raised when the batch is requested. Waking a thread takes longer than reading a small batch, so
+        several of these are read at once.
         """
         if self._draws is not False:
             return
@@ -71,9 +71,9 @@ class BatchReader:
             self._expected |= self._submit(new)
 
     def twice(self, stage: int, step: int, microbatch: int) -> tuple[Batch, Batch]:
-        """The microbatch, read two times; the next `batch` returns the first of them.
+        """Return the microbatch, read two times; the next `batch` returns the first of them.
 
-        The second time it is read as it will be from now on.
+        The second reading is done as all later ones are.
         """
         first = self.batch(stage, step, microbatch)
         key = (stage, step, microbatch)
@@ -85,7 +85,7 @@ class BatchReader:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """While nothing is read in the background."""
+        """While in this context, read nothing in the background."""
         with self._calling, self._readers.paused() if self._readers else nullcontext():
             yield
 
@@ -104,7 +104,7 @@ class BatchReader:
         return {key: self._readers.submit(self._samples(*key[1:], self._task.dataset)) for key in keys}
 
     def _read_all(self, futures: "dict[Key, Future[Batch]]") -> None:
-        """One after the other, each there as soon as it is read."""
+        """Read one after the other; each result is available at once."""
         for (_, step, microbatch), future in futures.items():
             if not future.set_running_or_notify_cancel():
                 continue

@@ -32,15 +32,15 @@ from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
 Batch = tuple[Parts, Parts]  # inputs and targets
 Read = Callable[[Sequence[int]], Batch]
 START_SECONDS: Final = 60.0  # for one process to be started or ended
-SILENT_SECONDS: Final = 900.0  # a reader that sends nothing for so long is given up; a store may be silent for 360
+SILENT_SECONDS: Final = 900.0  # a reader that sends nothing for this long is given up; a store may be silent for 360
 _LENGTH: Final = struct.Struct("<Q")
 _NUMBER: Final = struct.Struct("<q")
-_START: Final = 0  # what the template is asked for, instead of the reader that it shall end
+_START: Final = 0  # the request to the template to start a reader, instead of the id of one to end
 
 
 class ReaderTemplate:
-    """The process that forks readers. To be made while no other thread holds a lock that a dataset may need, by a
-    thread that then calls `wait`: the process ends with it. Raises OSError.
+    """The process that forks readers. Make it while no other thread holds a lock that a dataset may need, on a thread
+    that then calls `wait`: the process ends with that thread. Raises OSError.
     """
 
     def __init__(self, read: Read) -> None:
@@ -61,10 +61,10 @@ class ReaderTemplate:
         self._pid, self._control = pid, ours
         self._asking, self._ending = threading.Lock(), threading.Lock()
         self._reaped = False
-        self.gone = False  # it can start no reader any more
+        self.gone = False  # it cannot start readers any more
 
     def start(self) -> "ReaderProcess":
-        """Starts another reader. Raises OSError, EOFError if the template has ended."""
+        """Start another reader. Raises OSError, EOFError if the template has ended."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -77,7 +77,7 @@ class ReaderTemplate:
         return ReaderProcess(self, answer, ours)
 
     def end(self, pid: int) -> str:
-        """Kills and reaps that reader; how it had ended, in words."""
+        """Kill and reap that reader; return how it had ended, in words."""
         try:
             code = self._ask(pid)
         except (OSError, EOFError):  # the readers end with the template
@@ -85,24 +85,24 @@ class ReaderTemplate:
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def wait(self) -> None:
-        """Waits until the process has ended, and reaps it."""
+        """Wait until the process has ended, and reap it."""
         with contextlib.suppress(ChildProcessError):  # others have reaped it
             os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         with self._ending:
             self.gone = self._reaped = True
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
-        with self._asking:  # whoever asks gets an end of file
+        with self._asking:  # threads that ask get an end of file
             self._control.close()
 
     def close(self) -> None:
-        """Ends the template, which kills and reaps its readers. Any thread may ask for that."""
+        """End the template, which kills and reaps its readers. May be called on any thread."""
         self.gone = True
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """Together with its readers, which are then reaped by whoever inherits them."""
+        """Kill it with its readers, which the process that inherits them then reaps."""
         with self._ending:
             self.gone = True
             if not self._reaped:
@@ -116,7 +116,7 @@ class ReaderTemplate:
                 if answer := self._control.recv(_NUMBER.size):
                     return int(_NUMBER.unpack(answer)[0])
             except TimeoutError:
-                self.kill()  # what it says later would be taken for the answer to something else
+                self.kill()  # a late answer would be taken for that to another request
                 raise
             except OSError:
                 self.gone = True
@@ -133,7 +133,7 @@ class ReaderProcess:
         self._template, self._pid, self._socket = template, pid, channel
 
     def read(self, indices: Sequence[int]) -> Batch:
-        """EOFError or OSError if the process has ended, TimeoutError if it is silent for SILENT_SECONDS."""
+        """Read a batch. Raises EOFError or OSError if the process has ended, TimeoutError after SILENT_SECONDS."""
         send(self._socket, json.dumps(list(indices)).encode())
         answer = json.loads(_receive(self._socket))
         if "error" in answer:
@@ -142,13 +142,13 @@ class ReaderProcess:
         return inputs, targets
 
     def end(self) -> str:
-        """Kills and reaps it; how it had ended, in words."""
+        """Kill and reap it; return how it had ended, in words."""
         self._socket.close()
         return self._template.end(self._pid)
 
 
 def _become(parent: int, kept: socket.socket, work: Callable[[], None]) -> NoReturn:
-    """Works, in a process that has just been forked, until nobody asks any more."""
+    """Work, in a process that has just been forked, until no requests come any more."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # they are for the worker, which may have time left
@@ -158,7 +158,7 @@ def _become(parent: int, kept: socket.socket, work: Callable[[], None]) -> NoRet
         work()
         os._exit(0)
     except (EOFError, OSError):
-        os._exit(0)  # the one that asks has ended, or wants no more
+        os._exit(0)  # the requesting process has ended, or wants no more
     except BaseException:
         traceback.print_exc()
     finally:
@@ -166,8 +166,8 @@ def _become(parent: int, kept: socket.socket, work: Callable[[], None]) -> NoRet
 
 
 def _serve(control: socket.socket, read: Read) -> None:
-    """Starts and ends readers, in the template, and ends all of them when nobody asks any more."""
-    gc.freeze()  # what is here stays, and its pages stay shared with the worker
+    """Start and end readers, in the template, and end all of them when no requests come any more."""
+    gc.freeze()  # existing objects stay, and their pages stay shared with the worker
     readers: set[int] = set()
     try:
         while True:
@@ -191,7 +191,7 @@ def _serve(control: socket.socket, read: Read) -> None:
 
 
 def _start_reader(descriptor: int, read: Read) -> int:
-    """The process id of a new reader, or the number of the error, negative."""
+    """Return the process id of a new reader, or the number of the error, negative."""
     template = os.getpid()
     with socket.socket(fileno=descriptor) as channel:
         try:
@@ -204,7 +204,7 @@ def _start_reader(descriptor: int, read: Read) -> int:
 
 
 def _ended(pid: int) -> int:
-    """The exit code, negative for a signal, of a process that is no longer wanted."""
+    """End a process; return its exit code, negative for a signal."""
     os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -230,14 +230,14 @@ def _answer(channel: socket.socket, indices: Sequence[int], read: Read) -> None:
 
 
 def _plain(part: Tensor) -> Tensor:
-    """The tensor in host memory, one element after the other."""
+    """Return the tensor in host memory, contiguous."""
     if part.layout is not torch.strided:
         raise TaskError(f"the dataset returned a tensor of layout {part.layout}, expected torch.strided")
     return part.detach().cpu().contiguous()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor in host memory."""
+    """Return the bytes of a contiguous tensor in host memory."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -262,7 +262,7 @@ def _receive(channel: socket.socket) -> bytearray:
 
 
 def _fill(channel: socket.socket, view: memoryview) -> None:
-    """EOFError if the other end is gone; TimeoutError if the socket has a limit, and nothing comes for so long."""
+    """Fill the view. Raises EOFError if the other end is gone, TimeoutError after the socket's limit."""
     while view.nbytes:
         got = channel.recv_into(view)
         if not got:
@@ -271,8 +271,8 @@ def _fill(channel: socket.socket, view: memoryview) -> None:
 
 
 def _let_go_of_connections(kept: int) -> None:
-    """What a worker's peers hold the other end of must end with the worker. The descriptors stay taken: objects of the
-    worker, which are here too, may still close them.
+    """Close connections of the worker, which must end with it. Their descriptors stay taken, because the worker's
+    objects, copied into this process, may still close them.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):

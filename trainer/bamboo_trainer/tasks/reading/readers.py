@@ -24,11 +24,11 @@ MOST_ENDS: Final = 3  # of reader processes over one batch
 
 
 class Readers:
-    """The readers of a dataset, as many as it wants. They start with the first batch that is submitted.
+    """The readers of a dataset, as many as it wants. They start with the first submitted batch.
 
-    Of processes, `submit` and `result` must be called by the one thread that runs torch operations, which is quiet
-    while it is here: what it held while a process is forked would stay locked in that. Only then is the template forked
-    from this process, the first time and, should it be killed, again.
+    With processes, only the thread that runs torch operations may call `submit` and `result`; it is quiet meanwhile:
+    locks that it held while a process is forked would stay locked there. Only in these calls is the template forked
+    from this process, the first time and again if it was killed.
     """
 
     def __init__(self, task: Task, wanted: Prefetched) -> None:
@@ -41,7 +41,7 @@ class Readers:
         self._keeper: threading.Thread | None = None  # of the template
 
     def submit(self, indices: Sequence[int]) -> Future[Batch]:
-        """The dataset's answer for these samples; TaskError or TaskOutOfMemory."""
+        """Submit samples; the future has the dataset's batch, or a TaskError or TaskOutOfMemory."""
         try:
             self._require_template()
         except TaskError as error:
@@ -51,7 +51,7 @@ class Readers:
         return self._threads.submit(self._read_in_child if self._processes else self._read_here, indices)
 
     def result(self, future: Future[Batch]) -> Batch:
-        """What has become of a submitted batch, when it is there."""
+        """Return a submitted batch when it is ready."""
         future.add_done_callback(lambda _: self._tell())
         while not future.done():
             self._require_template()
@@ -61,7 +61,7 @@ class Readers:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """While no thread of this process reads."""
+        """While in this context, no thread of this process reads."""
         with self._state:
             self._paused += 1
             self._state.wait_for(lambda: self._processes or not self._reading)
@@ -73,7 +73,7 @@ class Readers:
                 self._state.notify_all()
 
     def close(self) -> None:
-        """Ends the readers, whatever they are doing. Threads that are stuck end with the process."""
+        """End the readers, whatever they are doing. Threads that are stuck end with the process."""
         with self._state:
             self._closed = True
             template, keeper = self._template, self._keeper
@@ -91,11 +91,11 @@ class Readers:
             self._state.notify_all()
 
     def _ready(self) -> bool:
-        """Can readers be started?"""
+        """Return whether readers can be started."""
         return not self._processes or (self._template is not None and not self._template.gone)
 
     def _require_template(self) -> None:
-        """Fork the template, if it is not there yet, or not any more."""
+        """Fork the template, if there is none now."""
         if self._ready() or self._closed:
             return
         if self._template:
@@ -156,7 +156,7 @@ class Readers:
         )
 
     def _end(self, thread: int) -> str:
-        """How that thread's process has ended; "" if it has none."""
+        """Return how that thread's process has ended; "" if it has none."""
         with self._state:
             child = self._children.pop(thread, None)
         ended = child.end() if child else ""
@@ -164,7 +164,7 @@ class Readers:
         return ended
 
     def _child(self, thread: int) -> ReaderProcess | None:
-        """The process of that thread, if it has one; if not, one can be started."""
+        """Return the process of that thread, or None when one can be started."""
         with self._state:
             self._state.wait_for(lambda: self._closed or thread in self._children or self._ready())
             if self._closed:
