@@ -1,7 +1,7 @@
-"""Metrics and evaluation, tried once before a job runs: what would end it at its first evaluation is told at once.
+"""Tries metrics and evaluation once before a job runs, to report at once what would end it at its first evaluation.
 
-Layers are run forward (see `inspection.walk`). Metrics are given their outputs, or, as these have no data, zeros of
-their form; what raises so raises with data, too, before it is told.
+Layers are run forward (see `inspection.walk`). Metrics get their outputs, or, as these have no data, zeros of their
+form; an error must then also occur with data before it is reported.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class _Batch:
 
 
 def try_measurements(task: Task, spec: JobSpec) -> None:
-    """Calls each metric of a step and of the evaluations that the job asks for. Raises TaskError for one that fails."""
+    """Call each metric of a step and of the job's evaluations. Raises TaskError for one that fails."""
     batches, config, last = list(_batches(task, spec)), TrainingConfig.of(spec.training), len(task.layers) - 1
 
     def tried(walk: Walk, index: int, inputs: list[Parts]) -> tuple[None, list[Parts]]:
@@ -49,7 +49,7 @@ def try_measurements(task: Task, spec: JobSpec) -> None:
 
 
 def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:
-    """A microbatch if steps have metrics, and of an evaluation the first batch and the last, which may be smaller."""
+    """Yield a microbatch if steps have metrics, and an evaluation's first batch and (perhaps smaller) last one."""
     size, schedule = spec.training.micro_batch_size, evaluation_schedule(task, spec.training)
     if task.metrics:
         inputs, targets = first_batch(task, size)

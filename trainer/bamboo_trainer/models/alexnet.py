@@ -11,7 +11,7 @@ from bamboo_trainer.models.parts import settings
 from bamboo_trainer.models.parts.images import Flat, loss, numbers
 from bamboo_trainer.task import Task, TrainingFacts
 
-SIDE: Final = 6  # of what the linear layers see
+SIDE: Final = 6  # side of the linear layers' input
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "full": {"channels": "64 192 384 256 256", "inner": 4096, "classes": 1000, "side": 224, "dropout": 0.5},
     "tiny": {"channels": "4 6 8 6 6", "inner": 16, "classes": 10, "side": 64, "dropout": 0.5},
@@ -45,7 +45,7 @@ class AlexNetHidden(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "full")
     settings.whole_numbers(c, "inner", "classes", "side")
     outs = numbers(c, "channels", "five", "64 192 384 256 256")

@@ -78,7 +78,7 @@ class BertHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     c = settings.read(config, SIZES, "large")
     check_sizes(c)
     return language_model(

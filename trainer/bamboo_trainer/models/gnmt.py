@@ -1,7 +1,7 @@
 """GNMT-16 for translation: 8 layers of LSTM read, 8 write with attention: `bamboo_trainer.models.gnmt:build`.
 
-What passes from layer to layer is a tuple: what was read so far, a mask of its words, and the words to be written;
-then, while writing, what is written, and what the attention has found for each word.
+Layers pass on a tuple: what was read so far, a mask of its words, and the words to be written; while writing, what is
+written, and what the attention has found for each word.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class Reader(nn.Module):
 
 
 class AttentiveWriter(nn.Module):
-    """(read, mask, before) -> (written, found): the first layer that writes; what it writes asks the attention.
+    """(read, mask, before) -> (written, found): the first layer that writes; its output queries the attention.
 
     The scores are those of a normalized additive attention.
     """
@@ -107,10 +107,10 @@ class GnmtHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be.
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config.
 
-    Data: inputs are the source and the words before each one of the target, targets the words; all int64
-    [samples, length], filled with 0.
+    Data: inputs are the source and the words before each one of the target, targets the words; all int64 [samples,
+    length], filled with 0.
     """
     c = settings.read(config, SIZES, "16")
     settings.whole_numbers(c, "vocabulary", "width", "layers", "length")
@@ -134,14 +134,14 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def loss(outputs: Parts, targets: Parts) -> Weighted:
-    """Summed over the words that count: a step's loss is the mean over those of all its batch."""
+    """Return the loss summed over the words that count, so that a step's loss is the mean over its whole batch."""
     logits, words = outputs[0].flatten(0, 1), targets[0].flatten()
     summed = F.cross_entropy(logits, words, ignore_index=FILL, label_smoothing=SMOOTHING, reduction="sum")
     return Weighted(summed, (words != FILL).sum())
 
 
 def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """The words that count and have the highest logit, of how many."""
+    """Return the number of correct words (highest logit), and the number of words that count."""
     counts = targets[0] != FILL
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
@@ -155,8 +155,8 @@ def _first_values(lstm: nn.LSTM) -> None:
 class MadeUpPairs:
     """Sample i is a sentence and, as its translation, the same backwards with other words; 0 fills, 1 begins.
 
-    Inputs: int64 [samples, length] of the source and of the target before each word; targets: the words, of which 0
-    does not count.
+    Inputs: int64 [samples, length] of the source and of the target before each word; targets: the words; 0 does not
+    count.
     """
 
     samples: int

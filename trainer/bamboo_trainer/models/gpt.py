@@ -125,7 +125,7 @@ class GptHead(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     parsed = parse_config(config)
     blocks: list[Callable[[], nn.Module]] = [partial(GptBlock, parsed)] * parsed.blocks
     return Task(
@@ -145,7 +145,7 @@ def parse_config(config: Mapping[str, Any]) -> GptConfig:
 
 
 def learning_rate(config: GptConfig, step: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth of the rate at `steps`."""
+    """Return the rate: a linear warm-up, then a cosine down to a tenth of the rate at `steps`."""
     rate = config.learning_rate
     if step < config.warmup_steps:
         return rate * (step + 1) / config.warmup_steps
@@ -176,7 +176,7 @@ def _loss(outputs: Parts, targets: Parts) -> Tensor:
 
 
 def _optimizer(config: GptConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """AdamW; matrices decay, vectors do not."""
+    """Return AdamW; matrices decay, vectors do not."""
     pairs = list(named)
     groups = [
         {"params": [p for _, p in pairs if p.dim() >= 2], "weight_decay": config.weight_decay},

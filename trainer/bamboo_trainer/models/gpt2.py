@@ -80,7 +80,7 @@ class Gpt2Head(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     c = settings.read(config, SIZES, "small")
     check_sizes(c)
     return language_model((Gpt2Embedding, Gpt2Block, Gpt2Head), c, training)

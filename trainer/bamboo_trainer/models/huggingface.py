@@ -1,8 +1,9 @@
 """Causal and masked language models of transformers, and their heads: `bamboo_trainer.models.huggingface:build`.
 
-The model's blocks become layers. Their values are read from the folder's safetensors when a worker makes them, so no
-process holds the whole model; `bamboo export --format huggingface` writes what was trained in the same layout.
-A model of the Hub is fetched into its cache, by its commit; nothing else ever asks it.
+The model's blocks become layers. A worker reads the values of the layers that it makes from the folder's safetensors,
+so no process holds the whole model; `bamboo export --format huggingface` writes trained weights in the same layout.
+
+A model of the Hub is fetched into its cache, by its commit; nothing else accesses the Hub.
 """
 
 import importlib
@@ -42,23 +43,23 @@ logger = logging.getLogger(__name__)
 
 Objective = TokenObjective | Head
 ATTENTIONS: Final = ("sdpa", "eager")
-AUTO: Final[dict[Objective, tuple[str, str]]] = {  # what makes the model, and of which configs there is one
+AUTO: Final[dict[Objective, tuple[str, str]]] = {  # the class that makes the model, and the mapping of its configs
     "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
     "masked": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
     "sequence": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
     "token": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
     "choice": ("AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING"),
 }
-_PUBLISHED_FOR: Final[dict[str, Objective]] = {  # what the name of an architecture says of its objective
+_PUBLISHED_FOR: Final[dict[str, Objective]] = {  # the objective by the ending of an architecture's name
     "ForSequenceClassification": "sequence",
     "ForTokenClassification": "token",
     "ForMultipleChoice": "choice",
 }
-PACKS: Final = frozenset(  # models of which it is tested that they keep documents of a sequence apart
+PACKS: Final = frozenset(  # models tested to keep documents of a sequence apart
     {"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma3_text", "jetmoe"}
 )
-_POSITIONS: Final = re.compile(r"wpe|(?!.*relative).*position.*")  # what models call their table of positions
-_NO_TABLE: Final = {  # what it is called in configs of models that have no such table, and cannot go on after its end
+_POSITIONS: Final = re.compile(r"wpe|(?!.*relative).*position.*")  # names of models' tables of positions
+_NO_TABLE: Final = {  # the limit's key in configs of models without such a table, which cannot continue after its end
     **dict.fromkeys(("codegen", "ctrl", "gptj"), "max_position_embeddings"),
     "mpt": "max_seq_len",
 }
@@ -75,27 +76,26 @@ class HuggingFaceSettings:
     revision: str | None = None
     published_as: str | None = None
     architecture: Mapping[str, Any] | str | None = None
-    # data, evaluation: as `models.sequences` reads them
+    # data, evaluation: see `models.sequences`
     data: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
     objective: Objective | None = None  # None: what the model is for
-    labels: int | Sequence[str] | None = None  # their number or names, for a head; None: as the model's config says
+    labels: int | Sequence[str] | None = None  # their number or names, for a head; None: the model config's
     attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
     blocks: Sequence[str] | str | None = None  # the names of its lists of blocks, if they are not found
-    random: bool = False  # first values, even if the folder has others
+    random: bool = False  # random first values, even if the folder has others
     learning_rate: float = 5e-5
     warmup_steps: int = 0
     weight_decay: float = 0.0
     checkpoint: bool = False
-    lora: Mapping[str, Any] | None = None  # as `adapters_of` reads it
-    router_aux_loss_coef: float | None = None  # of the loss that balances experts; None: as the model's config says
+    lora: Mapping[str, Any] | None = None  # see `with_lora_of`
+    router_aux_loss_coef: float | None = None  # of the loss that balances experts; None: the model config's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """task.config.lora. adapter: a folder of PEFT's, which says rank, alpha and targets. dropout: None: as that says.
-
-    trained: patterns of parameters that are trained as they are, beside those of a head for labels.
+    """task.config.lora. adapter: a folder of PEFT's, with rank, alpha and targets. dropout: None: the folder's.
+    trained: patterns of parameters that are trained themselves, in addition to those of a head for labels.
     """
 
     adapter: str | None = None
@@ -135,7 +135,7 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config, folder or model that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for invalid input."""
     settings = read_settings(config)
     model_config = published_config(settings)
     objective = settings.objective or objective_of(model_config)
@@ -178,7 +178,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collection[str]) -> Task:
-    """The task with the adapters that task.config.lora describes. trained: parameters that are trained beside them."""
+    """Return the task with the adapters of task.config.lora. trained: parameters trained in addition to them."""
     if config is None:
         return task
     given = lora_settings(config)
@@ -193,7 +193,7 @@ def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collecti
 
 
 def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
-    """Raises ValueError, naming the key."""
+    """Parse task.config.lora. Raises ValueError, naming the key."""
     try:
         return LoraSettings(**typed_values(config, _LORA_KEYS))
     except ValueError as error:
@@ -203,8 +203,8 @@ def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
 def trained_beside(
     settings: HuggingFaceSettings, objective: Objective, config: Any, names: Iterable[str]
 ) -> tuple[str, ...]:
-    """The parameters that are trained beside adapters, by their names in layers: of a head for labels all, those that
-    lora.trained names, and those that PEFT has saved as a whole.
+    """Return the parameters trained in addition to adapters, by their names in layers: all of a head for labels, those
+    that lora.trained names, and those that PEFT has saved as a whole.
     """
     lora = lora_settings(settings.lora or {})
     saved = PeftAdapter.read(Path(lora.adapter)).keys if lora.adapter else {}
@@ -220,7 +220,7 @@ def trained_beside(
 
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
-    """A model of the Hub is fetched, unless the cache has it. Raises ValueError."""
+    """Parse the config, and fetch a model of the Hub that the cache lacks. Raises ValueError."""
     settings = HuggingFaceSettings(**typed_values(config, _KEYS))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
     expect(
@@ -245,7 +245,7 @@ def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
 
 
 def published_config(settings: HuggingFaceSettings) -> Any:
-    """The transformers config that the task's config names. Raises ValueError."""
+    """Return the transformers config that the task's config names. Raises ValueError."""
     library = transformers()
     if settings.model is not None:
         folder = Path(settings.model)
@@ -265,8 +265,8 @@ def published_config(settings: HuggingFaceSettings) -> Any:
 def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
     """Raise ValueError for a key that transformers does not know and that resembles one that it knows.
 
-    given: the keys of an architecture. usual: the config of that kind without any keys. Transformers takes any key, and
-    a published config.json has keys that have no effect.
+    given: the keys of an architecture. usual: the config of that kind without any keys. Transformers accepts any key,
+    and a published config.json has keys that have no effect.
     """
     known = {*usual.to_dict(), *usual.attribute_map}
     free = sorted(known - given.keys())
@@ -276,7 +276,7 @@ def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
 
 
 def check_labels(settings: HuggingFaceSettings) -> None:
-    """Raises ValueError if they can be none."""
+    """Raise ValueError for invalid labels."""
     labels = settings.labels
     if labels is None:
         return
@@ -288,7 +288,7 @@ def check_labels(settings: HuggingFaceSettings) -> None:
 
 
 def _with_labels(config: Any, labels: int | Sequence[str] | None) -> Any:
-    """The config with so many labels, or these."""
+    """Return the config with this number of labels, or these labels."""
     if isinstance(labels, int):
         config.num_labels = labels
     elif labels is not None:
@@ -298,7 +298,7 @@ def _with_labels(config: Any, labels: int | Sequence[str] | None) -> Any:
 
 
 def check_objective(config: Any, objective: Objective) -> None:
-    """Raises ValueError if the architecture has no such model, or cannot find the end of a sequence."""
+    """Raise ValueError if the architecture has no such model, or cannot find the end of a sequence."""
     library, kind = transformers(), config.model_type
     expect(
         type(config) in getattr(library, AUTO[objective][1]),
@@ -313,7 +313,7 @@ def check_objective(config: Any, objective: Objective) -> None:
 
 
 def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The data of an evaluation, with the length and the tokenizer of the training's data if they name none."""
+    """Return an evaluation's data, with the length and the tokenizer of the training's data if it names none."""
     found = with_length(given, data.get("length"))
     tokenized = (tokenizers.TEXT, chats.KIND)
     if "tokenizer" in data and data.get("kind") in tokenized and found.get("kind") in tokenized:
@@ -339,7 +339,7 @@ def _opened(
 
 
 def _is_head(objective: Objective, config: Any, name: str) -> bool:
-    """May a folder be without that parameter? What is behind the blocks is made anew for other labels."""
+    """Return whether a folder may lack that parameter: those behind the blocks are made anew for other labels."""
     library = transformers()
     prefix = getattr(library, AUTO[objective][1])[type(config)].base_model_prefix if objective in HEADS else ""
     return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
@@ -367,14 +367,14 @@ def objective_of(config: Any) -> Objective:
 
 
 def make_model(config: Any, objective: Objective, attention: str | None = None) -> nn.Module:
-    """The whole model, in fp32: what is computed in bf16 is said by training.precision."""
+    """Return the whole model, in fp32; training.precision decides what is computed in bf16."""
     auto = getattr(transformers(), AUTO[objective][0])
     model: nn.Module = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
     return model
 
 
 def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) -> None:
-    """TaskError for sequences that are longer than the model's table of positions. datasets: by the config's key."""
+    """Raise TaskError for sequences longer than the model's table of positions. datasets: by the config's key."""
     most = positions_of(model, config)
     for key, dataset in datasets.items():
         if most is not None and dataset.length > most:
@@ -385,7 +385,7 @@ def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) 
 
 
 def positions_of(model: nn.Module, config: Any) -> int | None:
-    """How many tokens a sequence may have; None if it may have any number, as with rotary positions."""
+    """Return the most tokens of a sequence; None if there is no limit, as with rotary positions."""
     said = getattr(config, _NO_TABLE.get(config.model_type, "max_position_embeddings"), None)
     tables = [
         module
@@ -398,8 +398,8 @@ def positions_of(model: nn.Module, config: Any) -> int | None:
 
 
 def _rows(table: nn.Embedding) -> int:
-    """The number of a table's rows for tokens: some models leave out the first rows, or those up to that of a token
-    that fills.
+    """Return the number of a table's rows for tokens: some models leave out the first rows, or those up to the padding
+    token's.
     """
     padding = -1 if table.padding_idx is None else table.padding_idx
     return table.num_embeddings - int(getattr(table, "offset", padding + 1))
@@ -410,7 +410,7 @@ def vocabulary_of(config: Any) -> int:
 
 
 def mask_token(config: Any) -> int:
-    """The id that stands for a masked token. A config does not say it; BERT's is 103."""
+    """Return the id of the mask token. A config need not have it; BERT's is 103."""
     found, words = getattr(config, "mask_token_id", None), vocabulary_of(config)
     expect(found is None or 0 <= found < words, f"mask_token_id must be a token below vocab_size {words}, got {found}")
     return int(found) if found is not None else min(103, words - 1)
@@ -421,7 +421,7 @@ def optimizer(settings: HuggingFaceSettings, named: Iterable[tuple[str, nn.Param
 
 
 def rate(settings: HuggingFaceSettings, steps: int | None) -> Callable[[int], float]:
-    """Linear warm-up, then in a straight line to 0 at the end, as transformers' Trainer does; without an end, none."""
+    """Return a schedule: linear warm-up, then linear to 0 as in transformers' Trainer; without steps, constant."""
     peak, warmup = settings.learning_rate, settings.warmup_steps
     if steps is None:
         return schedules.constant(peak, warmup)
@@ -442,7 +442,7 @@ def transformers() -> Any:
 
 
 def expect(holds: bool, otherwise: str) -> None:
-    """ValueError, a sentence for the user, unless it holds."""
+    """Raise ValueError, with a sentence for the user, unless `holds`."""
     if not holds:
         raise ValueError(otherwise)
 
@@ -455,8 +455,8 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
 
 
 def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
-    """The logits of a language model. names: of the inputs. Documents of a sequence are told apart by positions that
-    begin again, which transformers looks at where there is no mask.
+    """Return the logits of a language model. names: of the inputs. Without a mask, transformers separates documents of
+    a sequence by positions that begin again.
     """
     named = dict(zip(names, inputs, strict=True))
     masked = "attention_mask" in named
@@ -471,9 +471,9 @@ def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
 
 @contextmanager
 def _masks_made(padded: bool) -> Iterator[None]:
-    """transformers leaves a mask out if nothing is masked, which depends on values. Here it is left out if the data
-    have no mask, and is there for every microbatch if they have one; that of recurrent layers, [samples, length], is
-    always there. The result is the same.
+    """Let transformers make masks independently of values, which decide otherwise whether it leaves one out: none if
+    the data have no mask, one for every microbatch if they have one; that of recurrent layers, [samples, length],
+    always. The result is the same.
     """
     masking_utils: Any = importlib.import_module("transformers.masking_utils")
     functions, is_tracing = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, masking_utils.is_tracing

@@ -1,6 +1,6 @@
 """A decoder of the Llama family: `bamboo_trainer.models.llama:build`.
 
-It has RMSNorm, rotary positions, several queries for each key, and a gated MLP. For published weights there is
+It has RMSNorm, rotary positions, several queries for each key, and a gated MLP. For published weights use
 `bamboo_trainer.models.huggingface`.
 """
 
@@ -125,14 +125,14 @@ class LlamaHead(nn.Module):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """x [batch, heads, time, size]; element i and element i + size / 2 turn by angles[time, i]."""
+    """Rotate x [batch, heads, time, size]: elements i and i + size / 2 turn by angles[time, i]."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     c = settings.read(config, SIZES, "3.2-1b")
     settings.whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
     if c["width"] % (2 * c["heads"]):

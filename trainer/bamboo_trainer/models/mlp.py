@@ -1,6 +1,6 @@
-"""Not a language model: a residual MLP tells two noisy spirals apart (`bamboo_trainer.models.mlp:build`).
+"""A residual MLP that separates two noisy spirals, no language model: `bamboo_trainer.models.mlp:build`.
 
-Its layers pass a pair of tensors: the hidden state and the points themselves, which every block sees again.
+Its layers pass a pair of tensors: the hidden state and the points themselves, which every block gets again.
 """
 
 import math
@@ -79,7 +79,7 @@ class Classifier(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     parsed = _parse(config)
     blocks: list[Callable[[], nn.Module]] = [partial(Residual, parsed.width)] * parsed.blocks
     dataset = spirals(parsed.samples, parsed.noise, parsed.turns, seed=0)
@@ -93,7 +93,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def spirals(samples: int, noise: float, turns: float, seed: int) -> TensorDataset:
-    """Points of two interleaved spirals, and which of the two each belongs to."""
+    """Return points of two interleaved spirals, with the spiral of each."""
     generator = torch.Generator().manual_seed(seed)
     label = torch.arange(samples) % 2
     radius = torch.rand(samples, generator=generator).sqrt()

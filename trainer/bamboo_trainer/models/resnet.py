@@ -74,7 +74,7 @@ class ResNetHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     c = settings.read({"learningRate": 0.1, **config}, SIZES, "152")
     settings.whole_numbers(c, "width", "classes", "side")
     data = settings.classifier_data(c)
@@ -88,16 +88,16 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def _blocks(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
-    """Four groups; each but the first begins with half the side."""
+    """Return four groups of blocks; each but the first begins by halving the side."""
     counts = numbers(c, "blocks", "four", "3 8 36 3")
-    found: list[Callable[[], nn.Module]] = []
+    blocks: list[Callable[[], nn.Module]] = []
     channels = c["width"]
     for group, count in enumerate(counts):
         inner = c["width"] << group
         for number in range(count):
-            found.append(partial(Bottleneck, channels, inner, 2 if group and not number else 1))
+            blocks.append(partial(Bottleneck, channels, inner, 2 if group and not number else 1))
             channels = EXPANSION * inner
-    return found
+    return blocks
 
 
 def _first_values(module: nn.Module) -> None:

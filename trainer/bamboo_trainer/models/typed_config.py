@@ -1,4 +1,4 @@
-"""A task's config as the values of a dataclass: every key known, every value of its type."""
+"""Parses a task's config into the values of a dataclass: every key known, every value of its type."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -9,10 +9,10 @@ from bamboo_core.text import suggestion
 def typed_values(
     config: Mapping[str, Any], keys: Mapping[str, tuple[str, Any]], *, nullable: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The values by the names of fields. keys: of each key its field, and the type or types of its values.
+    """Return the values by the names of fields. keys: for each key its field, and the type or types of its values.
 
-    A whole number is taken for a float; True and False are no numbers. nullable: keys that may also be null.
-    Raises ValueError, naming the key and what was expected.
+    A whole number is accepted as a float; True and False are not numbers. nullable: keys that may also be null. Raises
+    ValueError, naming the key and what was expected.
     """
     values: dict[str, Any] = {}
     for key, value in config.items():

@@ -13,7 +13,7 @@ from bamboo_trainer.models.parts import settings
 from bamboo_trainer.models.parts.images import Flat, loss, numbers
 from bamboo_trainer.task import Task, TrainingFacts
 
-SIDE: Final = 7  # of what the linear layers see
+SIDE: Final = 7  # side of the linear layers' input
 _COMMON: Final = {"width": 64, "inner": 4096, "classes": 1000, "side": 224, "dropout": 0.5}
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "19": {**_COMMON, "convolutions": "2 2 4 4 4"},
@@ -53,7 +53,7 @@ class VggHidden(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "19")
     settings.whole_numbers(c, "width", "inner", "classes", "side")
     data = settings.classifier_data(c)
@@ -73,13 +73,13 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def _convolutions(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
-    """Five groups, with pooling at the end of each."""
+    """Return five groups of convolutions, with pooling at the end of each."""
     counts = numbers(c, "convolutions", "five", "2 2 4 4 4")
-    found: list[Callable[[], nn.Module]] = []
+    convolutions: list[Callable[[], nn.Module]] = []
     channels = 3
     for group, count in enumerate(counts):
         out = c["width"] << min(group, 3)
         for number in range(count):
-            found.append(partial(VggConvolution, channels, out, number == count - 1))
+            convolutions.append(partial(VggConvolution, channels, out, number == count - 1))
             channels = out
-    return found
+    return convolutions

@@ -1,1 +1,1 @@
-"""What the ready-made tasks are made of: data, losses, optimizers, and files of weights."""
+"""Parts of the ready-made tasks: data, losses, optimizers, and files of weights."""

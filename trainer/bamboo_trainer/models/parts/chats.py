@@ -1,4 +1,4 @@
-"""Conversations as a tokenizer's chat template writes them, of which only the answers are learned."""
+"""Conversations written by a tokenizer's chat template; only the answers are learned."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,31 +17,31 @@ from bamboo_trainer.models.parts.tokenizers import open_tokenizer
 
 KIND: Final = "chats"
 ANSWERS: Final = "assistant"  # the role whose messages are learned
-_MARKS_ANSWERS: Final = "generation"  # the block by which a template says what an answer is
+_MARKS_ANSWERS: Final = "generation"  # the block by which a template marks an answer
 _KEYS: Final = ("path", "length", "tokenizer", "packed")
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation. ids: its tokens. answers: of each whether it is of an answer."""
+    """A conversation. ids: its tokens. answers: for each, whether it is of an answer."""
 
     ids: Sequence[int]
     answers: Sequence[bool]
 
     @property
     def targets(self) -> list[int]:
-        """The token after each one but the last, if that is of an answer."""
+        """The token after each one but the last, if it is of an answer; else IGNORED."""
         follows = pairwise(zip(self.ids, self.answers, strict=True))
         return [token if learned else IGNORED for _, (token, learned) in follows]
 
 
 def open_chats(model: str | None, vocabulary: int, config: Mapping[str, Any], where: str) -> TensorDataset:
-    """Inputs: int64 [samples, length], and a mask of those that count, or the number of each token's conversation if
-    they are packed. Targets: those of the token at the same place. Conversations without an answer are left out.
+    """Open conversations as samples, without those that have no answer.
 
-    model: its folder, if it has one. vocabulary: the size of the model's.
-    config: {"path": of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line, "length",
-    "packed": false, "tokenizer": its folder, by default that of the model}. Raises ValueError.
+    Inputs: int64 [samples, length], and a mask of those that count, or the number of each token's conversation if they
+    are packed. Targets: those of the token at the same place. model: its folder, if it has one. vocabulary: the size of
+    the model's. config: {"path": of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line,
+    "length", "packed": false, "tokenizer": its folder, by default that of the model}. Raises ValueError.
     """
     for key in config:
         if key not in _KEYS:
@@ -79,10 +79,10 @@ class ChatTemplate:
         return 0 if found is None else int(found)
 
     def chat(self, messages: Sequence[Any], place: str) -> Chat:
-        """place: where the conversation is, for messages. Raises ValueError."""
+        """Return a conversation's tokens. place: where the conversation is, for messages. Raises ValueError."""
         try:
             return self._marked(messages) if self._marks_answers else self._compared(messages, place)
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # a template may raise anything
             if isinstance(error, _Unstable):
                 raise
             raise ValueError(f"{self._where}: {place}: the chat template does not take it: {said_by(error)}") from None
@@ -97,7 +97,7 @@ class ChatTemplate:
         return Chat(found["input_ids"], [bool(mark) for mark in found["assistant_masks"]])
 
     def _compared(self, messages: Sequence[Any], place: str) -> Chat:
-        """An answer is what comes behind the words that ask for it."""
+        """Find answers by comparison: an answer follows the words that ask for it."""
         ids = self._tokens(messages)
         answers = [False] * len(ids)
         for number, message in enumerate(messages):
@@ -152,7 +152,7 @@ def _padded(rows: Sequence[_Row], length: int, padding: int) -> TensorDataset:
 
 
 def _packed(rows: Sequence[_Row], length: int, padding: int) -> TensorDataset:
-    """In their order: who does not fit into what is left of a sequence begins the next one."""
+    """Pack rows in their order: one that does not fit into the rest of a sequence begins the next one."""
     sequences: list[list[_Row]] = []
     left = 0
     for row in rows:

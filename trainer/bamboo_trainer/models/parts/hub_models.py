@@ -32,7 +32,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubModel:
-    """weights: are they needed, and not only what describes the model?"""
+    """weights: they are needed, and not only the model's description."""
 
     id: str
     commit: str
@@ -40,12 +40,12 @@ class HubModel:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The files that are fetched: no other formats of the weights, and nothing that runs."""
+        """The files to fetch: no other formats of the weights, and no code."""
         return (*_DESCRIPTION, *_WEIGHTS) if self.weights else _DESCRIPTION
 
 
 def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
-    """The folder itself, if it is one of this machine, else that of the model in the Hub's cache.
+    """Return the folder itself, if it is one of this machine, else that of the model in the Hub's cache.
 
     Raises ValueError, a sentence for the user, which says what to do where nothing can be fetched.
     """
@@ -72,7 +72,7 @@ def _not_pinned(given: str, revision: str | None) -> str:
 
 
 def _in_cache(model: HubModel) -> str | None:
-    """The folder, if it is there as a whole. There is no request."""
+    """Return the folder, if it is complete in the cache. Makes no request."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -96,7 +96,7 @@ def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
 
 
 def _fetched(model: HubModel) -> Iterator[tuple[str, str]]:
-    """In a child process: the folder, once all files are there."""
+    """In a child process: fetch all files, and yield the folder."""
     from huggingface_hub import constants, snapshot_download
 
     _as_the_environment_says()
@@ -113,7 +113,7 @@ def _fetched(model: HubModel) -> Iterator[tuple[str, str]]:
 
 
 def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
-    """In a child process: the commit that a branch or a tag is."""
+    """In a child process: yield the commit of a branch or a tag."""
     from huggingface_hub import HfApi
 
     _as_the_environment_says()
@@ -126,7 +126,7 @@ def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
 
 
 def _as_the_environment_says() -> None:
-    """In a child process: it may use the network, unless the user forbids it, and shows nothing."""
+    """In a child process: allow the network, unless the user forbids it, and show nothing."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -136,7 +136,7 @@ def _as_the_environment_says() -> None:
 
 
 def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
-    """A sentence. What the library says is left out where it might hold an address with a password, or a token."""
+    """Return a sentence, without the library's message where that might hold an address with a password, or a token."""
     from huggingface_hub import constants, errors
 
     where = _without_password(constants.ENDPOINT)
@@ -163,5 +163,5 @@ def _without_password(address: str) -> str:
 
 
 def stay_offline(library: Any) -> None:
-    """transformers would look on the Hub for files that a folder lacks. library: `huggingface_hub.constants`."""
+    """Keep transformers from looking on the Hub for files that a folder lacks. library: `huggingface_hub.constants`."""
     library.HF_HUB_OFFLINE = True

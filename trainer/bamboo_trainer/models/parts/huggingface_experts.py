@@ -1,8 +1,8 @@
-"""The loss that keeps a model's experts busy alike, as transformers computes it with `output_router_logits`.
+"""The loss that balances a model's experts, as transformers computes it with `output_router_logits`.
 
 It is a product of two means over all tokens and all routers of the model: how often an expert is chosen, and how
-probable it is. (Fedus et al., Switch Transformers, 2021, equations 4 to 6; there of a single router.) So the sums of
-both go from layer to layer, 2 numbers for each expert, and the product is taken behind the last one.
+probable it is. (Fedus et al., Switch Transformers, 2021, equations 4 to 6; there of a single router.) So layers pass on
+the sums of both, 2 numbers for each expert, and the product is taken behind the last one.
 """
 
 import sys
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from bamboo_trainer.task import Parts, add_loss
 
-NAME = "router"  # of the loss, where it is reported
+NAME = "router"  # of the loss in reports
 
 
 class BalancedExperts:
-    """What balances the experts of a model of transformers. size: how many tensors go along: [2 * experts + 1] in fp32,
-    of how often each expert was chosen, how probable it was, and for how many tokens; and the mask of tokens that
+    """Balances the experts of a model of transformers. size: how many tensors layers pass on: [2 * experts + 1] in
+    fp32, of how often each expert was chosen, how probable it was, and for how many tokens; and the mask of tokens that
     count, if the data have one.
     """
 
     def __init__(self, routers: Sequence[Any], experts: int, chosen: int, coefficient: float, *, masked: bool) -> None:
-        """routers: transformers' `OutputRecorder`s of what routers return. chosen: experts for each token."""
+        """routers: transformers' `OutputRecorder`s of routers' results. chosen: experts for each token."""
         self._routers, self._experts, self._chosen, self._coefficient = routers, experts, chosen, coefficient
         self.size = 2 if masked else 1
 
@@ -50,8 +50,8 @@ class BalancedExperts:
         return self._experts * torch.sum((chosen / tokens) * (probable / tokens))
 
     def _sums(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        """The sums of one router: [2 * experts + 1]. logits: [tokens, experts]. mask: [samples, length]; 0 for tokens
-        that do not count.
+        """Return the sums of one router: [2 * experts + 1]. logits: [tokens, experts]. mask: [samples, length]; 0 for
+        tokens that do not count.
         """
         probable = torch.softmax(logits.reshape(-1, self._experts), dim=-1)
         counts = torch.ones(len(probable), device=logits.device) if mask is None else mask.reshape(-1).float()
@@ -61,14 +61,14 @@ class BalancedExperts:
         return (of_token * counts.unsqueeze(1)).sum(0)
 
     def _recorder(self, name: str | None, module: nn.Module) -> Any:
-        """What transformers notes of that module; None if nothing. name: within its block; None: it was found before"""
+        """Return transformers' recorder of that module, or None. name: within its block; None: it was found before."""
         fits = (r for r in self._routers if isinstance(module, r.target_class))
         return next((r for r in fits if name is None or r.layer_name is None or r.layer_name in name), None)
 
 
 def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: bool) -> BalancedExperts | None:
-    """The loss that balances a model's experts; None if there is none. coefficient: of the loss; None: the model's own,
-    if its config has `output_router_logits: true`; 0: none.
+    """Return the loss that balances a model's experts, or None. coefficient: of the loss; None: the model's own, if its
+    config has `output_router_logits: true`; 0: no loss.
 
     Raises ValueError for a model that has no such loss.
     """
@@ -96,7 +96,7 @@ _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 
 
 def _agree(ours: BalancedExperts, theirs: Any, experts: int, chosen: int) -> bool:
-    """Do both come to the same for some logits of two routers?"""
+    """Return whether both agree for some logits of two routers."""
     generator = torch.Generator().manual_seed(0)
     logits = tuple(torch.randn(6, experts, generator=generator) for _ in range(2))
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])

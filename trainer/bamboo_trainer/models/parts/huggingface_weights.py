@@ -1,6 +1,6 @@
 """The tensors of a published folder: config.json beside model.safetensors, or several files and their index.
 
-Each is read when it is asked for. Nothing but the files' beginnings is read before.
+Each is read when needed. Before that, only the files' beginnings are read.
 """
 
 import json
@@ -21,8 +21,8 @@ _OLDER: Final = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "La
 
 
 class PublishedWeights:
-    """The weights in a folder, by published names. Raises ValueError, a sentence for the user, for a folder that is not
-    whole.
+    """The weights in a folder, by published names. Raises ValueError, a sentence for the user, for an incomplete
+    folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,8 +30,8 @@ class PublishedWeights:
         self._files = self._found()
 
     def read(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The values in fp32 of those tensors that the folder has. wanted: by the model's names, tensors of the wanted
-        forms. A tensor may have several names there, and one here.
+        """Return the folder's values of these tensors in fp32. wanted: by the model's names, tensors of the wanted
+        forms; a tensor may have several names in the model, and one in the folder.
         """
         values: dict[int, Tensor] = {}
         for name, form in wanted.items():
@@ -41,7 +41,7 @@ class PublishedWeights:
         return {name: values[id(form)] for name, form in wanted.items() if id(form) in values}
 
     def check(self, wanted: Mapping[str, Tensor], may_lack: Callable[[str], bool] = lambda name: False) -> list[str]:
-        """The parameters that are not there, and may be so: they begin with random values. ValueError for others."""
+        """Return parameters that the folder lacks, and that may begin with random values; ValueError for others."""
         known = {id(form) for name, form in wanted.items() if self._name(name) is not None}
         lacks = [n for n, form in wanted.items() if id(form) not in known and isinstance(form, torch.nn.Parameter)]
         for name in lacks:
@@ -52,7 +52,7 @@ class PublishedWeights:
         return lacks
 
     def _name(self, name: str) -> str | None:
-        """What the folder calls it: a model may be published without its head, and older names are known, too."""
+        """Return the folder's name of it: a model may be published without its head, or under older names."""
         _, _, without = name.partition(".")
         candidates = [name, without, *(f"{base}.{name}" for base in ("model", "transformer", "bert"))]
         for new, old in _OLDER:
@@ -85,7 +85,7 @@ class PublishedWeights:
 
 
 def published_files(folder: Path) -> dict[str, Path]:
-    """The file of each tensor, by its published name. Raises ValueError if the index does not say."""
+    """Return the file of each tensor, by its published name. Raises ValueError if the index is invalid."""
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
         with opened(single) as file:

@@ -1,4 +1,4 @@
-"""What the library's classifiers of images have in common."""
+"""Shared parts of the library's image classifiers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,15 +21,15 @@ class Flat(nn.Module):
 
 
 def numbers(c: Mapping[str, Any], key: str, count: str, example: str) -> list[int]:
-    """The whole numbers from 1 on that the config's text has, as many as the example. count: that number as a word.
+    """Return the whole numbers, at least 1, in the config's text, as many as in the example. count: a word for that.
 
     Raises ValueError, naming the key and what was expected.
     """
     words = c[key].split()
-    found = [int(word) for word in words if word.isdecimal()]
-    if not len(found) == len(words) == len(example.split()) or min(found) < 1:
+    values = [int(word) for word in words if word.isdecimal()]
+    if not len(values) == len(words) == len(example.split()) or min(values) < 1:
         raise ValueError(f'{key} must be {count} numbers such as "{example}", got {c[key]!r}')
-    return found
+    return values
 
 
 def loss(outputs: Parts, targets: Parts) -> Tensor:

@@ -29,13 +29,13 @@ MADE_UP: Final = {"length": 32, "samples": 512}
 
 
 class Labelled:
-    """Inputs: int64 token ids, perhaps a mask of those that count, and behind it the kinds of tokens. Their shape is
-    [samples, length], or [samples, choices, length] for "choice".
+    """Labelled samples. Inputs: int64 token ids, perhaps a mask of those that count, and after it the kinds of tokens;
+    their shape is [samples, length], or [samples, choices, length] for "choice". Targets: int64 [samples], or [samples,
+    length] for "token"; -100 does not count. For "sequence" they may be floats: [samples] for one label, the value to
+    predict, else [samples, labels], each true or false.
 
-    Targets: int64 [samples], or [samples, length] for "token", of which -100 does not count. For "sequence" floats are
-    taken, too: [samples] for one label, whose value is to be met, else [samples, labels], of which each holds or not.
-    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, names:
-    as of `Sequences`.
+    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, names: see
+    `Sequences`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Labelled:
         return len(self._source)
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """Raises ValueError for a token outside of the vocabulary, or a label that there is not."""
+        """Return samples. Raises ValueError for a token outside of the vocabulary, or an unknown label."""
         given, (target,) = self._source.batch(indices)
         ids = given[0].long()
         check_tokens(ids, self._words, self._where)
@@ -96,8 +96,8 @@ class Labelled:
 
 
 def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int, where: str = "data") -> Labelled:
-    """The samples that a config describes. config: {"kind": "random", "length", "samples", "padding"} are made up, and
-    the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. Raises ValueError.
+    """Open the samples that a config describes. config: {"kind": "random", "length", "samples", "padding"} are made up,
+    and the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. Raises ValueError.
     """
     given = dict(config)
     trim = taken_trim(given, where)
@@ -107,8 +107,8 @@ def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int
 
 
 def label_loss(outputs: Parts, targets: Parts) -> Weighted:
-    """As transformers computes it: the cross entropy of labels that count; of floats the squared error of one label,
-    the binary cross entropy of several. Summed, so that a step's loss is the mean over its whole batch.
+    """Return the loss as transformers computes it, summed, so that a step's is the mean over its whole batch: the cross
+    entropy of labels that count; for floats the squared error of one label, the binary cross entropy of several.
     """
     (logits,), (labels,) = outputs, targets
     if not labels.is_floating_point():
@@ -123,8 +123,8 @@ def label_loss(outputs: Parts, targets: Parts) -> Weighted:
 
 
 def label_accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """The right answers, and how many there could be: labels that count and have the highest logit; of several labels
-    that hold or not, those that are right; of one value, the samples that are nearer than 0.5.
+    """Return the number of right answers, and of possible ones: labels that count and have the highest logit; of
+    several true or false labels, the right ones; of one value, the samples nearer than 0.5.
     """
     (logits,), (labels,) = outputs, targets
     if not labels.is_floating_point():
@@ -136,7 +136,7 @@ def label_accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
 
 
 def _made_up(head: Head, words: int, labels: int, given: Mapping[str, Any], where: str) -> TensorDataset:
-    """A sequence's label follows from its second token, a token's from itself; the right choice begins with token 1."""
+    """Make up data: the second token decides a sequence's label, a token its own; the right choice begins with 1."""
     samples, length, padding = made_up_sizes(given, MADE_UP, where)
     length = max(2, length)
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))

@@ -17,10 +17,10 @@ from bamboo_trainer.models.parts.huggingface_weights import opened, read_json
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
-MODULE: Final = "module."  # before the whole module's names, in a layer of a split one
+MODULE: Final = "module."  # prefix of the whole module's names in a layer of a split one
 _BEFORE: Final = "base_model.model."
 _ENDS: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
-_NOT_PLAIN: Final = (  # what makes an adapter another one than base(x) + scale * B(A(x))
+_NOT_PLAIN: Final = (  # settings that make an adapter other than base(x) + scale * B(A(x))
     *("use_dora", "lora_bias", "use_qalora", "use_bdlora", "layer_replication", "target_parameters"),
     *("trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "velora_config"),
     "monteclora_config",
@@ -29,7 +29,7 @@ _BEGINS_PLAIN: Final = (None, True, False, "gaussian", "eva", "orthogonal")  # o
 
 
 def peft_name(name: str) -> str:
-    """PEFT's name of an adapter's or a trained parameter. name: in the whole module."""
+    """Return PEFT's name of an adapter's or a trained parameter. name: in the whole module."""
     at, _, leaf = name.rpartition(".")
     return _BEFORE + (f"{at}.{_ENDS[leaf]}" if leaf in _ENDS else name)
 
@@ -46,7 +46,7 @@ def _our_name(key: str) -> str:
 class PeftAdapter:
     """See `bamboo_trainer.lora.Adapters`. updates: rank and scale by the linear layer's name in the whole module.
 
-    keys: of the file, by the parameters' names in the whole module. trained: patterns of parameters beside those.
+    keys: of the file, by the parameters' names in the whole module. trained: patterns of other trained parameters.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class PeftAdapter:
 
     @classmethod
     def read(cls, folder: Path, dropout: float | None = None, trained: Collection[str] = ()) -> "PeftAdapter":
-        """Nothing but the weights' beginning is read. Raises ValueError, a sentence, for what is no plain LoRA."""
+        """Read an adapter, of its weights only the header. Raises ValueError, a sentence, unless it is a plain LoRA."""
         if not (folder / CONFIG).is_file():
             raise ValueError(f"adapter: {folder} has no {CONFIG}, as PEFT's save_pretrained writes it")
         config = read_json(folder / CONFIG)
@@ -115,7 +115,7 @@ def _check_plain(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _scale(config: Mapping[str, Any], at: str, rank: int) -> float:
-    """As PEFT has it. at: the linear layer's name."""
+    """Return PEFT's scale. at: the linear layer's name."""
     patterns = config.get("alpha_pattern") or {}
     own = next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", at)), None)
     alpha = config.get("lora_alpha", 8) if own is None else patterns[own]

@@ -1,4 +1,4 @@
-"""Sequences of tokens as language models take them: to foretell the next token, or those that are masked."""
+"""Sequences of tokens for language models that predict the next token, or masked ones."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its con
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
 KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text", "chats")
-INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")  # as transformers calls them
+INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")  # the names of transformers
 PACKED_INPUTS: Final = ("input_ids", "position_ids")
 SYNTHETIC: Final = {"length": 32, "samples": 512}
 
@@ -34,7 +34,7 @@ def taken_trim(config: dict[str, Any], where: str) -> int:
 
 
 def check_trim(trim: int, masked: bool, where: str) -> None:
-    """Raises ValueError if a batch is to end with its longest sequence, and no mask says how long each is."""
+    """Raise ValueError if a batch is to end with its longest sequence, and no mask gives their lengths."""
     if trim and not masked:
         raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
 
@@ -42,14 +42,13 @@ def check_trim(trim: int, masked: bool, where: str) -> None:
 class Sequences:
     """Inputs: int64 [samples, length], and a mask of those that count if the data have one. Targets: the same shape.
 
-    data: gives tokens, perhaps a mask, and for "causal" the targets, which are those of the token at the same place;
-    shift: the targets are the tokens themselves, as transformers takes labels. For "masked" the tokens that have to be
-    found are chosen here, by the sample's number, and the others' targets are -100. words: size of the vocabulary, and
-    the token that stands for a masked one. where: the config's key that describes the data, for messages.
+    data: tokens, perhaps a mask, and for "causal" the targets, which belong to the token at the same place; shift: the
+    targets are the tokens themselves, as transformers takes labels. For "masked" the tokens to predict are chosen here,
+    by the sample's number, and the others' targets are -100. words: size of the vocabulary, and the mask token. where:
+    the config's key that describes the data, for messages.
 
     packed: instead of a mask the data have the number of each token's document, and the second input is its position in
-    that. trim: see `taken_trim`.
-    names: of the inputs, as transformers calls them.
+    that. trim: see `taken_trim`. names: of the inputs, as in transformers.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Sequences:
         return len(self._source)
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """Raises ValueError for a token outside of the vocabulary."""
+        """Return samples. Raises ValueError for a token outside of the vocabulary."""
         given, targets = self._source.batch(indices)
         ids = given[0].long()
         check_tokens(ids, self._vocabulary, self._where)
@@ -119,7 +118,7 @@ class Sequences:
 
 
 def positions_in(documents: Tensor) -> Tensor:
-    """The position of each token in its document. documents: [samples, length], their numbers."""
+    """Return the position of each token in its document. documents: [samples, length], their numbers."""
     places = torch.arange(documents.shape[1]).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -127,7 +126,7 @@ def positions_in(documents: Tensor) -> Tensor:
 
 
 def trimmed_width(mask: Tensor, multiple: int) -> int:
-    """How long the longest of these sequences is, rounded up. mask: [..., length]. multiple: 0: all of it counts."""
+    """Return the longest sequence's length, rounded up. mask: [..., length]. multiple: 0: the whole length."""
     length = mask.shape[-1]
     if not multiple:
         return length
@@ -144,11 +143,11 @@ def open_sequences(
     packs: bool = False,
     kinds: Mapping[str, Opener] = MappingProxyType({}),
 ) -> Sequences:
-    """The sequences that a config describes. Raises ValueError.
+    """Open the sequences that a config describes. Raises ValueError.
 
     config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; the other kinds
     are those of `bamboo_trainer.data.dataset_from`, and `kinds`. "shift", words: of `Sequences`. "trim": of
-    `taken_trim`. where: the key that has it; made-up data to evaluate are other samples of the same kind. packs: the
+    `taken_trim`. where: the config's key; made-up data for an evaluation are other samples of the same kind. packs: the
     model can keep documents of one sequence apart.
     """
     given = dict(config)
@@ -165,8 +164,8 @@ def open_sequences(
 
 
 def _packed(config: Mapping[str, Any], where: str) -> str:
-    """Return the key by which the data number the documents of a sequence; "" if they do not. Raises ValueError if some
-    of a mixture's sources do. config: of data that could be opened.
+    """Return the key by which the data number the documents of a sequence; "" if they do not. Raises ValueError if only
+    some of a mixture's sources do. config: of data that could be opened.
     """
     if config.get("kind") == MIXTURE:
         found = [_packed(source, f"{where}.sources[{number}]") for number, source in enumerate(config["sources"])]
@@ -179,19 +178,19 @@ def _packed(config: Mapping[str, Any], where: str) -> str:
 
 
 def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-    """The config with that length if its kind has one and it says none."""
+    """Return the config with that length if its kind has one and it names none."""
     kind = config.get("kind", settings.MADE_UP)
     return {"length": length, **config} if length is not None and kind in KINDS_WITH_LENGTH else dict(config)
 
 
 def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """The tokens that count and have the highest logit, of how many. logits: [samples, length, vocabulary]."""
+    """Return the number of right tokens, and of those that count. logits: [samples, length, vocabulary]."""
     counts = targets[0] != IGNORED
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
 
 def _made_up(vocabulary: int, given: Mapping[str, Any], where: str) -> TensorDataset:
-    """Each token follows from the one before it, but for one in eight: there is something to learn."""
+    """Make up sequences in which each token but one in eight follows from the one before."""
     samples, length, padding = made_up_sizes(given, SYNTHETIC, where, "shift")
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))
     drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
@@ -212,9 +211,8 @@ def _made_up(vocabulary: int, given: Mapping[str, Any], where: str) -> TensorDat
 def made_up_sizes(
     given: Mapping[str, Any], defaults: Mapping[str, int], where: str, *more: str
 ) -> tuple[int, int, bool]:
-    """How many made-up samples there are, how long they are, and whether some end earlier, by a config's keys
-    "samples", "length" and "padding". defaults: of the first two. more: keys that have been taken out. Raises
-    ValueError.
+    """Return the number and length of made-up samples, and whether some end earlier, from a config's keys "samples",
+    "length" and "padding". defaults: of the first two. more: keys taken out before. Raises ValueError.
     """
     config = dict(given)
     padding = bool(config.pop("padding", False))
@@ -225,21 +223,21 @@ def made_up_sizes(
 
 
 def check_tokens(tokens: Tensor, words: int, where: str) -> None:
-    """Raises ValueError, naming the config's key, for a token outside of a vocabulary of so many words."""
+    """Raise ValueError, naming the config's key, for a token outside of a vocabulary of `words` tokens."""
     for token in (int(tokens.min()), int(tokens.max())) if tokens.numel() else ():
         if not 0 <= token < words:
             raise ValueError(f"{where}: token {token} is outside of the model's vocabulary of {words}")
 
 
 def whole_number(value: Any, key: str) -> int:
-    """The value. Raises ValueError, naming the key, if it is none of at least 1."""
+    """Return the value. Raises ValueError, naming the key, unless it is a whole number of at least 1."""
     if type(value) is not int or value < 1:
         raise ValueError(f"{key} must be a whole number of at least 1, got {value!r}")
     return value
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Weighted:
-    """Summed over the tokens that count: a step's loss is the mean over those of all its batch.
+    """Return the loss summed over the tokens that count, so that a step's loss is the mean over its whole batch.
 
     logits: [samples, length, vocabulary]. targets: int64 [samples, length].
     """
@@ -248,7 +246,7 @@ def token_loss(logits: Tensor, targets: Tensor) -> Weighted:
 
 
 def check_sizes(c: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the key and what was expected."""
+    """Raise ValueError, naming the key and what was expected, for invalid sizes."""
     settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
     if c["width"] % c["heads"]:
         raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
@@ -264,9 +262,9 @@ def language_model(
     tied: bool = True,
     rotary: bool = False,
 ) -> Task:
-    """The task of a model of the library. parts: its embedding, a block, of which there are c["blocks"], and its head,
-    whose weights are the embedding's if they are tied; each takes c. c: its config, as `settings.read` gives it.
-    rotary: sequences may be longer than its positions. Raises ValueError for data that cannot be.
+    """Return the task of a model of the library. parts: its embedding, a block, repeated c["blocks"] times, and its
+    head, whose weights are the embedding's if they are tied; each takes c. c: its config from `settings.read`. rotary:
+    sequences may be longer than its positions. Raises ValueError for invalid data.
     """
     embedding, block, head = parts
     layers = (partial(embedding, c), *[partial(block, c)] * c["blocks"], partial(head, c))

@@ -1,4 +1,4 @@
-"""What the models of the library have in common: reading their config, their optimizers, made-up data."""
+"""Shared functions of the library's models: reading their config, their optimizers, made-up data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from bamboo_trainer.data import dataset_from, pure_seed
 from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, TrainingFacts
 
 MADE_UP: Final = "random"
-HELD_OUT: Final = 1 << 40  # made-up data to evaluate begin with this number
+HELD_OUT: Final = 1 << 40  # made-up data for an evaluation begin with this number
 TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weightDecay": 0.0, "checkpoint": False}
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
 
 def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], default: str) -> dict[str, Any]:
-    """A size's values by its name, with what the config says instead of them, and how it trains.
+    """Return a size's values by its name, overridden by the config, with its training settings.
 
     Raises ValueError, naming the key and what was expected.
     """
@@ -40,13 +40,13 @@ def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], defa
 
 
 def made_up_seed(where: str) -> int:
-    """The number from which data that the config has at that key are made up."""
+    """Return the number from which data at that key of the config are made up."""
     known = {"data": 0, "evaluation": HELD_OUT}
     return known[where] if where in known else pure_seed(where)
 
 
 def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
-    """Raises ValueError unless each is at least 1."""
+    """Raise ValueError unless each value is at least 1."""
     for key in keys:
         if values[key] < 1:
             raise ValueError(f"{key} must be at least 1, got {values[key]}")
@@ -65,7 +65,7 @@ def _typed(key: str, value: Any, default: Any) -> Any:
 
 
 def rate(values: Mapping[str, Any], training: TrainingFacts | None, dataset: Dataset) -> Callable[[int], float]:
-    """Linear warm-up, then half a cosine to a tenth of the rate at the job's last step."""
+    """Return a schedule: a linear warm-up, then half a cosine to a tenth of the rate at the job's last step."""
     peak, warmup = values["learningRate"], values["warmupSteps"]
     if peak <= 0:
         raise ValueError(f"learningRate must be positive, got {peak}")
@@ -84,7 +84,7 @@ def sgd(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
 
 
 def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
-    """An optimizer's groups: matrices decay, norms and biases do not. Without a group that is empty on some stage."""
+    """Return an optimizer's groups, without empty ones: matrices decay, norms and biases do not."""
     parameters = [p for _, p in named]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
@@ -105,9 +105,9 @@ MakeUp = Callable[[int, int], Dataset]  # how many samples, and the number that 
 
 
 def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -> Dataset:
-    """The dataset that a config describes. config: {"kind": "random", "samples": 512} is made-up data, and the default;
-    the other kinds are those of `bamboo_trainer.data.dataset_from`. where: the key that has it; made-up data to
-    evaluate are other samples.
+    """Open the dataset that a config describes. config: {"kind": "random", "samples": 512} is made-up data, and the
+    default; the other kinds are those of `bamboo_trainer.data.dataset_from`. where: the config's key; made-up data for
+    an evaluation are other samples.
     """
     given = dict(config)
     if given.pop("kind", MADE_UP) != MADE_UP:
@@ -125,19 +125,19 @@ def evaluation(
     opened: Callable[[Mapping[str, Any]], Dataset],
     accuracy: Metric,
 ) -> Evaluation | None:
-    """What `training.evaluation` measures, if the config has a key `evaluation`: the loss, and the accuracy."""
+    """Return what `training.evaluation` measures, loss and accuracy, if the config has a key `evaluation`."""
     if config is None:
         return None
     return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
 
 
 def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """The images whose class has the highest logit, of how many. logits: [samples, classes]."""
+    """Return the number of images whose class has the highest logit, and of all. logits: [samples, classes]."""
     return (outputs[0].argmax(-1) == targets[0]).sum(), len(targets[0])
 
 
 def classifier_data(c: Mapping[str, Any]) -> dict[str, Any]:
-    """`dataset` and `evaluation` of a task whose samples are images with a class."""
+    """Return `dataset` and `evaluation` of a task whose samples are images with a class."""
 
     def made_up(samples: int, first: int) -> Dataset:
         return MadeUpImages(samples, c["side"], c["classes"], first)

@@ -1,4 +1,4 @@
-"""The tokenizer in a model's folder, and data that have to be made of its tokens: texts, and files of tokens."""
+"""The tokenizer in a model's folder, and data made with it: texts, and files of tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +44,7 @@ def open_tokenizer(folder: str, where: str) -> Any:
 def open_text(model: str | None, vocabulary: int, config: Mapping[str, Any], where: str) -> TextDataset:
     """Open a text as sequences of the tokens of the model's tokenizer, which are held in memory.
 
-    model: its folder, if it has one. vocabulary: the size of the model's. config: {"path": as of the kind "text" of
+    model: its folder, if it has one. vocabulary: the size of the model's. config: {"path": see the kind "text" of
     `dataset_from`, "length", "tokenizer": "bytes", or a folder, by default that of the model}. Raises ValueError.
     """
     if unknown := [key for key in config if key not in _KEYS]:
@@ -79,7 +79,7 @@ def open_text(model: str | None, vocabulary: int, config: Mapping[str, Any], whe
 
 
 def open_tokens(model: str | None, config: Mapping[str, Any], where: str) -> Dataset:
-    """Open files of tokens, as `dataset_from` does. model: the folder whose weights training begins with.
+    """Open files of tokens, like `dataset_from`. model: the folder whose weights training begins with.
 
     Raises ValueError for files of bytes if the model's tokenizer makes other tokens.
     """
