@@ -1,7 +1,7 @@
-"""The engine of a worker with several devices: it runs each stage as so many device stages, one on each device.
+"""The engine of a worker with several devices: it runs each stage as device stages, one on each device.
 
-Here, and nowhere else, what the coordinator says of stages becomes what the engine hears of device stages, and back.
-See docs/design/devices.md.
+Only this module translates the coordinator's messages about stages into messages about device stages, and back. See
+docs/design/devices.md.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from bamboo_trainer.stage.state.values import StageValues
 
 
 def make_engine(ports: Ports, devices: int) -> Engine:
-    """The engine of a worker with so many devices."""
+    """Return the engine of a worker with this number of devices."""
     return Engine(ports) if devices == 1 else DividedEngine(ports, devices)
 
 
@@ -45,7 +45,7 @@ class DividedEngine(Engine):
         super().keep_last_state(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
 
     def _writers(self, writers: Writers) -> Writers:
-        """The writers of each device stage. Without states here nobody writes any."""
+        """Return the writers of each device stage. Without states here there are none."""
         if self.components is None:
             return ()
         return self._folding.unfolded_writers(writers, self.components.plan.current.stages)
@@ -53,7 +53,7 @@ class DividedEngine(Engine):
     # to the coordinator
 
     def tell(self, message: Message) -> None:
-        """What the engine says of device stages; see `Coordinator`."""
+        """Pass on the engine's messages about device stages; see `Coordinator`."""
         parts = self.components
         if isinstance(message, PlanApplied) and parts:
             self._folding.keep(parts.plan.current.owned_by(parts.plan.worker), list(parts.states))

@@ -1,8 +1,8 @@
-"""The engine: obeys plans, runs what is ready, keeps replicas in step, and goes on when a neighbour is gone.
+"""The engine: obeys plans, runs what is ready, keeps replicas in step, and continues when a neighbour is lost.
 
-One thread owns all of it. `handle(event)` takes in what happened (a frame, a broken link), `obey` a plan, `turn()` does
-at most one piece of work and says whether there was any. Nothing here blocks, reads a clock that was not injected, or
-raises because of a peer: the protocol simulator drives the very same class.
+One thread owns all of it. `handle(event)` takes in an event (a frame, a broken link), `obey` a plan, `turn()` does at
+most one piece of work and returns whether there was any. Nothing here blocks, reads a clock that was not injected, or
+raises because of a peer: the protocol simulator drives the same class.
 """
 
 import gc
@@ -46,9 +46,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AwaitedLayers:
-    """A plan whose states are made of layers that are on their way. when: it came. stages: not in their state yet.
+    """A plan whose states consist of layers on their way. when: the plan came. stages: still without their state.
 
-    owned: those of them that are run here. kept: layers of which copies stay here, if the state is a checkpoint's.
+    owned: the stages that run here. kept: layers whose copies stay here, if the state is a checkpoint's.
     """
 
     plan: Plan
@@ -65,16 +65,16 @@ class Engine:
         self._ports = ports
         self.timer = StageTimer(ports.work_clock)
         self.components: Components | None = None  # until the first plan
-        self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
+        self._received: deque[Received] = deque()  # frames to take in, including those of this worker to itself
         self._early: list[Received] = []  # of an origin that is not known yet
         self.copies = LayerCopies(ports.worker, ports.files, ports.coordinator, ports.clock, ports.host_memory)
         self._exchange = LayerExchange(ports.worker, ports.transport, self.copies)
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
 
-    # what happened
+    # events
 
     def handle(self, event: Event | Copied) -> None:
-        """Take in what the transport tells, or that something is copied."""
+        """Take in an event of the transport, or that tensors are copied."""
         match event:
             case Arrived(sender, frame) if frame.address.kind in KINDS:
                 self._on_layers(sender, frame)
@@ -94,7 +94,7 @@ class Engine:
         self._take_in()
 
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
-        """A plan came from the coordinator. arrived: when, if it had to wait for an instruction to end."""
+        """Obey the coordinator's plan. arrived: when it came, if it had to wait for an instruction to end."""
         when = self._ports.clock() if arrived is None else arrived
         newest, before = self.newest_plan, self.origin
         if plan.origin < before:
@@ -116,7 +116,7 @@ class Engine:
         self._take_in()
 
     def forget(self) -> None:
-        """All states and what belongs to them: others will begin, and may need the memory."""
+        """Drop all states and their parts: others will begin, and may need the memory."""
         had = bool(self.components or self._beginning)  # holding them here would keep them alive
         self.components = self._beginning = None
         self._exchange.stop()
@@ -126,7 +126,7 @@ class Engine:
             release_cached()
 
     def _begin(self, plan: Plan, when: float) -> None:
-        """With the states that the plan names: those of a checkpoint in the store, or those before the first step."""
+        """Begin with the plan's states: those of a checkpoint in the store, or those before the first step."""
         begun, stages = self._ports.clock(), dict[int, Stage]()
         self.timer.begin(plan.stages)
         self._connect(plan)
@@ -139,10 +139,10 @@ class Engine:
                 return
             stages[index].values.park(self._ports.on_host and index not in owned)
         self._begin_with(stages, plan, when, begun)
-        self.copies.report()  # what has been read is kept as well
+        self.copies.report()  # layers read are kept as well
 
     def _begin_with(self, stages: Mapping[int, Stage], plan: Plan, when: float, begun: float) -> None:
-        """stages: in the states that the plan names. begun: when they began to be made, seconds of the clock."""
+        """Begin with these stages, in the plan's states. begun: when making them began, seconds of the clock."""
         components = Components(self._ports, plan, self.timer, self._received, self.copies, stages)
         components.on_plan(plan, None, when, begun)
         self.components = components
@@ -154,8 +154,8 @@ class Engine:
         self._ports.transport.peers(workers)
 
     def _restore(self, values: StageValues, plan: Plan, share: Collection[int]) -> bool:
-        """Take the state over that the plan names. share: layers to keep copies of. False if it cannot be read: then
-        nothing is held here, and the coordinator knows.
+        """Restore the state that the plan names. share: layers to keep copies of. If it cannot be read, drop all
+        states, report it to the coordinator, and return False.
         """
         assert plan.restore is not None
         try:
@@ -171,7 +171,7 @@ class Engine:
         return True
 
     def _gather(self, plan: Plan, when: float) -> None:
-        """The plan's states are made of layers that workers hold; those that are not here are asked for."""
+        """Ask other workers for the layers of the plan's states that are not here."""
         assert plan.restore is not None
         worker = self._ports.worker
         mine = {c.stage for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
@@ -204,13 +204,13 @@ class Engine:
         plan = beginning.plan
         assert plan.restore is not None
         if plan.moved:
-            self.copies.report()  # whoever had them may be lost before all have begun
+            self.copies.report()  # their former holder may be lost before all have begun
         for index, stage in beginning.stages.items():
             if plan.moved:
                 stage.values.restore_layers(self.copies.of(plan.restore))
             elif not self._restore(stage.values, plan, beginning.kept):
                 return
-            stage.values.park(False)  # what has been restored may be elsewhere than what was parked
+            stage.values.park(False)  # restored tensors may be elsewhere than parked ones
             stage.values.park(self._ports.on_host and index not in beginning.owned)
         if not plan.moved:
             self.copies.keep_only(plan.restore, beginning.kept)
@@ -221,22 +221,22 @@ class Engine:
             self.copies.report()
 
     def drop_copies(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """The coordinator says that copies of these checkpoints are of no use any more."""
+        """Drop the copies of these checkpoints, which the coordinator does not need any more."""
         self.copies.drop(checkpoints)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """The coordinator wishes that the next state is kept."""
+        """Keep the next state, as the coordinator asks."""
         if self.components:
             self.components.committer.take_checkpoint(wanted)
 
     def keep_last_state(self, wanted: KeepLastState) -> None:
-        """The coordinator asks for the state after the last step, which is still here."""
+        """Keep the state after the last step, as the coordinator asks, if it is still here."""
         if not self.components or not self.components.keep_last(wanted):
             text = f"{self._ports.worker} does not hold the last state of its stages any more"
             self._ports.coordinator.tell(CheckpointFailed(checkpoint=wanted.checkpoint, message=text))
 
     def turn(self) -> bool:
-        """Do the most urgent piece of work; False if there is none."""
+        """Do the most urgent piece of work; return False if there is none."""
         if self.components is None:
             return False
         busy = self.components.turn()
@@ -244,10 +244,10 @@ class Engine:
         return busy
 
     def _take_in(self) -> None:
-        """Frames are taken in one after the other, and nowhere else, so nothing is interrupted by one.
+        """Take in frames, one after the other, and only here, so that no work is interrupted.
 
-        A frame may arrive more than once. What is not as its kind must be is told, and dropped. What belongs to states
-        that begin with a plan on its way waits for that, and what belongs to states that are given up is dropped.
+        A frame may arrive more than once. A frame of the wrong form is logged and dropped. A frame for the states of a
+        plan on its way waits for that plan, and a frame for states that are given up is dropped.
         """
         while self.components and self._received:
             sender, frame = self._received.popleft()
@@ -264,15 +264,15 @@ class Engine:
     # what others ask
 
     def report(self) -> None:
-        """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
+        """Send the coordinator all that it has to know: it may have been restarted, or messages may be lost."""
         if self.components is None:
-            self._ports.coordinator.tell(Report(committed=-1, held={}))  # who asks waits for every answer
+            self._ports.coordinator.tell(Report(committed=-1, held={}))  # the coordinator waits for every answer
         else:
             self.components.report()
         self.copies.report()
 
     def trained(self, index: int) -> tuple[StageValues, ...]:
-        """The values of the stage in its final state, if it is here; with several devices, those of each part."""
+        """Return the values of the stage in its final state, if it is here, of each part with several devices."""
         stage = self.components.states.stage(index) if self.components else None
         return (
             (stage.values,)
@@ -282,7 +282,7 @@ class Engine:
 
     @property
     def plan_told(self) -> Plan | None:
-        """The newest plan, as the coordinator says it."""
+        """The newest plan, in the coordinator's form."""
         return self.newest_plan
 
     @property
@@ -300,12 +300,12 @@ class Engine:
 
     @property
     def backwards(self) -> int:
-        """Microbatches that were run back here, since this worker took part."""
+        """The number of microbatches' backwards run here since this worker joined."""
         return self.components.executor.backwards if self.components else 0
 
     @property
     def step(self) -> int:
-        """So many are committed, as far as this worker knows; the next one is in progress."""
+        """The number of committed steps that this worker knows of; the next one is in progress."""
         if self._beginning:
             return self._beginning.plan.first_step
         return self.components.step if self.components else 0
@@ -316,25 +316,25 @@ class Engine:
         return self.components.committer.step_seconds if self.components else Histogram(STEP_SECONDS)
 
     def held(self) -> dict[int, bool]:
-        """For each stage that is held here: is it run here? Any thread may ask."""
+        """Return for each stage held here whether it runs here; for any thread."""
         held = tuple(self.components.states.by_stage.items()) if self.components else ()
         return {index: state.owned for index, state in held}
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
-        """What stages take here, if it is to be told now; from any one thread."""
+        """Return the times of stages here, if they are due; for any one thread."""
         return self.timer.due(now)
 
     def owned_times(self) -> list[tuple[int, StageTimes]]:
-        """By stage, of those that are run here and were measured; any thread may ask."""
+        """Return the times of measured stages that run here, by stage; for any thread."""
         return self.timer.owned()
 
     def compile_seconds(self) -> dict[int, float]:
-        """What compiling the layers of each stage took that is held here. Any thread may ask."""
+        """Return the seconds of compiling the layers of each stage held here; for any thread."""
         held = tuple(self.components.states.by_stage.items()) if self.components else ()
         return {index: state.stage.compile_seconds for index, state in held if state.stage}
 
     def waits_for(self) -> str:
-        """Why there is no work right now, for a person."""
+        """Return why there is no work right now, for a person."""
         if self._beginning:
             return f"layers from {', '.join(self._exchange.asked())}"
         return self.components.executor.waits_for() if self.components else "a part"

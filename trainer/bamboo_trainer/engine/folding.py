@@ -1,6 +1,6 @@
-"""What is said of device stages, as it is said of stages; see `bamboo_core.planning.splits.devices`.
+"""Folds messages about device stages into messages about stages; see `bamboo_core.planning.splits.devices`.
 
-Pure, but for what waits until all device stages of a stage have said it.
+Pure, except for messages that wait for those of the stage's other device stages.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ Writers = tuple[tuple[WorkerId, ...], ...]
 
 
 class Folding:
-    """devices: of the worker; each of its stages is run in as many device stages."""
+    """devices: of the worker; each of its stages runs in as many device stages."""
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
@@ -29,18 +29,18 @@ class Folding:
         self._sums: dict[int, dict[int, dict[int, StateSums]]] = {}  # by stage, version and device
 
     def forget(self) -> None:
-        """Others begin: what was said is of states that are given up."""
+        """Drop waiting messages: they are about states that are given up."""
         self._takeovers, self._finished, self._sums = {}, {}, {}
 
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
-        """A plan is in force. owned: cells, and held: states, of device stages."""
+        """Keep only messages about these cells and states of device stages, as a plan is in force."""
         cells, stages = {self._cell(cell) for cell in owned}, {stage_of(part, self._devices) for part in held}
         self._takeovers = {cell: said for cell, said in self._takeovers.items() if cell in cells}
         self._finished = {cell: said for cell, said in self._finished.items() if cell in cells}
         self._sums = {stage: said for stage, said in self._sums.items() if stage in stages}
 
     def fold(self, message: Message) -> Message | None:
-        """None: it waits for what the other device stages say."""
+        """Return the message about the stage; None while it waits for those of other device stages."""
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
@@ -60,13 +60,13 @@ class Folding:
                 return message
 
     def _held(self, held: Mapping[int, int]) -> dict[int, int]:
-        """The oldest version that a stage's device stages are at; of those that are all held."""
+        """Return the oldest version of each stage's device stages, if all of them are held."""
         stages = dict.fromkeys(stage_of(part, self._devices) for part in held)
         parts = {stage: parts_of(stage, self._devices) for stage in stages}
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """The cell is taken over when its last part is; each forward of it was one of every part."""
+        """Return the cell's takeover once its last part is taken over; each part ran every forward."""
         cell = self._cell(message.cell)
         said = self._takeovers.setdefault(cell, {})
         said[self._device(message.cell)] = message
@@ -95,8 +95,8 @@ class Folding:
         return StateSums(stage=stage, version=message.version, sums=sums)
 
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
-        """The writers of each device stage, so that everybody writes the same layers. stages: the layers of device
-        stages.
+        """Return the writers of each device stage, turned so that everybody writes the same layers. stages: the layers
+        of device stages.
         """
         found = []
         for stage, names in enumerate(writers):
@@ -108,7 +108,7 @@ class Folding:
         return tuple(found)
 
     def times(self, times: Sequence[StageTimes], stages: Ranges) -> tuple[StageTimes, ...]:
-        """The times of the stages whose parts have all been measured. stages: the layers of device stages."""
+        """Return the times of the stages whose parts have all been measured. stages: the layers of device stages."""
         known = {one.layers: one for one in times}
         found = []
         for index, layers in enumerate(grouped(stages, self._devices)):
@@ -124,7 +124,7 @@ class Folding:
         return device_of(part.stage, self._devices)
 
     def _layers(self, stage: int, stages: Ranges) -> Ranges:
-        """The layers of each part of a stage; empty if the stage is not among those that are known here yet."""
+        """Return the layers of each part of a stage; empty if the stage is not known here yet."""
         parts = parts_of(stage, self._devices)
         return stages[parts.start : parts.stop]
 

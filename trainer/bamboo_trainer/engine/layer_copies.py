@@ -1,9 +1,9 @@
-"""Copies of layers' states in host memory: made for checkpoints and cuts, held, and taken over by stages.
+"""Copies of layers' states in host memory for checkpoints and cuts: made, held, and used to restore stages.
 
-**Made** piece by piece while the worker waits for others in the step after; what is not copied when the state is about
-to change is copied then, and only for that training waits. **Held** are a cut's of all that is here, until the layers
-are split anew, and a checkpoint's that this worker has written, until a newer one is there; of the one in writing as
-long as that is not given up. **Taken over** are those that are here; the others are read from the store.
+**Made** piece by piece while the worker waits for others in the step after; pieces that are left when the state is
+about to change are copied then, and only for those training waits. **Held** are a cut's copies of all layers here,
+until the layers are split anew, and those of a checkpoint that this worker has written, until there is a newer one, or
+for one in writing until it is given up. **Restored** from copies held here; other layers are read from the store.
 """
 
 import logging
@@ -30,23 +30,22 @@ NOTHING: Mapping[int, LayerState] = {}
 
 
 class CheckpointFiles(Protocol):
-    """The files of checkpoints, written while training goes on."""
+    """The files of checkpoints, written while training continues."""
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Write these copies; training has waited for so many seconds while they were made."""
+        """Write these copies. seconds: that training waited while they were made."""
 
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
-        """Have the values take a checkpoint's state over; the layers that were read, as all but those here are.
-
-        Raises RestoreError.
+        """Restore a checkpoint's state into the values; return the layers read, all but those here. Raises
+        RestoreError.
         """
 
 
 @dataclass(slots=True)
 class _Share:
-    """The layers of a stage that this worker copies. seconds: for which training has waited for it."""
+    """The layers of a stage that this worker copies. seconds: that training has waited for it."""
 
     checkpoint: CheckpointId
     copying: Copying
@@ -54,7 +53,7 @@ class _Share:
 
 
 class LayerCopies:
-    """held: by state and layer. cut: the one of which copies are held, or will come from others."""
+    """held: by state and layer. cut: the one whose copies are held, or will come from others."""
 
     def __init__(
         self,
@@ -64,25 +63,23 @@ class LayerCopies:
         clock: Callable[[], float],
         memory: Callable[[], HostMemory | None] = lambda: None,
     ) -> None:
-        """coordinator: it has to know what is held. clock: seconds. memory: of the host; None if no limit
-        is known.
-        """
+        """coordinator: told what is held. clock: seconds. memory: of the host; returns None if no limit is known."""
         self._worker, self._files, self._coordinator, self._clock = worker, files, coordinator, clock
         self._memory = memory
         self._warned = False
         self.cut: CheckpointId | None = None
         self._origin = 0  # of the plan in which the cut's were copied
         self.held: dict[CheckpointId, dict[int, LayerState]] = {}
-        self._shares: dict[int, _Share] = {}  # by stage: those that are being copied
-        self._complete: list[tuple[int, _Share]] = []  # by stage: those that are not handed over yet
-        self._last: CheckpointId | None = None  # that was asked for after the last step
+        self._shares: dict[int, _Share] = {}  # by stage: being copied
+        self._complete: list[tuple[int, _Share]] = []  # by stage: not handed over yet
+        self._last: CheckpointId | None = None  # requested after the last step
 
     # making them
 
     def reached(self, stage: int, values: StageValues, mark: CheckpointMark | None, plan: Plan) -> None:
-        """A stage that is held here has come to another version, by itself or with another worker's state.
+        """Copy what is to be kept of a stage that has reached a new version, by itself or from another worker's state.
 
-        mark: what the commit that leads to the version says of keeping it. plan: the one in force.
+        mark: the checkpoint in the commit that leads to the version. plan: the one in force.
         """
         if mark is None:
             return
@@ -94,7 +91,7 @@ class LayerCopies:
             self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.stages[stage]))
 
     def keep_last(self, wanted: KeepLastState, states: StageStates, plan: Plan) -> bool:
-        """The coordinator asks for the last state, perhaps again. False if it is not here as others think it is."""
+        """Copy the last state for the coordinator, which may ask again. Return False if it is not here as planned."""
         if wanted.checkpoint == self._last:
             return True
         mine = [stage for stage, named in enumerate(wanted.writers) if self._worker in named]
@@ -117,7 +114,7 @@ class LayerCopies:
             self._look_whether_complete(stage)
 
     def advance(self) -> bool:
-        """While there is nothing else to do: copy one piece more. False if there is none."""
+        """Copy one more piece, when idle. Return False if there is none."""
         stage = next(iter(self._shares), None)
         if stage is None:
             return False
@@ -126,7 +123,7 @@ class LayerCopies:
         return True
 
     def finish(self, stage: int) -> None:
-        """That stage's state is about to change: copy what is left of it."""
+        """Copy the remaining pieces of that stage, whose state is about to change."""
         found = self._shares.get(stage)
         if found is None:
             return
@@ -141,7 +138,7 @@ class LayerCopies:
             self._complete.append((stage, self._shares.pop(stage)))
 
     def complete(self) -> list[int]:
-        """The stages whose copies are made, and not handed over yet."""
+        """Return the stages whose copies are made, and not handed over yet."""
         return [stage for stage, _ in self._complete]
 
     def hand_over(self) -> None:
@@ -152,14 +149,14 @@ class LayerCopies:
             self._files.keep(done.checkpoint, done.copying.layers, done.seconds)
 
     def forget_states(self) -> None:
-        """The states of stages here are given up, and so is what was to be copied of them."""
+        """Drop unfinished copies: the states of stages here are given up."""
         self._shares, self._complete, self._last = {}, [], None
 
-    # taking them over
+    # restoring from them
 
     def restore(self, values: StageValues, checkpoint: CheckpointId, share: Collection[int]) -> None:
-        """Have values take a checkpoint's state over, from copies where they are here. share: layers of which copies of
-        what is read stay here, if there is room. Raises RestoreError.
+        """Restore a checkpoint's state into values, from copies where they are here. share: layers of which copies stay
+        here after reading, if there is room. Raises RestoreError.
         """
         read = self._files.restore(values, checkpoint, self.of(checkpoint))
         kept = sorted(read.keys() & share)
@@ -173,17 +170,17 @@ class LayerCopies:
         return self.held.get(state, NOTHING)
 
     def report(self) -> None:
-        """To the coordinator, which may have missed it."""
+        """Report all held copies to the coordinator again."""
         for state, layers in self.held.items():
             self._say(state, layers)
 
     def obeyed(self, plan: Plan) -> None:
-        """Others have begun with a cut as well, or begin with another state: what is of no use any more is dropped."""
+        """Drop a cut's copies once other workers have begun with it, or begin with another state."""
         if plan.origin > self._origin and (not plan.sources or plan.restore != self.cut):
             self._forget_cut()
 
     def goes_back(self, plan: Plan) -> None:
-        """All begin with the state of that plan: if it is a checkpoint, others are of no use any more."""
+        """Drop copies of other checkpoints if all workers begin with one."""
         if not plan.moved:
             self.drop([one for one in self.held if one not in (plan.restore, self.cut)])
 
@@ -214,9 +211,9 @@ class LayerCopies:
         self._say(checkpoint, self.held[checkpoint])
 
     def has_room(self, checkpoint: CheckpointId, states: Collection[LayerState]) -> bool:
-        """May these copies stay, and as many be made for the next checkpoint before they go? If not, that is said once.
+        """Return whether these copies may stay, with room for as many of the next checkpoint; warn once if not.
 
-        They are there already, to be written or for a stage that begins with them. Those of other checkpoints will go.
+        They exist already, to be written or for a stage that begins with them. Those of other checkpoints will go.
         """
         memory = self._memory()
         if memory is None:
@@ -242,18 +239,18 @@ class LayerCopies:
             self._say(checkpoint, left)
 
     def drop(self, checkpoints: Collection[CheckpointId]) -> None:
-        """They are of no use any more."""
+        """Drop copies that are not needed any more."""
         for checkpoint in checkpoints:
             self.held.pop(checkpoint, None)
 
     # layers of others
 
     def add(self, state: CheckpointId, layer: LayerState) -> None:
-        """One that has come from another worker, or from the store."""
+        """Add a layer from another worker, or from the store."""
         self.held.setdefault(state, {})[layer.layer] = layer
 
     def begins_with(self, state: CheckpointId) -> None:
-        """Layers of that cut will come: what is here of another one is of no use any more."""
+        """Expect layers of that cut, and drop those of another one."""
         if state != self.cut:
             self._forget_cut()
             self.cut = state

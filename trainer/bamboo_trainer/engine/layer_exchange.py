@@ -1,7 +1,7 @@
-"""Layers of a state that all workers begin anew with: asked of those who have copies, and given to those who ask.
+"""Exchanges layers of the state that all workers begin anew with: asks workers that have copies, and answers them.
 
-The state is that of a cut, or of a checkpoint. Of a cut each layer is somewhere; of a checkpoint those that nobody has
-are read from the store, also if whoever was asked has no copy any more.
+The state is that of a cut, or of a checkpoint. Some worker has each layer of a cut; layers of a checkpoint that no
+worker has, or has any more when asked, are read from the store.
 """
 
 from collections.abc import Iterable
@@ -18,24 +18,24 @@ KINDS = (FrameKind.LAYERS_WANTED, FrameKind.LAYER, FrameKind.LAYERS_LACKED)
 
 
 class LayerExchange:
-    """copies: those of this worker; what comes is added to them."""
+    """copies: those of this worker; received layers are added."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies
-        self._wanted: dict[int, WorkerId] = {}  # whom it was asked of
-        self._plan: Plan | None = None  # whose state's layers are wanted
+        self._wanted: dict[int, WorkerId] = {}  # the worker that was asked
+        self._plan: Plan | None = None  # the plan whose state's layers are wanted
 
     @property
     def missing(self) -> bool:
-        """Are layers on their way?"""
+        """Whether layers are on their way."""
         return bool(self._wanted)
 
     def asked(self) -> list[WorkerId]:
-        """Whose layers are on their way."""
+        """Return the workers whose layers are on their way."""
         return sorted(set(self._wanted.values()))
 
     def gather(self, plan: Plan, layers: Iterable[int]) -> None:
-        """Ask for those of these layers that are not here, and that the plan says are with others."""
+        """Ask for those of these layers that are not here, and that others hold by the plan."""
         assert plan.restore is not None
         mine = sorted(plan.worker_ids()).index(self._worker)  # so that not all ask the same one
         here = self._copies.of(plan.restore)
@@ -49,11 +49,11 @@ class LayerExchange:
             self._ask(worker, plan.restore)
 
     def stop(self) -> None:
-        """What is on its way is not needed any more."""
+        """Stop waiting for layers."""
         self._plan, self._wanted = None, {}
 
     def relinked(self, peer: WorkerId) -> None:
-        """What was on its way from that peer may be lost, or the question."""
+        """Ask a peer again, as the question or the answer may be lost."""
         if self._plan and self._plan.restore and peer in self._wanted.values():
             self._ask(peer, self._plan.restore)
 
@@ -63,14 +63,14 @@ class LayerExchange:
         self._send(worker, FrameKind.LAYERS_WANTED, 0, wanted)
 
     def take(self, sender: WorkerId, frame: Frame) -> None:
-        """A question, or an answer."""
+        """Take in a question, or an answer."""
         payload, layer = frame.payload, frame.address.part
         if frame.address.kind is FrameKind.LAYERS_WANTED:
             self._answer(sender, payload)
         elif self._plan is None or payload.checkpoint != self._plan.restore:
             return
         elif frame.address.kind is FrameKind.LAYERS_LACKED:
-            if not self._plan.moved:  # else another plan comes, or nobody has them
+            if not self._plan.moved:  # else another plan comes, or no worker has them
                 self._wanted = {k: w for k, w in self._wanted.items() if (w, k in payload.layers) != (sender, True)}
         elif self._wanted.get(layer) == sender:
             del self._wanted[layer]

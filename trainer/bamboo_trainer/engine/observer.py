@@ -1,4 +1,4 @@
-"""What an engine tells of its work as it goes on."""
+"""The seam by which an engine reports its work."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from bamboo_core.planning.plan import Cell
 
 
 class Observer(Protocol):
-    """Told before and after every instruction: `telemetry.spans`, and the fault injection of the tests.
+    """Called before and after every instruction: `telemetry.spans`, and the fault injection of the tests.
 
     event: Idle (nothing that must be done is ready), Epoch (a plan came into force), Takeover, Move (at a boundary).
     """

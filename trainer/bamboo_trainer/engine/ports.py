@@ -1,4 +1,4 @@
-"""What an engine is given: its worker's other parts, the network, the clock, and where states come from."""
+"""The other parts of a worker that its engine uses: network, clock, states and others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,14 +19,13 @@ from bamboo_trainer.transport.base import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What an engine is given. builder: makes stages. files: of checkpoints.
+    """What an engine uses. builder: makes stages. files: of checkpoints.
 
-    new_id: of an attempt to write a checkpoint. host_memory: how much there is. copies: of what is sent, in host
-    memory; who makes them later has `Copied` handled when one is there. clock: seconds; work_clock: without those in
-    which the engine's thread waited for a processor. on_host: what is kept for others only waits in host memory.
-    policy: for steps that are not finite. evaluations: of which states. history: is told of commits. spots: which
-    microbatches are computed again; None: none. deterministic: see `training.deterministic`. devices: of the worker, on
-    which its stages are run in as many parts.
+    new_id: of an attempt to write a checkpoint. host_memory: its size and use. copies: of what is sent, in host memory;
+    if they are made later, each leads to a `Copied` event. clock: seconds; work_clock: without those in which the
+    engine's thread waited for a processor. on_host: states kept only for others wait in host memory. policy: for steps
+    that are not finite. evaluations: of which states. history: told of commits. spots: which microbatches are checked;
+    None: none. deterministic: see `training.deterministic`. devices: of the worker; each stage runs in as many parts.
     """
 
     worker: WorkerId

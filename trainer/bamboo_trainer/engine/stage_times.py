@@ -1,9 +1,9 @@
-"""What this worker takes for a microbatch of each stage that it runs, so that slow workers and heavy layers are found.
+"""Times of a microbatch of each stage that this worker runs, by which slow workers and heavy layers are found.
 
-Medians, so that a hiccup says nothing. Only what the ordinary schedule does counts: nothing that is repeated, no
-wait, and not the first calls. One forward in `PERIOD` is run layer by layer with a wait after each, which tells the
-layers apart; a backward is one call for the whole stage, and cannot be. The same is measured of the next stage's layers
-in some rehearsals: that is how workers of one pipeline can be compared.
+Medians, so that a hiccup does not count. Only the ordinary schedule's work counts: nothing that is repeated, no wait,
+and not the first calls. One forward in `PERIOD` is run layer by layer with a wait after each, which separates the
+layers; a backward is one call for the whole stage, and cannot be separated. Some rehearsals measure the next stage's
+layers in the same way, so that workers of one pipeline can be compared.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ IGNORED: Final = 2  # the first ones of a stage, which take longer than later on
 PERIOD: Final = 16
 KEPT_LAYERS: Final = 8  # forwards of each layer by itself
 TOLD_SECONDS: Final = 1.0
-FIRST_TOLD: Final = LEAST_MICROBATCHES + 2  # of a stage, after which its times are told before the step is done
+FIRST_TOLD: Final = LEAST_MICROBATCHES + 2  # of a stage, after which its times are reported before the step is done
 
 
 def _kept(most: int) -> "Callable[[], deque[float]]":
@@ -36,8 +36,8 @@ class _ByLayer:
 
 @dataclass(slots=True)
 class _Stage:
-    """Seconds. weights: what backwards have postponed, by itself. begun: forwards that the ordinary schedule has begun
-    here. layers: of rehearsals. by_layer: of the schedule's own.
+    """Seconds. weights: of postponed weight gradients. begun: forwards that the ordinary schedule has begun here.
+    layers: of rehearsals. by_layer: of the schedule's own.
     """
 
     forwards: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))
@@ -48,9 +48,9 @@ class _Stage:
     begun: int = 0
 
     def each(self, layers: Sequence[int]) -> tuple[float, ...]:
-        """The seconds of each layer's forward, in the layers' order; empty if one was not measured.
-        Forwards that are run layer by layer are so rare that the newest ones are from before a change for long. So each
-        counts by its ratio to the whole forwards after it, times what a whole forward takes now.
+        """Return the seconds of each layer's forward, in order; empty if one was not measured. Forwards that run layer
+        by layer are rare, so the newest may be from before a change for long. So each counts by its ratio to the whole
+        forwards after it, times what a whole forward takes now.
         """
         whole = [one for one in self.by_layer if one.layers.keys() >= set(layers)]
         if whole:
@@ -65,9 +65,9 @@ class _Stage:
 
 
 class StageTimer:
-    """The engine's thread measures; `due` may be called in any one thread.
+    """Measures in the engine's thread; any one thread may call `due`.
 
-    now: seconds by which what is measured is timed; waiting for a processor should not be in them.
+    now: the clock, in seconds, which should not count waiting for a processor.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -75,24 +75,24 @@ class StageTimer:
         self._ranges: Sequence[tuple[int, int]] = ()
         self._stages: dict[int, _Stage] = {}
         self._latest: tuple[StageTimes, ...] = ()
-        self._due, self._asked = 0.0, True  # asked: are the latest times told, or of other stages?
+        self._due, self._asked = 0.0, True  # asked: the latest times were returned, or are of other stages
 
     def begin(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """The model is split so from now on. ranges: the layers of each stage."""
+        """Start with a new split. ranges: the layers of each stage."""
         self._ranges, self._stages, self._latest, self._asked = ranges, {}, (), True
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
-        """Their layers."""
+        """The layers of each stage."""
         return tuple(self._ranges)
 
     def hold(self, stages: set[int]) -> None:
-        """Only these are held here from now on."""
+        """Drop stages other than these, which are held here from now on."""
         self._stages = {index: stage for index, stage in self._stages.items() if index in stages}
         self._asked = True
 
     def begins_forward(self, stage: int) -> bool:
-        """A forward of the ordinary schedule begins. Is it to be run layer by layer, and measured so?"""
+        """Note that a forward of the ordinary schedule begins; return whether to run and measure it layer by layer."""
         measured = self._of(stage)
         measured.begun += 1
         by_layer = measured.begun > IGNORED and (measured.begun - IGNORED) % PERIOD == 1
@@ -101,7 +101,7 @@ class StageTimer:
         return by_layer
 
     def ran(self, stage: int, instruction: Instruction, seconds: float) -> None:
-        """An instruction of the ordinary schedule was run, in one piece."""
+        """Record an instruction of the ordinary schedule, run in one piece."""
         if isinstance(instruction, ReportReady):
             self._step_done()
             return
@@ -124,7 +124,7 @@ class StageTimer:
                 measured.weights.append(seconds)
 
     def ran_layer(self, stage: int, layer: int, seconds: float) -> None:
-        """The forward of one layer, alone."""
+        """Record the forward of one layer, alone."""
         measured = self._of(stage)
         if measured.by_layer:
             measured.by_layer[-1].layers[layer] = seconds
@@ -132,7 +132,7 @@ class StageTimer:
             measured.layers.setdefault(layer, deque(maxlen=KEPT_LAYERS)).append(seconds)
 
     def _step_done(self) -> None:
-        """Sum up what is told from now on, unless what was summed up before is untold."""
+        """Sum up the next times to report, unless the last ones were not returned yet."""
         if self._asked or not all(times.microbatches for times in self._latest):
             self._asked = False
             self._sum_up()
@@ -142,7 +142,7 @@ class StageTimer:
         self._latest = tuple(self._times(stage, *self._ranges[stage]) for stage in stages)
 
     def due(self, now: float) -> tuple[StageTimes, ...] | None:
-        """The latest times, at most once a second; None if they need not be told now."""
+        """Return the latest times, at most once a second; None if they are not due."""
         latest = self._latest
         if not latest or now < self._due:
             return None
@@ -150,7 +150,7 @@ class StageTimer:
         return latest
 
     def owned(self) -> list[tuple[int, StageTimes]]:
-        """By stage, those that are run here and were measured; any thread may ask."""
+        """Return the times of measured stages that run here, by stage; for any thread."""
         ranges, self._asked = list(self._ranges), True
         return [(ranges.index(t.layers), t) for t in self._latest if t.microbatches and t.layers in ranges]
 
@@ -174,5 +174,5 @@ class StageTimer:
 
 
 def _shown(seconds: float) -> float:
-    """To a ten-thousandth: heartbeats are short."""
+    """Round to a ten-thousandth, as heartbeats are short."""
     return float(f"{seconds:.4g}")

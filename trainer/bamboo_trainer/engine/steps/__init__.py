@@ -1,1 +1,1 @@
-"""The work on a step: a cell's instructions, what each waits for and does, and rehearsals."""
+"""The work on a step: a cell's instructions, their inputs and effects, and rehearsals."""

@@ -1,7 +1,7 @@
-"""When the devices of this worker are busy, and with what, where they run ahead of the host.
+"""Measures when this worker's devices are busy, and with what, where they work asynchronously.
 
-The host only gives them work to do. Marks between the pieces of it say afterwards what each took; nobody waits for
-them, as one thread serves all devices.
+The host only queues work. Marks between its pieces tell afterwards what each took; no thread waits for them, as one
+thread serves all devices.
 """
 
 from collections import deque
@@ -30,9 +30,7 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Device:
-    """anchor: a mark that was made while nothing was left to do, and when that was. last: behind all that the device
-    was given.
-    """
+    """anchor: a mark made while the device was idle, and the time of that. last: behind all work queued."""
 
     anchor: tuple[QueueMark, float] | None = None
     last: QueueMark | None = None
@@ -40,7 +38,7 @@ class _Device:
 
     @property
     def freed(self) -> float | None:
-        """When it had done all that it was given; None if it has not, or nothing was."""
+        """When it finished all queued work; None if it has not, or had none."""
         if self.anchor is None or self.last is None or not self.last.done():
             return None
         mark, at = self.anchor
@@ -49,7 +47,7 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class BegunWork:
-    """A piece of work that a device is being given."""
+    """A piece of work that is being queued on a device."""
 
     device: _Device
     stage: Stage
@@ -64,7 +62,7 @@ class DeviceTimes:
         self._devices = tuple(_Device() for _ in range(devices))
 
     def begin(self, stage: Stage) -> BegunWork:
-        """The stage's device is about to be given work."""
+        """Note that work is about to be queued on the stage's device."""
         device = self._of(stage.values.index)
         mark, now = stage.mark(), self._clock()
         if device.last is None or device.last.done():
@@ -73,7 +71,7 @@ class DeviceTimes:
         return BegunWork(device, stage, mark)
 
     def end(self, begun: BegunWork, took: Took | None = None) -> None:
-        """It was given that. took: is told of it, later."""
+        """Note that the work is queued. took: called with its seconds, later."""
         device, entry = begun.device, begun.stage.take_entry() or begun.mark
         device.last = end = begun.stage.mark()
         if took is not None:
@@ -82,8 +80,8 @@ class DeviceTimes:
     def forward_by_layer(
         self, stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None, timer: StageTimer
     ) -> Parts:
-        """Do what `Stage.forward` does, with the same bits, and tell the timer what each layer took. place: step and
-        microbatch.
+        """Run a forward as `Stage.forward` does, with the same bits, and tell the timer each layer's seconds. place:
+        step and microbatch.
         """
         forwarding = stage.start(*place, inputs)
         while not forwarding.done:
@@ -93,7 +91,7 @@ class DeviceTimes:
 
     @contextmanager
     def _measuring(self, stage: Stage, now: Callable[[], float], took: Took) -> Iterator[None]:
-        """Measure what is done inside: of a device that runs ahead by marks, told later; of this thread by `now`."""
+        """Measure the work inside: on an asynchronous device by marks, reported later; on this thread by `now`."""
         if not stage.runs_ahead:
             begun = now()
             yield
@@ -104,19 +102,19 @@ class DeviceTimes:
         self._of(stage.values.index).measured.append(_Measured(begin, stage.mark(), took))
 
     def collect(self) -> None:
-        """Tell of the pieces of work that are done by now."""
+        """Report the pieces of work that are done by now."""
         for device in self._devices:
             while device.measured and device.measured[0].end.done():
                 piece = device.measured.popleft()
                 piece.took(piece.end.since(piece.begin))
 
     def forget(self) -> None:
-        """Roles have changed: what is being measured says nothing any more."""
+        """Drop measurements in progress, as roles have changed."""
         for device in self._devices:
             device.measured.clear()
 
     def freed(self, stage: int) -> float | None:
-        """When the device that runs that device stage had done all that it was given; None if it has not."""
+        """Return when that device stage's device finished all queued work; None if it has not."""
         return self._of(stage).freed
 
     def _of(self, stage: int) -> _Device:

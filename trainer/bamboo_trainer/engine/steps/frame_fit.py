@@ -1,7 +1,7 @@
-"""Does a peer's share of a stage's gradients, and of what goes with it, fit the cell's step that it is for?
+"""Checks that a peer's share of a stage's gradients, and what belongs to it, fit the cell's step.
 
-`payloads` looks at what a frame's kind allows. What the stage and the layout say is known here: how many pieces, how
-long they are, and which microbatches they are of. What does not fit would fail in the middle of a reduction.
+`payloads` checks what a frame's kind allows. This module knows the stage and the layout: how many pieces, how long they
+are, and of which microbatches. A misfit would fail in the middle of a reduction.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from bamboo_trainer.stage.state.final_gradients import FinalGradients
 
 
 def chunk(bucket: slice, parts: int, index: int) -> slice:
-    """The index-th of `parts` nearly equal, contiguous chunks of these elements."""
+    """Return the index-th of `parts` nearly equal, contiguous chunks of these elements."""
     size = bucket.stop - bucket.start
     return slice(bucket.start + size * index // parts, bucket.start + size * (index + 1) // parts)
 
 
 def check_fit(frame: Frame, form: FinalGradients, layout: Layout) -> None:
-    """Raises RefusedFrame. frame: for a cell whose stage has gradients of this form, of the step with this layout."""
+    """Raise RefusedFrame for a misfit. frame: for a cell whose stage has gradients of this form, with this layout."""
     match frame.address.kind:
         case FrameKind.CONTRIBUTION:
             _check_contribution(frame, form, layout)
@@ -50,7 +50,7 @@ def _check_contribution(frame: Frame, form: FinalGradients, layout: Layout) -> N
 
 
 def check_sum(frame: Frame, form: FinalGradients | None, layout: Layout) -> None:
-    """Raises RefusedFrame. frame: the sum of some of a cell's groups. form: None if the stage is not here."""
+    """Raise RefusedFrame for a misfit. frame: the sum of some groups of a cell. form: None without the stage."""
     microbatches = range(frame.address.microbatch, frame.address.part)
     if not set(microbatches) <= {m for part in layout.split[frame.address.pipeline :][:1] for m in part}:
         raise RefusedFrame(f"a portion of microbatches {microbatches.start} to {microbatches.stop - 1}")
@@ -77,7 +77,7 @@ def _check_contributed(told: Contributed, microbatches: Sequence[int], form: Fin
 
 
 def _pipeline(frame: Frame, layout: Layout) -> int:
-    """Whose share it is."""
+    """Return the pipeline whose share it is."""
     source = frame.address.part
     if not 0 <= source < layout.pipelines:
         raise RefusedFrame(f"a share of pipeline {source}, expected one of {layout.pipelines}")
@@ -85,7 +85,7 @@ def _pipeline(frame: Frame, layout: Layout) -> int:
 
 
 def _bucket(frame: Frame, form: FinalGradients) -> slice:
-    """Some of whose elements it has."""
+    """Return the bucket that its elements belong to."""
     number = frame.address.microbatch
     if not 0 <= number < len(form.buckets):
         raise RefusedFrame(f"a share of bucket {number}, expected one of {len(form.buckets)}")

@@ -1,4 +1,4 @@
-"""What each instruction does: one method per instruction, found by its type."""
+"""The action of each instruction: one method per instruction, found by its type."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -50,7 +50,7 @@ from bamboo_trainer.task import Parts
 
 
 class Instructions:
-    """An instruction changes the cell's step, and sends. Nothing is remembered here but the pace of sums of groups."""
+    """Runs instructions, which change the cell's step, and send. Keeps no state but the pace of sums of groups."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Instructions:
         self._actions[type(instruction)](cell_step, instruction)
 
     def forward_by_layer(self, cell_step: CellStep, instruction: Forward, timer: StageTimer) -> None:
-        """Do what `execute` does, with the same bits, but measure each layer by itself."""
+        """Run a forward as `execute` does, with the same bits, but measure each layer by itself."""
         m = instruction.microbatch
         stage, work = self._parts(cell_step, m)
         stage.expect(self._coming(cell_step))
@@ -127,7 +127,7 @@ class Instructions:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, step, m, EVALUATED), outputs)
 
     def _coming(self, cell_step: CellStep) -> Iterator[tuple[int, int]]:
-        """Step and microbatch of the forwards after this one, as far as no plan changes them: whose data are read."""
+        """Yield step and microbatch of later forwards, unless a plan changes them, to read their data ahead."""
         assert cell_step.layout is not None
         for instruction in islice(cell_step.program, cell_step.done + 1, None):
             if isinstance(instruction, Forward):
@@ -157,7 +157,7 @@ class Instructions:
         self._give_to_keeper(cell_step, work)
 
     def _give_to_keeper(self, cell_step: CellStep, work: Work) -> None:
-        """Send the sums of groups that are newly finished to the worker that would go on with the cell."""
+        """Send the sums of newly finished groups to the worker that would continue with the cell."""
         receiver, layout = keeper(self._plan.current, cell_step.cell), cell_step.layout
         finished = work.gradients.finished
         if receiver is None or not finished or layout is None:
@@ -165,9 +165,9 @@ class Instructions:
         own, end = layout.split[cell_step.cell.pipeline], layout.bounds[finished[-1][0].end]
         is_mine = self._plan.owner(cell_step.cell) == self._plan.worker
         if not is_mine or layout.bounds[finished[0][0].first] != own[0]:
-            return  # of several workers that share the cell's microbatches its owner has to have the first ones
+            return  # of several workers that share the cell's microbatches its owner must have the first ones
         if end <= cell_step.kept or end > own[-1]:
-            return  # with the last group the cell is done, and its replicas get what the step came to
+            return  # with the last group the cell is done, and its replicas get the step's result
         if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, FrameKind.KEPT_SUM)):
             return
         new = [(node, total) for node, total in finished if layout.bounds[node.end] > cell_step.kept]
@@ -196,7 +196,7 @@ class Instructions:
             add_to(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
-        """With the first bucket goes what forwards contribute to running buffers: they are all done by then.
+        """Send a bucket's shares. The first bucket carries contributions to running buffers: all forwards are done.
 
         The reduced gradient is written over the sum (`_reduce`, `_gather`).
         """
@@ -240,7 +240,7 @@ class Instructions:
         assert cell_step.layout is not None
         assert cell_step.final is not None
         (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
-        self._outbox.finish()  # what the others take of the sum has left before it is overwritten
+        self._outbox.finish()  # what is sent of the sum has left before it is overwritten
         for bucket, place in enumerate(stage.values.final.buckets):
             for e in range(pipelines):
                 if e != d:
@@ -297,5 +297,5 @@ class Instructions:
 
 
 def _apart(piece: Tensor) -> Tensor:
-    """A piece of a gradient that is written to later, for a frame: what is on a device is copied to host memory."""
+    """Return a piece of a gradient that is written to later, for a frame: only a device's is copied anyway."""
     return piece.clone() if piece.is_cpu else piece

@@ -1,12 +1,11 @@
-"""What a worker runs of stages that it holds replicas of, while it has nothing else to do.
+"""Rehearsals: runs of stages that a worker holds replicas of, while it has nothing else to do.
 
-Once, before it matters, a forward and a backward: what runs for the first time is slow, and must not be so in a
-takeover. Then, in one step of `PERIOD`, a forward whose layers are timed: workers of one pipeline run different layers,
-and are compared by those that two of them have run (see `bamboo_core.planning.splits.speeds`).
+Once, a forward and a backward: the first run is slow, which it must not be in a takeover. Then, in one step of
+`PERIOD`, a forward whose layers are timed: workers of one pipeline run different layers, and are compared by layers
+that two of them have run (see `bamboo_core.planning.splits.speeds`).
 
-A worker has made the inputs of the stage behind its own. With several devices it has, beside each part of its own
-stage, the part of the next one that is on the same device: what these parts give each other they get from each other's
-rehearsals.
+A worker has made the inputs of the stage behind its own. With several devices it has, for each part of its own stage,
+the part of the next one on the same device: these parts take each other's outputs from rehearsals.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ Place = tuple[Cell, int, int]  # cell, step and microbatch
 
 
 class Rehearsals:
-    """log: what this worker has sent."""
+    """log: of what this worker has sent."""
 
     def __init__(
         self,
@@ -45,22 +44,22 @@ class Rehearsals:
         self._observer, self._timer, self._devices = observer, timer, devices
         self._disturbed: int | None = None  # the step in which roles have changed
         self._timed: dict[Cell, int] = {}  # the newest step in which a cell's forward was timed
-        self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step, what the one before gave in a rehearsal
+        self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
 
     def take_roles(self, step: int, *, first: bool) -> None:
-        """The plan in force is new; it came in that step. first: of the job."""
+        """Note that a new plan came in that step. first: of the job."""
         self._disturbed = None if first else step
         self._timed.clear()
 
     def turn(self, active: Sequence[CellStep]) -> bool:
-        """Rehearse one of the stages of which this worker holds replicas; False if none is due. active: the one stage
-        that is run here, in its parts.
+        """Rehearse one of the stages that this worker holds replicas of; return False if none is due. active: the one
+        stage that runs here, in its parts.
         """
         self._devices.collect()
         return any(self._rehearse_behind(one) for one in reversed(active))
 
     def _rehearse_behind(self, active: CellStep) -> bool:
-        """The cell of the next stage that is on the active one's device, as it is before that step.
+        """Rehearse the next stage's cell on the active one's device, in its state before that step.
 
         Not in a step in which roles have changed: others may wait for what this worker is about to repeat.
         """
@@ -87,12 +86,12 @@ class Rehearsals:
         return True
 
     def _sent(self, place: Place) -> Parts | None:
-        """The inputs of a cell's microbatch, if this worker has sent them."""
+        """Return the inputs of a cell's microbatch, if this worker has sent them."""
         frame = self._log.get(Address(FrameKind.ACTIVATION, *place[0], *place[1:]))
         return frame.tensors if frame else None
 
     def _run(self, stage: Stage, place: Place, inputs: Parts | None, *, is_timed: bool) -> Parts:
-        """Returns the outputs. is_timed: that is what it is run for."""
+        """Run the stage and return the outputs. is_timed: to time its layers."""
         self._states.begin_rehearsal(stage.values.index)
         self._observer.started("Rehearsal", *place)
         given = self._devices.begin(stage) if stage.runs_ahead else None

@@ -1,4 +1,4 @@
-"""What each instruction of the schedule (`bamboo_core.planning.schedule`) waits for, as frames."""
+"""The frames that each instruction of the schedule (`bamboo_core.planning.schedule`) waits for."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from bamboo_trainer.frames.frame import EVALUATED, Address, FrameKind
 def needs(
     instruction: Instruction, cell: Cell, stages: int, layout: Layout, step: int, tied_stages: Sequence[int]
 ) -> tuple[Address, ...]:
-    """The frames that must have arrived before the instruction can run. tied_stages: the other stages of its ties."""
+    """Return the frames that must arrive before the instruction can run. tied_stages: the other stages of its ties."""
     d, s = cell
     match instruction:
         case Forward(m) if s > 0:

@@ -1,9 +1,9 @@
-"""Now and then one microbatch of a stage is computed again, forward and backward, by another worker that has its state.
+"""Spot checks: at intervals another worker with a stage's state computes one of its microbatches again.
 
-So is found what the checks before the first step cannot see: a layer that depends on its earlier calls, on the process,
-or on random numbers that it begins to draw later. See docs/design/determinism.md; when, and by whom, says
-`bamboo_core.planning.spot_checks`. Equal work gives equal bits whatever befalls the job meanwhile, so there is nothing
-to wait for, and what cannot be compared any more is dropped.
+They find what the checks before the first step cannot: a layer that depends on its earlier calls, on the process, or on
+random numbers that it draws only later. See docs/design/determinism.md; `bamboo_core.planning.spot_checks` decides
+when, and which worker. Equal work gives equal bits whatever happens to the job meanwhile, so nothing waits for a check,
+and one that is not possible any more is dropped.
 """
 
 import logging
@@ -37,7 +37,7 @@ WARNING: Final = "the check of %s in step %d was left out, since there is not en
 
 @dataclass(slots=True)
 class _Made:
-    """The forward of a cell that is to be computed again, run here. inputs: that it took; sums: after each layer."""
+    """The forward to check, run by the owner. inputs: its inputs. layers: checksums after each layer."""
 
     work: Work
     inputs: Parts | None
@@ -46,9 +46,8 @@ class _Made:
 
 
 class SpotChecks:
-    """As the owner of a cell: what it took and came to is told. As who computes it again: that is compared.
-
-    count: how many were, so far.
+    """As the owner of a cell, sends the inputs and results of a microbatch; as the checker, compares. count: of
+    comparisons.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class SpotChecks:
         observer: Observer,
         schedule: SpotSchedule | None,
     ) -> None:
-        """coordinator: it hears of a difference. schedule: None if nothing is checked."""
+        """coordinator: told of a difference. schedule: None if nothing is checked."""
         self._plan, self._outbox, self._states, self._log = plan, outbox, states, log
         self._coordinator, self._observer, self._schedule = coordinator, observer, schedule
         self._made: dict[Cell, _Made] = {}
@@ -71,7 +70,7 @@ class SpotChecks:
     # as the owner
 
     def wants(self, cell_step: CellStep, microbatch: int) -> bool:
-        """Is that forward, which is about to be run, to be computed again? It is the first one of its step."""
+        """Return whether the next forward, the first one of its step, is to be checked."""
         cell, layout, stage = cell_step.cell, cell_step.layout, self._states.stage(cell_step.cell.stage)
         if layout is None or stage is None or not stage.has_run:
             return False
@@ -82,28 +81,28 @@ class SpotChecks:
         return self.checks(cell_step)
 
     def checks(self, cell_step: CellStep) -> bool:
-        """Is a microbatch of the cell computed again in this step? Then its optimizer's step is tried, too."""
+        """Return whether a microbatch of the cell is checked in this step; then its optimizer's step is tried, too."""
         layout, step = cell_step.layout, cell_step.step
         if self._schedule is None or layout is None:
             return False
         return self._schedule.checks(cell_step.cell, self._plan.stages, layout, step)
 
     def forward(self, cell_step: CellStep, stage: Stage, microbatch: int, inputs: Parts | None) -> Parts:
-        """Runs it, with the same bits as `Stage.forward`."""
+        """Run it, with the same bits as `Stage.forward`."""
         assert cell_step.work is not None
         outputs, layers = forward_by_layer(stage, cell_step.work, (cell_step.step, microbatch), inputs)
         self._made[cell_step.cell] = _Made(cell_step.work, inputs, layers, checksum_of(outputs))
         return outputs
 
     def is_made(self, cell_step: CellStep, microbatch: int) -> bool:
-        """Was the forward of the backward that is about to be run one of those? Then it is to be run as a whole."""
+        """Return whether the next backward's forward is checked: then it must run as a whole."""
         made, layout = self._made.get(cell_step.cell), cell_step.layout
         if made is None or layout is None or made.work is not cell_step.work:
             return False
         return microbatch == layout.split[cell_step.cell.pipeline][0]
 
     def backward(self, cell_step: CellStep, microbatch: int, given: Parts | None, inputs: Parts) -> None:
-        """It is done. given: the gradients that it took; inputs: those of the inputs, which it returned."""
+        """Send the check after the backward. given: the gradients it took; inputs: those that it returned."""
         made, cell = self._made.pop(cell_step.cell), cell_step.cell
         alone = made.work.gradients.alone
         if alone is None:
@@ -119,15 +118,15 @@ class SpotChecks:
         tensors = (*(made.inputs or ()), *(given or ()))
         self._outbox.post(checker(self._plan.current, cell), address, tensors, told)
 
-    # as who computes it again
+    # as the checker
 
     def asked(self, sender: WorkerId, frame: Frame) -> None:
-        """The owner of a cell has told what it took and came to."""
+        """Take in a check from the owner of a cell."""
         if self._schedule is not None and frame.address.step > self._log.newest:
             self._asked[frame.address.cell] = (sender, frame)
 
     def committed(self, step: int) -> None:
-        """That step is committed: of it and those before only what can be compared yet is kept."""
+        """Drop checks of that step and earlier ones that are not possible any more."""
         self._made = {}
         for cell, (_, frame) in list(self._asked.items()):
             stage = self._stage(cell)
@@ -135,11 +134,11 @@ class SpotChecks:
                 del self._asked[cell]
 
     def asked_of(self) -> list[Cell]:
-        """The cells of which a microbatch is to be computed again here."""
+        """Return the cells whose microbatch is to be checked here."""
         return list(self._asked)
 
     def turn(self, cells: Container[Cell]) -> bool:
-        """Compute one of them again, if there is one of these cells. Raises NotDeterministic."""
+        """Check one of these cells, if there is any. Raises NotDeterministic."""
         for cell, (owner, frame) in self._asked.items():
             stage = self._stage(cell)
             if stage is not None and stage.values.version == frame.address.step and cell in cells:
@@ -149,9 +148,7 @@ class SpotChecks:
         return False
 
     def turn_at_last(self) -> bool:
-        """Take the turn of a cell whose step is committed: what is computed of it later is of another state. Returns
-        what `turn` does.
-        """
+        """Check a cell whose step is committed, before its state changes. Returns the result of `turn`."""
         return self.turn({cell for cell, (_, frame) in self._asked.items() if frame.address.step in self._log.commits})
 
     def _noted(self, stage: Stage) -> str:
@@ -205,7 +202,7 @@ class SpotChecks:
 def forward_by_layer(
     stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None
 ) -> tuple[Parts, tuple[int, ...]]:
-    """The outputs, as of `Stage.forward`, and a sum of what there was after each layer. place: step and microbatch."""
+    """Run `Stage.forward`; also return a checksum after each layer. place: step and microbatch."""
     forwarding, layers = stage.start(*place, inputs), list[int]()
     while not forwarding.done:
         stage.advance(forwarding)
@@ -214,8 +211,8 @@ def forward_by_layer(
 
 
 def compute_anew(stage: Stage, frame: Frame) -> SpotSums | None:
-    """Do what `compute_again` does, by layers that have not noted anything in their attributes since they were built.
-    None if they cannot be run so: such a layer may rely on what it has kept elsewhere. Raises NotDeterministic.
+    """Do what `compute_again` does, with the layers' attributes as they were built. None if they cannot run so: such a
+    layer may rely on what it has kept elsewhere. Raises NotDeterministic.
     """
     noted = stage.as_built.changed() if stage.as_built else ()
     if stage.as_built is None or not noted:
@@ -236,7 +233,7 @@ def compute_anew(stage: Stage, frame: Frame) -> SpotSums | None:
 
 
 def compute_again(stage: Stage, frame: Frame) -> SpotSums:
-    """What the frame's forward and backward come to here."""
+    """Return the results of the frame's forward and backward here."""
     step, microbatch, count = frame.address.step, frame.address.microbatch, frame.payload.inputs
     work = stage.begin([microbatch], [microbatch, microbatch + 1])
     inputs = frame.tensors[:count] if stage.values.first else None
@@ -251,7 +248,7 @@ def compute_again(stage: Stage, frame: Frame) -> SpotSums:
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
-    """The first result that differs, in words."""
+    """Describe the first result that differs."""
     layers = range(stage.values.first, stage.values.end)
     for layer, first, second in zip(layers, one.layers, other.layers, strict=False):
         if first != second:

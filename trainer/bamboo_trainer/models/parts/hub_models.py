@@ -87,7 +87,7 @@ def _in_cache(model: HubModel) -> str | None:
 
 
 def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
-    """What the child found. Raises ValueError with what went wrong. answer: the one or the other."""
+    """Return what the child found. Raises ValueError with the problem. answer: yields (found, problem)."""
     answers, why = from_child(answer)
     found, problem = answers[0] if answers else ("", why)
     if problem:
