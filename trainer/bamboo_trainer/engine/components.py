@@ -1,7 +1,7 @@
-"""The parts of an engine, each with its own state, and in which order they take in what happens.
+"""The parts of an engine, each with its own state, and the order in which they process events.
 
-A part changes its own state only. What one has to know of another it asks for, or is told here: on a plan, on a commit,
-on a frame, on a link.
+A part changes only its own state. It asks other parts for what it needs, or this module tells it: on a plan, a commit,
+a frame, a link.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class Components:
-    """Made with the first plan."""
+    """The parts of one worker's engine, made with the first plan."""
 
     def __init__(
         self,
@@ -43,16 +43,15 @@ class Components:
         copies: LayerCopies,
         begun: Mapping[int, Stage],
     ) -> None:
-        """queue: frames that wait to be taken in; those of this worker to itself are added. copies: of layers.
-
-        begun: stages in the states that the first plan names, by number.
+        """queue: frames waiting to be taken in; those of this worker to itself are added. copies: of layers. begun:
+        stages in the states that the first plan names, by number.
         """
         self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
         self._clock, self._queue = ports.clock, queue
         self._timer, self._copies = timer, copies
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
-        self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
-        self._is_idle = False  # was nothing that must be done ready, since the last that was?
+        self._look_first = self._look_last = True  # for work before instructions, and for work after them
+        self._is_idle = False  # nothing that must be done was ready since the last instruction
         self.plan = PlanState(ports.worker, first, ports.devices)
         self.outbox = Outbox(self.plan, ports.transport, queue, ports.copies, receiver=self._receiver)
         self.states = StageStates(ports.builder, ports.on_host, begun)
@@ -97,7 +96,7 @@ class Components:
         return self.committer.log.newest + 1
 
     def _receiver(self, address: Address) -> WorkerId:
-        """Return who gets a frame for a cell: of a step that is not committed, who runs that microbatch of it."""
+        """Return the receiver of a cell's frame: of an uncommitted step, the worker that runs that microbatch."""
         assignment = self.plan.current.at(address.cell)
         if not assignment.portions or not is_of_microbatch(address) or self.repeated.is_repeated(address):
             return assignment.owner
@@ -105,14 +104,14 @@ class Components:
         return runner(assignment, layout, address.pipeline, address.microbatch) if layout else assignment.owner
 
     def _look_again(self) -> None:
-        """Something has changed that is more than a boundary tensor: it may bring other work than instructions."""
+        """Look for other work than instructions again, after a change that is more than a boundary tensor."""
         self._look_first = self._look_last = True
         self.executor.look_again()
 
     # on a plan
 
     def on_plan(self, plan: Plan, old: Plan | None, arrived: float, begun: float | None = None) -> None:
-        """Obey it from now on. old: the one before.
+        """Obey a plan from now on. old: the one before.
 
         arrived: when it came; begun: since when it is obeyed, if that began before this call. Seconds of the clock.
         """
@@ -120,7 +119,7 @@ class Components:
         self.outbox.finish()  # under the plan that it was made under
         self._look_again()
         self.plan.activate(plan)
-        self._history.take_role(plan, self.committer.is_root)  # before it is told that the root's cell has finished
+        self._history.take_role(plan, self.committer.is_root)  # before it learns that the root's cell has finished
         self.outbox.connect()
         self.states.take_roles(plan, self.plan.worker)
         self.checks.take_roles()
@@ -138,9 +137,9 @@ class Components:
         self._look_at_repeated()
         self._coordinator.tell(PlanApplied(epoch=plan.epoch))
         for stage in self.states:
-            self.checks.look(stage)  # the sums of a state that a plan begins with count from now on only
+            self.checks.look(stage)  # checksums of a state that a plan begins with count only from now on
         if old is None:
-            self.executor.report()  # what it has finished, after a checkpoint of the last step, counts from now on only
+            self.executor.report()  # what it has finished, after a checkpoint of the last step, counts only from now on
         self._queue.extend(self.early_frames)
         self.early_frames.clear()
         facts = {"reason": plan.reason, "message": plan.message, "boundary": plan.boundary}
@@ -149,7 +148,7 @@ class Components:
     # on a commit
 
     def on_commit(self, step: int, commit: Commit) -> None:
-        """Decided here, or heard of."""
+        """Take in a commit, decided here or received."""
         if not self.committer.record(step, commit):
             return
         self._look_again()
@@ -169,13 +168,13 @@ class Components:
     # on a frame
 
     def on_frame(self, sender: WorkerId, frame: Frame) -> None:
-        """One that its kind allows; for a part that this worker does not have yet it waits. Raises RefusedFrame."""
+        """Take in a frame of the right form, or keep it for a part that this worker will have. Raises RefusedFrame."""
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         if kind not in BOUNDARY:
             self._look_again()
         elif not known:
-            self._keep_early(sender, frame)  # the plan on its way may let this worker run anew what has taken it in
+            self._keep_early(sender, frame)  # the plan on its way may let this worker repeat the work that takes it in
         match kind:
             case (
                 FrameKind.ACTIVATION
@@ -221,13 +220,13 @@ class Components:
                 self._keep_early(sender, frame)
 
     def _on_commits(self, frame: Frame) -> None:
-        """What another worker's log has."""
+        """Take in commits of another worker's log."""
         commits = frame.payload.commits if frame.address.kind is FrameKind.STATE else frame.payload
         for step, commit in commits:
             self.on_commit(step, commit)
 
     def _on_state(self, sender: WorkerId, frame: Frame) -> None:
-        """Final gradients of a stage, or its whole state."""
+        """Take in final gradients of a stage, or its whole state."""
         address, stage = frame.address, frame.address.stage
         if stage not in self.states:
             self._keep_early(sender, frame)
@@ -262,7 +261,7 @@ class Components:
             self.executor.link_broke(peer)
 
     def on_link_up(self, peer: WorkerId) -> None:
-        """Whatever was on its way to that peer or from it is sent once more."""
+        """Send again what was on its way to or from that peer."""
         self._look_again()
         if not self.plan.link_stands(peer):
             return
@@ -280,9 +279,9 @@ class Components:
     # one piece of work
 
     def turn(self) -> bool:
-        """Do the most urgent piece of work; False if there is none.
+        """Do the most urgent piece of work; return False if there is none.
 
-        While only boundary tensors come and go, there can be no other work than instructions, and none is looked for.
+        While only boundary tensors come and go, only instructions can be ready, and no other work is looked for.
         """
         self.outbox.advance()
         if self._look_first and self._do_first():
@@ -305,7 +304,7 @@ class Components:
         return self.rehearsals.turn(self.executor.active())
 
     def _do_first(self) -> bool:
-        """What goes before all instructions; False if there is none."""
+        """Do work that precedes all instructions; return False if there is none."""
         if self.spots.turn_at_last():
             return True
         if self.replicator.owes_gradients:
@@ -318,7 +317,7 @@ class Components:
         return False
 
     def _do_last(self) -> bool:
-        """What waits until no instruction can run; False if there is none."""
+        """Do work that waits until no instruction can run; return False if there is none."""
         applicable = self.states.applicable(self.committer.log.to_apply(), self.executor.ran(), owned=False)
         if applicable is not None:
             self._apply(applicable)
@@ -332,8 +331,8 @@ class Components:
         self.executor.execute(cell_step)
 
     def _report_or_send(self) -> None:
-        """A step's report goes before its final gradients, which it takes long to copy; if it has to wait for a replica
-        that has them, they go first. All before the optimizer's step, which uses them up.
+        """Report a step, or send its final gradients, before the optimizer's step uses them up. The report goes first,
+        as copying gradients takes long, unless it has to wait for a replica that needs them.
         """
         reporting = self.executor.next_ready(only=ReportReady)
         if reporting:
@@ -342,7 +341,7 @@ class Components:
             self.replicator.send_next()
 
     def _apply(self, index: int) -> None:
-        """An optimizer step: of a stage that is run here, or of a replica."""
+        """Take an optimizer step of a stage that runs here, or of a replica."""
         self._look_again()
         state, step = self.states.by_stage[index], self.states.version(index)
         cell_steps = self.executor.of_state(index)
@@ -365,31 +364,31 @@ class Components:
         self.checks.look(index)
 
     def _reached(self, index: int) -> None:
-        """A state has come to another version: what is to be kept of it is copied, piece by piece."""
+        """Begin to copy, piece by piece, what is to be kept of a state's new version."""
         values = self.states[index]
         commit = self.committer.log.commits.get(values.version - 1)
         self._copies.reached(index, values, commit.checkpoint if commit else None, self.plan.current)
         self._hand_over_copies()
 
     def _finish_copies(self, index: int) -> None:
-        """That state is about to change."""
+        """Finish the copies of a state that is about to change."""
         self._copies.finish(index)
         self._hand_over_copies()
 
     def _copy_piece(self) -> bool:
-        """False if nothing is to be copied."""
+        """Copy a piece; return False if there is none."""
         copied = self._copies.advance()
         self._hand_over_copies()
         return copied
 
     def _hand_over_copies(self) -> None:
-        """Those that are complete. If a state is not what was told of it, the coordinator hears it before."""
+        """Hand over complete copies. If a state differs from its reported checksums, the coordinator hears it first."""
         for index in self._copies.complete():
             self.checks.copied(index)
         self._copies.hand_over()
 
     def _decide(self) -> bool:
-        """If this worker runs the root cell: commit the step once every cell has finished it."""
+        """If this worker runs the root cell, commit the step once every cell has finished it."""
         root = self.executor.cells.get(ROOT)
         if root is None or not root.program or root.layout is None:
             return False
@@ -405,14 +404,14 @@ class Components:
     # what others ask
 
     def keep_last(self, wanted: KeepLastState) -> bool:
-        """The coordinator asks for the state after the last step. False if it is not here any more."""
+        """Keep the state after the last step for the coordinator. Return False if it is not here any more."""
         self._look_again()
         found = self._copies.keep_last(wanted, self.states, self.plan.current)
         self._hand_over_copies()
         return found
 
     def report(self) -> None:
-        """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
+        """Send the coordinator all that it has to know: it may have been restarted, or messages may be lost."""
         for peer in sorted(self.plan.links_down):
             self._coordinator.tell(PeerDown(peer=peer))
         self._coordinator.tell(PlanApplied(epoch=self.plan.current.epoch))

@@ -1,1 +1,1 @@
-"""Frames between workers: what they are, what they carry, and which tensors they may carry; `transport` moves them."""
+"""Frames between workers: their kinds, payloads and allowed tensors; `transport` sends them."""

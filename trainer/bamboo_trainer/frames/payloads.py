@@ -1,7 +1,7 @@
-"""What frames of each kind carry besides their address: which payload, and which tensors.
+"""The payload and tensors of frames of each kind, in addition to their address.
 
-What arrives is checked here, once, before anybody uses it. A peer knows the job's secret and is believed in what it
-says; that it says it in the right form is not.
+Received frames are checked here, once, before use. A peer knows the job's secret, so its facts are trusted; their form
+is not.
 """
 
 import math
@@ -29,17 +29,17 @@ Sums = Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_ME
 
 
 class RefusedFrame(ValueError):
-    """A frame is not what its kind must be. It is dropped, and the link stays: what follows it can be read."""
+    """A frame violates the form of its kind. It is dropped, and the link stays, as later frames can be read."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cell has finished a step."""
 
     cell: Cell
-    squared_norm: Terms  # of its gradient, as terms whose sum it is exactly (`exact_sum`)
+    squared_norm: Terms  # of its gradient, as terms with exactly its sum (`exact_sum`)
     losses: dict[int, float]  # by microbatch, of a last stage
-    weights: dict[int, float] = {}  # if they are sums, of what
-    # by name, of what the stage's layers add to the loss, each microbatch's times its weight
+    weights: dict[int, float] = {}  # if the losses are sums
+    # by name, of the losses that the stage's layers add, each microbatch's times its weight
     added: dict[str, Terms] = {}
     # metrics, evaluation: by name, the terms of a sum and of its weight
     metrics: Sums = {}
@@ -47,13 +47,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """What one call of a module with running buffers contributes."""
+    """The contribution of one call of a module with running buffers."""
 
     module: Annotated[int, msgspec.Meta(ge=0)]  # its number in the stage
     tensors: list[tuple[str, tuple[int, ...]]]  # their dtypes and shapes
 
     def sizes(self) -> list[int]:
-        """Bytes of each tensor."""
+        """Return the bytes of each tensor."""
         return [DTYPES[name].itemsize * math.prod(shape) for name, shape in self.tensors]
 
     @property
@@ -62,8 +62,8 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, f
 
 
 class Contributed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a pipeline's forwards contribute to the stage's running buffers, by microbatch; their tensors' bytes,
-    one after the other, are the frame's last tensor if there are any.
+    """A pipeline's contributions to the stage's running buffers, by microbatch; their tensors' bytes, one after the
+    other, are the frame's last tensor if there are any.
     """
 
     microbatches: dict[Annotated[int, msgspec.Meta(ge=0)], list[Contribution]]
@@ -71,8 +71,8 @@ class Contributed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What some of a cell's microbatches came to, beside their gradients' sums: losses and their weights, metrics
-    with theirs, what layers add, and as in `Contributed`.
+    """Results of some of a cell's microbatches, in addition to their gradients' sums: losses and their weights, metrics
+    with theirs, what layers add, and contributions as in `Contributed`.
     """
 
     losses: dict[int, float]
@@ -84,32 +84,32 @@ class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The checkpoint that a commit says is to be taken."""
+    """The checkpoint that a commit requests."""
 
-    number: int  # of the coordinator's wish
+    number: int  # of the coordinator's request
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # of the attempt
-    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, who share its layers
-    hold: bool = False  # no step follows in this split of the layers, and all keep what they hold
+    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, the workers that share its layers
+    hold: bool = False  # no step follows in this split of the layers, and all workers keep what they hold
 
 
 class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a commit says for the job's history."""
+    """A commit's facts for the job's history."""
 
-    attempt: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]  # of the job, as the history counts them; 0: not known yet
+    attempt: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]  # of the job, counted as in the history; 0: unknown
     # steps of this origin up to it, and all of earlier ones, are in the history
     written: Annotated[int, msgspec.Meta(ge=0)]
     at: float  # when the root committed, seconds since 1970
-    seconds: float = 0.0  # since its commit before; 0: not known
-    rate: float | None = None  # the learning rate; None: not known
+    seconds: float = 0.0  # since its commit before; 0: unknown
+    rate: float | None = None  # the learning rate; None: unknown
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a task's decisions say of the next step."""
+    """The results of a task's decisions for the next step."""
 
     learning_rate: float = 1.0  # a factor
     frozen: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_FROZEN)] = ()  # parameters, or patterns
     stops: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_DECISIONS)] = ()  # the decisions that end training
-    # by decision and name, what they are given the next time
+    # by decision and name, passed to it the next time
     memory: Annotated[
         dict[str, Annotated[dict[str, int | float | bool | None], msgspec.Meta(max_length=MOST_MEMORY)]],
         msgspec.Meta(max_length=MOST_DECISIONS),
@@ -117,25 +117,25 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The root's word on a step."""
+    """The root's decision on a step."""
 
-    norm: float  # after that
+    norm: float  # of the scaled gradients
     loss: float
-    microbatches: int  # how many the loss is of
+    microbatches: int  # how many the loss covers
     generation: int  # the next step's layout
     epoch: int  # the plan in force from then on
-    checkpoint: CheckpointMark | None = None  # the state after this step is kept
-    skipped: bool = False  # nobody applies the step's gradients, as they or the loss are not finite
-    # by metric, of the state before this step, if it was evaluated; after the last step a commit says nothing else, and
-    # is of no microbatches
+    checkpoint: CheckpointMark | None = None  # keep the state after this step
+    skipped: bool = False  # no worker applies the step's gradients, as they or the loss are not finite
+    # by metric, of the state before this step, if it was evaluated; a commit after the last step has only this, and
+    # covers no microbatches
     evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
-    # with that evaluation the job ends, with the state before this step, which is not trained; a commit says nothing
-    # else then, either
+    # the job ends with this evaluation, with the state before this step, which is not trained; such a commit has
+    # nothing else, either
     early_stop: EarlyStop | None = None
     history: HistoryMark | None = None  # if one is kept
-    decided: Decided | None = None  # of the steps that follow, if the task has decisions
-    scale: float = 1.0  # what the summed gradients are to be multiplied with
-    # by name; no number if there is none
+    decided: Decided | None = None  # for the steps that follow, if the task has decisions
+    scale: float = 1.0  # the factor of the summed gradients
+    # by name; NaN if there is no number
     metrics: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
 
 
@@ -143,7 +143,7 @@ Commits = list[tuple[int, Commit]]  # by step
 
 
 class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which version a replica holds, and which it can reach alone; its digest, if that is the first one."""
+    """The version that a replica holds, and the one it can reach alone; its digest, if that is the first version."""
 
     version: int
     secured: int
@@ -151,7 +151,7 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class StatePayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stage's state is, as `snapshot` has it; the layout's generation at its version; the newest commits."""
+    """The facts of a stage's state, from `snapshot`; the layout's generation at its version; the newest commits."""
 
     state: dict[str, Any]
     generation: int
@@ -159,11 +159,11 @@ class StatePayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a microbatch of a cell came to: its outputs after each layer, and as a whole; the gradients of its
+    """Checksums of a cell's microbatch: of the outputs after each layer, and as a whole; of the gradients of its
     inputs, and of the stage's parameters.
     """
 
-    # tensors of the frame; the others are the gradients that its backward took
+    # the first tensors of the frame, its inputs; the others are the gradients that its backward took
     inputs: Annotated[int, msgspec.Meta(ge=0)]
     layers: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MOST_LAYERS)]
     outputs: Annotated[int, msgspec.Meta(ge=0)]
@@ -179,7 +179,7 @@ class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HeldLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A layer of such a state, as `LayerState` has it."""
+    """A layer of such a state, in the form of `LayerState`."""
 
     checkpoint: CheckpointId
     tensors: tuple[str, ...]  # the names of the frame's
@@ -191,7 +191,7 @@ Unwritten = list[tuple[int, StepRecord | EvaluationRecord]]  # by origin
 
 
 class PayloadForm(NamedTuple):
-    """What a frame of a kind must carry."""
+    """The form of a kind's frames."""
 
     payload: Any  # its type
     fewest: int = 0
@@ -231,12 +231,12 @@ FORMS: Final = {
 
 
 def read(frame: Frame) -> Frame:
-    """The frame with its payload in the form that its kind has. Raises RefusedFrame."""
+    """Return the frame with its payload parsed as its kind's type. Raises RefusedFrame."""
     form, count = FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
         raise RefusedFrame(f"{count} tensors")
     if frame.payload is None and frame.address.kind in BOUNDARY:
-        return frame  # most frames are of these
+        return frame  # most frames are like this
     data = _data(frame) if form.data else ()
     for tensor in frame.tensors[: count - len(data)] if form.flat else ():
         if tensor.dtype != torch.float32 or tensor.dim() != 1:
@@ -259,18 +259,18 @@ def read(frame: Frame) -> Frame:
 
 
 def _data(frame: Frame) -> tuple[torch.Tensor, ...]:
-    """The bytes that follow what is flat, if there are any."""
+    """Return the bytes that follow the flat tensors, if there are any."""
     last = frame.tensors[-1]
     return (last,) if len(frame.tensors) > 1 and last.dtype == torch.uint8 and last.dim() == 1 else ()
 
 
 def _check_contributed(by_microbatch: dict[int, list[Contribution]], data: tuple[torch.Tensor, ...]) -> None:
-    """Raises RefusedFrame if the bytes are not those of the tensors that the payload names."""
-    told = [one for contributions in by_microbatch.values() for one in contributions]
-    for name, shape in (form for one in told for form in one.tensors):
-        spread = math.prod(max(1, size) for size in shape)  # torch counts so, whatever of it is empty
+    """Raise RefusedFrame if the bytes are not those of the tensors that the payload names."""
+    contributed = [one for contributions in by_microbatch.values() for one in contributions]
+    for name, shape in (form for one in contributed for form in one.tensors):
+        spread = math.prod(max(1, size) for size in shape)  # torch counts so, even if the tensor is empty
         if name not in DTYPES or min(shape, default=0) < 0 or len(shape) > MAX_DIMENSIONS or spread > MAX_BODY:
             raise RefusedFrame(f"a contribution of {name[:32]!r} {list(shape)[:16]}")
-    found, expected = sum(tensor.numel() for tensor in data), sum(one.size for one in told)
+    found, expected = sum(tensor.numel() for tensor in data), sum(one.size for one in contributed)
     if found != expected:
         raise RefusedFrame(f"contributions of {found} bytes, expected {expected}")

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TakeoverProgress:
-    """One in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
+    """A takeover in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
 
     arrived: float
     applied: float
@@ -53,14 +53,14 @@ class TakeoverProgress:
         self.backwards += isinstance(instruction, Backward)
 
     def repeated_elsewhere(self, microbatches: int) -> None:
-        """Others have repeated so many."""
+        """Count microbatches that other workers have repeated."""
         self.forwards += microbatches
         self.backwards += microbatches
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluating:
-    """batches: of the evaluation with which a step begins; 0 if it has none. only: nothing is trained any more."""
+    """batches: of the evaluation with which a step begins; 0 if it has none. only: the step trains nothing."""
 
     batches: int = 0
     only: bool = False
@@ -70,16 +70,16 @@ class Evaluating:
 class CellStep:
     """predecessor: the live worker that ran the cell before and still owes its last gradients.
 
-    inputs: of each of the program's instructions, the frames that it takes in.
-    since: the step with which this worker began to run the cell. in_midstep: it began in the middle of a step, so
-    others wait for what it repeats. evaluations: instructions at the program's beginning that evaluate the state,
-    before the step itself.
-    figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
+    inputs: for each of the program's instructions, its input frames. since: the step with which this worker began to
+    run the cell. in_midstep: it began in the middle of a step, so others wait for what it repeats. evaluations:
+    instructions at the program's beginning that evaluate the state, before the step itself.
+
+    figures: reported results of the step, once computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
-    share its microbatches. is_portion: it is but one of those, and its owner may be another worker. kept: the first
-    microbatch of which the cell's keeper has not been sent what it came to. passed: the sums of
-    others, and the SUMMED, that have been sent, with their receivers. again: the work on each microbatch that is
-    run only for the stages beside, because its gradient is in the sum.
+    share its microbatches. is_portion: this step is only one of those, and the cell's owner may be another worker.
+    kept: the first microbatch whose results the cell's keeper has not been sent. passed: the sums of others, and the
+    SUMMED, that have been sent, with their receivers. again: the work on each microbatch that runs only for
+    neighbouring stages, because its gradient is in the sum.
     """
 
     cell: Cell
@@ -120,8 +120,8 @@ class CellStep:
     ) -> Self:
         """Return the step that the stage's version is ready for, of a portion of a cell, whoever owns the cell.
 
-        left: the first microbatch whose gradient is to be summed. kept: what those before it came to; nothing if the
-        owner has the sum of all. again: those of them that are run all the same, for the stages beside.
+        left: the first microbatch whose gradient is to be summed. kept: sums of those before it; none if the owner has
+        the whole sum. again: those of them that run nevertheless, for neighbouring stages.
         """
         step, order = stage.values.version, StageOrder(layout.schedule)
         program: list[Instruction] = [*portion_program(cell.stage, stages, portion, order, left, again)]
@@ -171,7 +171,7 @@ class CellStep:
         self._refuse_misfits(stage)
 
     def _refuse_misfits(self, stage: Stage) -> None:
-        """Drop what came too early to be looked at, and does not fit."""
+        """Drop frames that came too early to be checked, and do not fit."""
         for address, frame in [(a, f) for a, f in self.inbox.items() if a.step == self.step]:
             try:
                 if self.layout:
@@ -193,19 +193,19 @@ class CellStep:
 
     @property
     def awaits_gradients(self) -> bool:
-        """Is a part of the cell's own gradients not computed, or not here yet?"""
+        """Whether a part of the cell's own gradients is not computed, or not here yet."""
         return any(isinstance(i, Computed | AddPartialSums) for i in self.program[self.done :])
 
     def skip_evaluation(self) -> None:
-        """The step is committed, so everybody has done its part in the evaluation of the state before it."""
+        """Skip the evaluation of the state before a committed step: all workers have done their part."""
         left = max(0, self.evaluations - self.done)
         del self.program[self.done : self.done + left], self.inputs[self.done : self.done + left]
         self.evaluations -= left
 
     def accept(self, frame: Frame, stage: Stage | None) -> None:
-        """Keep what is new; the first copy wins. stage: if its state is here. Raises RefusedFrame.
+        """Keep a new frame; the first copy wins. stage: if its state is here. Raises RefusedFrame.
 
-        What comes before the step has begun is looked at when it begins (`start`).
+        Frames that come before the step begins are checked when it begins (`start`).
         """
         address = frame.address
         if stage and self.layout and address.step == self.step:
@@ -214,23 +214,23 @@ class CellStep:
             self.inbox.setdefault(address, frame)
 
     def lacking(self, end: int | None = None) -> list[Address]:
-        """The addresses of frames that are not here and that the instructions from the next one on take in. end: before
-        which instruction of the program to stop; None for all.
+        """Return the addresses of missing input frames of the instructions from the next one on. end: stop before this
+        instruction of the program; None for all.
         """
         inputs = self.inputs[self.done : end]
         return [address for addresses in inputs for address in addresses if address not in self.inbox]
 
     @property
     def has_inputs(self) -> bool:
-        """Are all frames here that the next instruction takes in?"""
+        """Whether all input frames of the next instruction are here."""
         return self._has_inputs_of(self.done)
 
     def _has_inputs_of(self, place: int) -> bool:
-        """Are all frames here that the program's instruction at that place takes in?"""
+        """Return whether all input frames of the program's instruction at that place are here."""
         return all(address in self.inbox for address in self.inputs[place])
 
     def take_input(self) -> Parts | None:
-        """The tensors of the one frame that the next instruction takes in; None if it takes none."""
+        """Return the tensors of the next instruction's one input frame; None if it takes none."""
         addresses = self.inputs[self.done]
         return self.take(addresses[0]).tensors if addresses else None
 
@@ -258,8 +258,8 @@ class CellStep:
         return (self.step, not self.is_portion, int(isinstance(self.program[place], Forward)), -self.cell.stage)
 
     def final_gradient(self) -> Tensor:
-        """The stage's final gradient: summed over the pipelines if there are several, else this cell's own.
-        The tied parameters' layers come behind all others, until they are summed.
+        """Return the stage's final gradient: summed over the pipelines if there are several, else this cell's own. The
+        tied parameters' layers follow all others, until they are summed.
         """
         assert self.work is not None
         if self.final is None:

@@ -34,7 +34,7 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class Executor:
-    """cells: the step that each cell of this worker is in. handed_over: the last gradients of cells that moved away."""
+    """cells: the current step of each cell of this worker. handed_over: the last gradients of cells that moved away."""
 
     def __init__(
         self,
@@ -59,21 +59,21 @@ class Executor:
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
-        self.backwards = 0  # that were run here
+        self.backwards = 0  # run here
         self._portions = PortionSteps(plan, states, committer, outbox.log)
         self.handed_over: dict[Cell, Frame] = {}
-        self._runnable: list[CellStep] | None = None  # steps that may run; None: to be found out
+        self._runnable: list[CellStep] | None = None  # steps that may run; None: unknown
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
 
     @property
     def steps(self) -> int:
-        """The number of the job's steps: as many as wanted, or those before an early stop."""
+        """The number of the job's steps: the requested ones, or those before an early stop."""
         end = self._committer.log.end
         return self._wanted if end is None else end
 
     @property
     def _last(self) -> int:
-        """After the last step the final state is evaluated."""
+        """The last step with instructions: after the last step the final state is evaluated."""
         return self.steps if self._evaluations else self.steps - 1
 
     # roles
@@ -97,14 +97,14 @@ class Executor:
                 cell_step.predecessor = None
 
     def _keep_finished(self, one: CellStep) -> None:
-        """Keep the sums of the groups of a cell, or of a portion of it, that this worker has finished, for whoever goes
-        on with it (`_give_kept`).
+        """Keep the finished groups' sums of a cell, or of a portion of it, for the worker that continues with it
+        (`_give_kept`).
         """
         cell, layout, work = one.cell, one.layout, one.work
         if layout is None or cell.pipeline >= layout.pipelines or one.step <= self._committer.log.newest:
             return
         if work is None or one.final is not None or work.parts or not work.gradients.finished:
-            return  # what is added up may be being made the step's gradient, in the same place
+            return  # the sum may just be turning into the step's gradient, in the same place
         finished = work.gradients.finished
         microbatches = (layout.bounds[finished[0][0].first], layout.bounds[finished[-1][0].end])
         payload, tensors = packed_work(work, microbatches, finished)
@@ -135,8 +135,8 @@ class Executor:
         self._give_kept()
 
     def _ask_beside(self, cell_step: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
-        """Tell who runs these cells from which microbatch on the step lacks their frames. again: they are to send what
-        their logs have, too.
+        """Tell the runners of these cells from which microbatch on the step lacks their frames. again: they are also to
+        send what their logs have.
         """
         plan, (d, s), step, layout = self._plan.current, cell_step.cell, cell_step.step, cell_step.layout
         if layout is None or d >= layout.pipelines or step <= self._committer.log.newest:
@@ -147,14 +147,14 @@ class Executor:
                 continue
             lacks = [a.microbatch for a in cell_step.lacking() if a.kind is kind and is_of_microbatch(a)]
             if is_reported and self._replicator.holds_back(cell_step.cell, step, strict=True):
-                lacks = [layout.split[d][0]]  # a replica of it may have to repeat the step when it is committed
+                lacks = [layout.split[d][0]]  # a replica may have to repeat the step when it is committed
             if lacks:
                 address = Address(FrameKind.REPEAT, *source, step, min(lacks), s)
                 for worker in plan.at(source).runners:
                     self._outbox.post(worker, address, (), Again() if again else None)
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """A stage beside a cell lacks the cell's frames. False if its microbatches are not run here."""
+        """Make a cell's frames that a neighbouring stage lacks. Return False if its microbatches do not run here."""
         address, plan = frame.address, self._plan.current
         beside = Cell(address.pipeline, address.part)
         if not plan.has(address.cell) or not plan.has(beside) or address.step <= self._committer.log.newest:
@@ -172,7 +172,7 @@ class Executor:
         return True
 
     def _share(self, cell_step: CellStep) -> None:
-        """The plan is new in the middle of a step, or at its begin if it comes late: nothing has been run then."""
+        """Adjust to the new portions of a plan, in the middle of a step, or at its begin with nothing run yet."""
         portions = self._plan.current.at(cell_step.cell).portions
         if portions and cell_step.portions:
             cell_step.portions = portions
@@ -180,7 +180,7 @@ class Executor:
             self._start(cell_step, self._states.running(cell_step.cell))
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
-        """The cell is run here from now on; its state stands where the replica stands."""
+        """Run the cell here from now on, from the replica's state."""
         boundary = self._plan.current.boundary
         cell_step = self.cells[cell] = CellStep(cell)
         if old is not None and boundary and cell.pipeline < len(old.pipelines):
@@ -280,16 +280,16 @@ class Executor:
     # steps
 
     def begin(self, stage: int) -> None:
-        """What a stage's cells run on is new: they start their next step."""
+        """Start the next step of a stage's cells on its new state."""
         for cell_step in [one for one in self.cells.values() if one.cell.stage == stage]:
             self._begin(cell_step)
             self._gather_sums(cell_step)
         self._refresh_portions()
 
     def _refresh_portions(self, *, again: bool = False) -> None:
-        """The plan in force or the version of a stage is new. Boundary tensors that are here go to who takes them.
+        """Refresh portions after a new plan or version, and give boundary tensors here to the cells that take them.
 
-        again: portions that were begun here begin again, so that they lack what they have taken in.
+        again: portions begun here begin again, so that they lack their inputs.
         """
         frames = self._portions.refresh(self.steps)
         for cell in {cell for cell, _ in self._portions.steps if cell in self.cells}:
@@ -310,7 +310,7 @@ class Executor:
         if cell_step.done < len(cell_step.program):
             cell_step.since = (
                 stage.values.version
-            )  # others ran that step, or a state of after it came: our log does not have it
+            )  # others ran that step, or a later state came: this worker's log does not have it
         self._start(cell_step, stage)
         self._finish_if_over(cell_step)
 
@@ -319,25 +319,25 @@ class Executor:
         over = stage.values.version <= self._committer.log.newest
         cell_step.portions = () if over else self._plan.current.at(cell_step.cell).portions
         if cell_step.portions:
-            cell_step.since = stage.values.version + 1  # what the step sends is in the logs of all who run it
+            cell_step.since = stage.values.version + 1  # what the step sends is in the logs of all its runners
         evaluating = self._evaluating(stage.values.version)
         cell_step.start(stage, self._plan.stages, layout, tied_to, evaluating)
 
     def _run_alone(self, cell_step: CellStep) -> None:
-        """Run the whole step from its begin: nobody else goes on with it, or can send all that comes of it."""
+        """Run the whole step from its begin: no other worker continues it, or can send all its results."""
         self._start(cell_step, self._states.running(cell_step.cell))
         cell_step.since = cell_step.step
         self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
 
     def _evaluating(self, step: int) -> Evaluating:
-        """Return the evaluation that the step begins with: none if the step is committed, and nobody needs it."""
+        """Return the evaluation that the step begins with: none if the step is committed, when it is not needed."""
         if self._evaluations is None:
             return Evaluating()
         over = step in self._committer.log.commits
         return Evaluating(0 if over else self._evaluations.batches_of(step), only=step >= self.steps)
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
-        """Nothing is left to do for the cell, but what others may ask."""
+        """Finish the cell if nothing is left to do for it, except to answer others."""
         held, step = self._states.of(cell_step.cell), cell_step.step
         if cell_step.finished or cell_step.work is None or held is None or step < self.steps:
             return
@@ -346,28 +346,28 @@ class Executor:
             self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
     def ran(self) -> set[int]:
-        """The stages whose step in progress is done here, but for its commit."""
+        """Return the stages whose step in progress is done here, except for its commit."""
         behind = {c.stage for c, cell_step in self.cells.items() if cell_step.next or cell_step.layout is None}
         return {c.stage for c in self.cells} - behind
 
     def of_state(self, number: int) -> list[CellStep]:
-        """The steps of the cells that go with the state of that number."""
+        """Return the steps of the cells that run on the state of that number."""
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == number]
 
     def active(self) -> tuple[CellStep, ...]:
-        """The one cell that is run here, if it is one, and not at its end; with several devices a stage's parts."""
+        """Return the only cell that runs here, if not at its end; with several devices a stage's parts."""
         cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
         if len(cell_steps) > 1 and not self._plan.are_parts(one.cell for one in cell_steps):
             return ()
         return tuple(cell_step for cell_step in cell_steps if cell_step.step < self.steps)
 
     def cell_steps(self) -> Iterator[CellStep]:
-        """The steps of the cells that are run here, and of portions of cells."""
+        """Yield the steps of the cells and portions of cells that run here."""
         yield from self.cells.values()
         yield from self._portions.steps.values()
 
     def accept(self, frame: Frame) -> bool:
-        """Keep a frame for a cell. False if none of that cell is run here. Raises RefusedFrame if it does not fit."""
+        """Keep a frame for a cell. Return False if the cell does not run here. Raises RefusedFrame for a misfit."""
         address = frame.address
         if is_of_microbatch(address) and self._portions.accept(frame):
             return True
@@ -378,7 +378,7 @@ class Executor:
         return address.cell in self.cells
 
     def keep(self, frame: Frame) -> bool:
-        """Keep the sum of finished groups. False if it is not for this worker. Raises RefusedFrame."""
+        """Keep the sum of finished groups. Return False if it is not for this worker. Raises RefusedFrame."""
         kept, cell = self._portions.keep(frame), frame.address.cell
         if kept and cell in self.cells:
             self._gather_sums(self.cells[cell])
@@ -386,14 +386,14 @@ class Executor:
         return kept
 
     def kept_all(self, frame: Frame) -> None:
-        """A cell's keeper has given all sums that it has kept."""
+        """Note that a cell's keeper has given all the sums that it has kept."""
         if self._portions.kept_all(frame.address):
             self._refresh_portions()
 
     # instructions
 
     def next_ready(self, only: type[object] = object) -> CellStep | None:
-        """The cell whose next instruction is the most urgent of those that can run now. only: of that type."""
+        """Return the cell whose next instruction is the most urgent that can run now. only: of that type."""
         if self._runnable is None:
             self._runnable = [one for one in self.cell_steps() if self._may_run(one)]
         ready = [one for one in self._runnable if one.next and isinstance(one.next, only) and self._is_ready(one)]
@@ -402,11 +402,11 @@ class Executor:
         return ready[0] if ready else None
 
     def look_again(self) -> None:
-        """Something has changed that says which steps may run: more than that boundary tensors are here, or made."""
+        """Find anew which steps may run, after a change that is more than a boundary tensor."""
         self._runnable = None
 
     def _may_run(self, cell_step: CellStep) -> bool:
-        """Is there something left of the step that may be run here, once its inputs are there?"""
+        """Return whether the step has instructions left that may run here, once their inputs are there."""
         if cell_step.next is None or cell_step.layout is None or cell_step.finished or cell_step.step > self._last:
             return False
         if self._committer.ends_before is not None and cell_step.step >= self._committer.ends_before:
@@ -430,10 +430,10 @@ class Executor:
         return cell_step.has_inputs
 
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
-        """Might those who would have to repeat the cell's step lack what another lost cell has sent for it?
+        """Return whether workers that would have to repeat the cell's step might lack frames of another lost cell.
 
-        With the owner of several cells the log of what they sent to each other is lost, too, unless they are parts of a
-        stage, which one heir has at one version; so it is if two owners are lost at once.
+        The log of what several cells sent each other is lost with their owner, unless they are parts of one stage,
+        which one heir has at one version; the same is true if two owners are lost at once.
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True
@@ -445,7 +445,7 @@ class Executor:
         return several and any((s - other) % depth not in (1, depth - 1) for other in tied)
 
     def execute(self, cell_step: CellStep) -> None:
-        """The cell's next instruction, which is ready."""
+        """Run the cell's next instruction, which is ready."""
         instruction = cell_step.next
         assert instruction is not None
         name, microbatch = type(instruction).__name__, getattr(instruction, "microbatch", 0)
@@ -488,7 +488,7 @@ class Executor:
         return owned.takeover if owned else None
 
     def _is_repeated_here(self, address: Address) -> bool:
-        """Does a frame come from another part of the stage that is taken over with the one that gets it?"""
+        """Return whether a frame comes from another part of the stage that is taken over together with its receiver."""
         cell, behind = address.cell, address.kind is FrameKind.GRADIENT
         source = Cell(cell.pipeline, cell.stage + (1 if behind else -1))
         if self._plan.devices == 1 or source not in self.cells or not self._plan.are_parts((cell, source)):
@@ -496,12 +496,12 @@ class Executor:
         return self.cells[source].takeover is not None
 
     def _is_ordinary(self, cell_step: CellStep) -> bool:
-        """Is the next instruction none that is repeated, or belongs to a takeover?"""
+        """Return whether the next instruction is no repetition, and belongs to no takeover."""
         return cell_step.takeover is None and cell_step.step > self._committer.log.newest
 
     def _is_run_by_layer(self, cell_step: CellStep, stage: Stage | None) -> bool:
         if not isinstance(cell_step.next, Forward) or stage is None or not stage.has_run:
-            return False  # a stage's first forward is looked at as a whole
+            return False  # a stage's first forward is checked as a whole
         if self._spots.wants(cell_step, cell_step.next.microbatch):
             return False  # it is run layer by layer for another reason
         return self._timer.begins_forward(cell_step.cell.stage)
@@ -526,14 +526,14 @@ class Executor:
         self._observer.event("Move" if plan.boundary else "Takeover", **msgspec.structs.asdict(taken))
 
     def waits_at_end(self, cell: Cell) -> bool:
-        """Is nothing to be done here of the step of the cells that go with that cell's state, or of a takeover?"""
+        """Return whether no step of that cell's state, and no takeover, has anything left to do here."""
         mine = [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == cell.stage]
         return all(c.next is None for c in mine) and not any(c.takeover for c in self.cells.values())
 
     # what others ask
 
     def repeated(self) -> Iterator[Repeated]:
-        """The committed steps that are repeated here, without a predecessor who would still send what came of them."""
+        """Yield the committed steps repeated here, without a predecessor that would still send their results."""
         for cell_step in self.cells.values():
             committed = cell_step.step in self._committer.log.commits and cell_step.step < self.steps
             number = cell_step.cell.stage
@@ -543,18 +543,18 @@ class Executor:
                 yield Repeated(cell_step.cell, cell_step.step, cell_step.lacking())
 
     def since(self) -> dict[Cell, int]:
-        """The first step in this worker's log, by its own cells."""
+        """Return the first step in this worker's log, for each of its cells."""
         return {cell_step.cell: cell_step.since for cell_step in self.cells.values()}
 
     def report(self) -> None:
-        """To the coordinator, which may have missed it."""
+        """Report finished cells to the coordinator again."""
         for cell_step in self.cells.values():
             held = self._states.of(cell_step.cell)
             if cell_step.finished and held:
                 self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
     def waits_for(self) -> str:
-        """Why there is no work right now, for a person."""
+        """Return why there is no work right now, for a person."""
         if self._committer.ends_before is not None and self._committer.log.newest + 1 >= self._committer.ends_before:
             return "the layers to be split anew"
         for cell_step in self.cells.values():

@@ -10,7 +10,7 @@ from bamboo_trainer.frames.frame import Address, Frame
 
 
 class KeptSums:
-    """The frames by cell, of one step of each: none is part of another one."""
+    """The frames of one step of each cell: none is part of another one."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}
@@ -48,13 +48,13 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """When sums may be sent: not while one is on its way, and then not for as many microbatches as that has lasted."""
+    """Decides when sums are sent: not while one is in transit, nor for as many microbatches as that took."""
 
     def __init__(self) -> None:
         self._rests = 0
 
     def allows(self, *, is_sending: bool) -> bool:
-        """Asked after each microbatch while there is a sum to send. is_sending: the one before is still on its way."""
+        """Return whether to send a sum, after each microbatch. is_sending: the one before is in transit."""
         if is_sending:
             self._rests += 1
             return False

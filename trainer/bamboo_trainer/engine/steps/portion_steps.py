@@ -1,4 +1,4 @@
-"""The portions of cells that this worker runs beside its own: see `bamboo_core.planning.portions`."""
+"""The portions of cells that this worker runs in addition to its own: see `bamboo_core.planning.portions`."""
 
 from collections.abc import Iterator, Set
 
@@ -30,7 +30,7 @@ class PortionSteps:
         self._plan, self._states, self._committer, self._log = plan, states, committer, log
         self.kept = KeptSums()
         self.steps: dict[tuple[Cell, Range], CellStep] = {}
-        self.begun: list[CellStep] = []  # those of them that are new
+        self.begun: list[CellStep] = []  # the new ones of them
         self._awaited: dict[
             Cell, tuple[int, WorkerId]
         ] = {}  # cells of which this worker gets sums: the step, from whom
@@ -110,11 +110,11 @@ class PortionSteps:
         return True
 
     def kept_all(self, address: Address) -> bool:
-        """A cell's keeper has given all that it has kept. False if nothing waits for that."""
+        """Note that a cell's keeper has given all that it has kept. Return False if nothing waits for that."""
         return self._awaited.pop(address.cell, None) is not None
 
     def want(self, address: Address) -> list[CellStep]:
-        """A stage beside a cell lacks the cell's frames from a microbatch of a step on.
+        """Record that a neighbouring stage lacks a cell's frames from a microbatch of a step on.
 
         Returns the steps of portions here that lack some of them in the log, and will not make these: they are dropped,
         and begin again with the next `refresh`.
@@ -130,7 +130,7 @@ class PortionSteps:
         return found
 
     def _lacking(self, cell: Cell, step: int, microbatches: Range) -> set[int]:
-        """Return the microbatches of these whose frames a stage beside the cell wants, and the log does not have."""
+        """Return the microbatches of these whose frames a neighbouring stage wants, and the log does not have."""
         found = set[int]()
         for kind, other in ((FrameKind.GRADIENT, cell.stage - 1), (FrameKind.ACTIVATION, cell.stage + 1)):
             wanted, since = self._wanted.get((cell, other), (-1, 0))
@@ -140,9 +140,9 @@ class PortionSteps:
         return found
 
     def refresh(self, before: int) -> list[Frame]:
-        """The plan in force or the version of a stage is new. before: the first step that is none of the job's.
+        """Begin and drop portions for a new plan or version. before: the first step after the job's last one.
 
-        Returns what was kept of boundary tensors, for whoever runs their microbatches now.
+        Returns the kept boundary tensors, for the workers that run their microbatches now.
         """
         plan = self._plan.current
         old, self.steps = self.steps, {}
@@ -183,7 +183,7 @@ class PortionSteps:
         return sum(end - first for worker, (first, end) in shared if worker != self._plan.worker)
 
     def keep(self, frame: Frame) -> bool:
-        """Keep the sum of finished groups of a cell, as its keeper or owner. False if this worker is neither.
+        """Keep the sum of finished groups of a cell, as its keeper or owner. Return False if this worker is neither.
 
         Raises RefusedFrame.
         """
