@@ -1,7 +1,7 @@
-"""The document that a job's page is drawn from: the only thing that server and browser share. Times are Unix seconds.
+"""The document of a job's page, the only data that server and browser share. Times are Unix seconds.
 
-It holds the job's status as the API has it and, in `live`, as the coordinator has it; the browser chooses and formats.
-What is not known is null; the sentences in `unknown` say why.
+It holds the job's status from the API and, in `live`, from the coordinator; the browser chooses and formats. Unknown
+values are null; the sentences in `unknown` say why.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_core.view.job_view import JobView
 from bamboo_core.view.shown_state import ShownState
 
-VERSION = 4  # of the document; a page that was loaded before an upgrade asks to be loaded anew
-LATE_SECONDS = 2.0  # a start so much before the record is not the one that the record saw
+VERSION = 4  # a page that was loaded before an upgrade asks to be reloaded
+LATE_SECONDS = 2.0  # a start this much earlier than the record is not the one that the record saw
 RESTARTED = (
     "The operator has been restarted since the job began: curves, timeline and events from before are not known here;"
     " the counts are from the BambooJob's status."
@@ -40,38 +40,38 @@ class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     place: str  # local or cluster
     mode: str
     epoch: int
-    samples: int  # of one step
-    steps: int | None  # that are wanted, if the manifest tells
-    metric: str | None  # that decides which evaluation is the best
+    samples: int  # per step
+    steps: int | None  # to train, if the manifest gives the number
+    metric: str | None  # the one that decides which evaluation is the best
     checkpoints: str  # where they are, without credentials; "" if there are none
-    every_steps: int | None  # from one checkpoint to the next
-    began: float | None  # when the job did
-    since: float | None  # what is told here was seen since then
+    every_steps: int | None  # between two checkpoints
+    began: float | None  # when the job started
+    since: float | None  # when the record began
 
 
 class PoolCost(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the workers of a pool cost."""
+    """The cost of a pool's workers."""
 
     name: str
     capacity: str
-    workers: int  # those that are paid for now
-    price: str | None = None  # of one for an hour, now
+    workers: int  # paid for at present
+    price: str | None = None  # of one worker per hour, at present
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """All that a job's page shows."""
+    """Everything that a job's page shows."""
 
     version: int = VERSION
     now: float
     job: PageJob
     state: ShownState
     status: BambooJobStatus
-    live: Status | None  # None while there is no coordinator that knows the job
+    live: Status | None  # None without a coordinator that knows the job
     owners: tuple[tuple[WorkerId, ...], ...]  # by pipeline and stage, if there is no such coordinator
     done_by: str  # whether the job will be done by its date
     cost_at_end: float | None
     pools: tuple[PoolCost, ...]
-    # the newest first; the step of points falls where the job went back to a checkpoint
+    # newest first; the points' step falls where the job went back to a checkpoint
     points: tuple[Point, ...]
     marks: tuple[TimelineMark, ...]
     events: tuple[tuple[float, Emit], ...]
@@ -79,7 +79,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def encode(document: Document) -> bytes:
-    """The document as JSON. A number that is not finite becomes null."""
+    """Return the document as JSON. A number that is not finite becomes null."""
     return msgspec.json.encode(document)
 
 
@@ -92,11 +92,11 @@ def document(
     ended: ShownState | None = None,
     pools: Sequence[PoolCost] = (),
 ) -> Document:
-    """Return the page of a job. record: None if its shell has not seen it run. ended: how, if its shell knows it."""
+    """Return the page of a job. record: None if the shell has not seen it run. ended: how, if the shell knows."""
     live, spec, written = view.live, view.spec, view.status
     state = ended or view.state
     if live is not None and live.phase == "Recovering" and not live.grid:
-        live = None  # until the workers are back the status says more
+        live = None  # until the workers are back the status knows more
     remembered = () if live is not None or state.over else view.plan
     since = record.since if record is not None else None
     began = written.start_time.timestamp() if written.start_time else since if place == "local" else None

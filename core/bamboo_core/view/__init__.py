@@ -1,1 +1,1 @@
-"""A job as whoever shows it sees it, wherever it runs: one value, made of a BambooJob or of a coordinator's status."""
+"""A job for display, wherever it runs: one value, from a BambooJob or from a coordinator's status."""

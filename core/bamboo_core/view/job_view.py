@@ -1,4 +1,4 @@
-"""A job as whoever shows it sees it: facts, and what follows from them."""
+"""The view of a job for display: its facts, and what follows from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ UNRECOVERABLE = (
     "RestoreFailed",
     "StageLost",
     "WorkersGone",
-)  # reasons of jobs that nothing could save
+)  # reasons of jobs that could not be saved
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """What is known of a job. live: what its coordinator says now, where it is at hand; it says more than the status,
-    and more exactly.
+    """The known facts of a job. live: its coordinator's present status if available, more complete and exact than
+    `status`.
     """
 
     metadata: Metadata
@@ -52,7 +52,7 @@ class JobView:
 
     @property
     def state(self) -> ShownState:
-        """What the coordinator says while the job runs, or while there are no conditions; else what these say."""
+        """The coordinator's state of a running job, or of one without conditions; else the conditions' state."""
         told, live = state_in_status(self.status), self.live
         if live is None or told.over or (self.status.conditions and live.phase not in ("Running", "Recovering")):
             return told
@@ -60,17 +60,17 @@ class JobView:
 
     @property
     def step(self) -> int:
-        """The number of steps committed."""
+        """The number of committed steps."""
         return self.status.training.step or 0
 
     @property
     def steps(self) -> int:
-        """The number of steps that are wanted; 0 if nobody has told them yet."""
+        """The number of steps to train; 0 while unknown."""
         return self.status.training.steps or self.spec.training.known_steps or 0
 
     @property
     def checkpoint_place(self) -> str:
-        """Where its checkpoints are; empty if it keeps none, or nowhere that this version knows."""
+        """Where the checkpoints are; "" if it keeps none, or somewhere that this version does not know."""
         return shown_url(self.spec.checkpoint.storage) if self.spec.checkpoint else ""
 
     @property
@@ -80,18 +80,18 @@ class JobView:
 
     @property
     def cost_at_end(self) -> float | None:
-        """What the job will have cost when its last step is done, if it goes on with the nodes, the prices and the
-        speed of now, in the pools' currency; None if that is not known.
+        """The job's cost after its last step at the present nodes, prices and speed, in the pools' currency; None if
+        unknown.
         """
         spent, left = self.status.cost, self.status.training.eta_seconds
         if spent.per_hour is None or left is None or self.status.ended or self.status.holds("Suspended"):
-            return None  # the speed of a suspended job is that of before
+            return None  # a suspended job's speed is outdated
         return float(spent.total or 0) + float(spent.per_hour) * left / 3600
 
     @property
     def held_back(self) -> str:
-        """Why the operator keeps it suspended though its manifest does not say so, as when its budget is spent, and
-        what helps; "" if it does not.
+        """Why the operator suspends it although its manifest does not, such as for a spent budget, and what helps; ""
+        if not.
         """
         told = self.status.condition("Suspended")
         if self.spec.suspend or self.status.ended or told is None or not told.holds or told.reason == "Suspended":
@@ -104,7 +104,7 @@ class JobView:
 
     @property
     def exit_code(self) -> int | None:
-        """As `bamboo run` would have ended; None while the job is not over."""
+        """The exit code that `bamboo run` would have; None while the job is not over."""
         end = self.status.ended
         if end is None:
             return None
@@ -114,23 +114,23 @@ class JobView:
 
     @property
     def protected(self) -> bool:
-        """Return whether every stage has what is meant to protect it; True until the operator has written a status."""
+        """Whether every stage has its intended protection; True until the operator has written a status."""
         found = self.status.condition("Protected")
         return found is None or found.holds or found.reason == OFF
 
     @cached_property
     def plan(self) -> tuple[tuple[str, ...], ...]:
-        """The owners by pipeline and stage; none if it is not known (yet)."""
+        """The owners by pipeline and stage; empty while unknown."""
         if self.live is not None and self.live.grid:
             return tuple(tuple(owner for owner, _ in row) for row in self.live.grid)
         return self.status.owners
 
     def short(self, worker: str) -> str:
-        """A worker's name without the job's, where it has that: w3 for quickstart-w3."""
+        """Return a worker's name without the job's, where it has that: w3 for quickstart-w3."""
         return worker.removeprefix(f"{self.name}-")
 
     def cells(self, worker: str) -> tuple[CellIndex, ...]:
-        """What the worker runs."""
+        """Return the cells that the worker runs."""
         return tuple((d, s) for d, row in enumerate(self.plan) for s, owner in enumerate(row) if owner == worker)
 
     @property
@@ -140,14 +140,14 @@ class JobView:
 
 
 def view_of(body: Mapping[str, Any]) -> JobView:
-    """The view of a BambooJob as the API server has it. What of it this version cannot read counts as absent."""
+    """Return the view of a BambooJob from the API server. Fields that this version cannot read count as absent."""
     metadata, status = read_leniently(Metadata, body.get("metadata")), read_status(body.get("status"))
     return JobView(metadata=metadata, spec=read_spec(body), status=status)
 
 
 def view_of_run(spec: JobSpec, live: Status | None, now: datetime, began: datetime | None = None) -> JobView:
-    """The view of a job without a BambooJob, that is run in this process. live: None while it starts. began: when it
-    was started.
+    """Return the view of a job without a BambooJob that runs in this process. live: None while it starts. began: when
+    it was started.
     """
     metadata = Metadata(name=spec.name, namespace=spec.namespace, creation_timestamp=began)
     status = run_status(live, now) if live is not None else BambooJobStatus()

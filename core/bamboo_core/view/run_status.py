@@ -1,4 +1,4 @@
-"""What a coordinator says of its job, as the status of a BambooJob says it. Pure; the time comes in."""
+"""A coordinator's status of its job in the form of a BambooJob's status. Pure; the time is passed in."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from bamboo_core.job.status import (
 
 
 def run_status(live: Status, now: datetime) -> BambooJobStatus:
-    """All that the coordinator knows of a status: no conditions, no cost, and counts since it was made."""
+    """Return what the coordinator knows of a status: no conditions, no cost, and counts since it was created."""
     ready = sum(1 for _, state in live.workers if state is not WorkerState.STARTING)
     kept = live.checkpoint
     return BambooJobStatus(
@@ -38,7 +38,7 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
 
 
 def _plan(live: Status) -> str | None:
-    """The owners of stages, without what another coordinator would have to know."""
+    """Return the owners of stages as JSON, without what another coordinator would need."""
     owners = [[owner for owner, _ in row] for row in live.grid]
     return json.dumps({"epoch": live.epoch, "pipelines": owners}, separators=(",", ":")) if owners else None
 
@@ -52,7 +52,7 @@ def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:
 
 
 def training_progress(live: Status, now: datetime) -> TrainingProgress:
-    """How far the job is, at that time."""
+    """Return the progress at that time."""
     return TrainingProgress(
         step=live.step,
         steps=live.steps,
@@ -65,7 +65,7 @@ def training_progress(live: Status, now: datetime) -> TrainingProgress:
 
 
 def _evaluation(live: Status) -> EvaluationStatus:
-    """The newest evaluation."""
+    """Return the newest evaluation."""
     step, metrics = live.evaluations[-1]
     return EvaluationStatus(step=step, metrics=_known(metrics))
 

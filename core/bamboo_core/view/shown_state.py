@@ -1,4 +1,4 @@
-"""The state of a job in a word and a sentence, as the page, the command line and the Python API show it. Pure."""
+"""A job's state as a word and a sentence, for the page, the command line and the Python API. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ CONDITIONS = {
     "Invalid": "Accepted",
     "Saving": "Running",
     "Pending": "WorkersReady",
-}  # that explain a state, else its own
+}  # that explain a state; others are explained by their own
 SENTENCES = {
     "Pending": "Waiting for enough workers to start.",
     "Recovering": "The coordinator was restarted and waits for the workers to come back.",
@@ -38,13 +38,13 @@ class ShownState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def ended(outcome: Outcome, message: str) -> ShownState:
-    """How a run ended."""
+    """Return the state of a run that has ended."""
     tones = {Outcome.COMPLETE: "good", Outcome.INTERRUPTED: "idle"}
     return ShownState(name=outcome.value, tone=tones.get(outcome, "bad"), sentence=message, over=True)
 
 
 def state_in_status(written: BambooJobStatus) -> ShownState:
-    """The job's state as the status says it; a job without one has only just been seen."""
+    """Return the job's state from its status; a job without status is new."""
     name = written.state
     found = written.condition(CONDITIONS.get(name, name))
     sentence = found.message if found else ""
@@ -53,7 +53,7 @@ def state_in_status(written: BambooJobStatus) -> ShownState:
 
 
 def live_state(status: Status, spec: JobSpec) -> ShownState:
-    """The job's state as its coordinator has it."""
+    """Return the job's state from its coordinator's status."""
     if status.phase != "Running":
         tone = "idle" if status.phase in ("Pending", OVER) else "warn"
         return ShownState(name=status.phase, tone=tone, sentence=SENTENCES.get(status.phase, ""))
@@ -77,5 +77,5 @@ def live_state(status: Status, spec: JobSpec) -> ShownState:
 
 
 def _names(spec: JobSpec, workers: Sequence[WorkerId]) -> str:
-    """The workers' names without the job's."""
+    """Return the workers' names without the job's."""
     return ", ".join(worker.removeprefix(f"{spec.name}-") for worker in workers)

@@ -1,1 +1,1 @@
-"""What a step takes, and what memory, on a grid: one model for the coordinator's choice, plans and simulations."""
+"""Step times and memory on a grid: one model for the coordinator's choice, plans and simulations."""

@@ -7,11 +7,13 @@ import msgspec
 from bamboo_core.planning.plan import Assignment, Plan, WorkerId
 from bamboo_core.planning.splits.devices import device_of, devices_of, expanded
 
-_BETWEEN = "/"  # a worker's name and its device's number; no worker's name has it
+_BETWEEN = "/"  # between a worker's name and its device's number; no worker's name has it
 
 
 def on_devices(plan: Plan) -> Plan:
-    """The plan with a stage for each device, run and kept by devices; the same one if workers have one device."""
+    """Return the plan with a stage for each device, run and kept by devices; the same one if workers have one
+    device.
+    """
     devices = devices_of(plan)
     if devices == 1:
         return plan
@@ -26,14 +28,14 @@ def _on(held: Assignment, number: int) -> Assignment:
 
 
 def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tuple[WorkerId, WorkerId]]:
-    """The devices of all workers, each with its worker."""
+    """Yield the devices of all workers, each with its worker."""
     for worker in workers:
         for number in range(devices):
             yield (f"{worker}{_BETWEEN}{number}" if devices > 1 else worker), worker
 
 
 def machine(device: WorkerId) -> str:
-    """The machine whose connections a device has: all devices of a worker share them, and need none between
-    each other.
+    """Return the machine of a device: all devices of a worker share its connections, and need none between each
+    other.
     """
     return device.partition(_BETWEEN)[0]

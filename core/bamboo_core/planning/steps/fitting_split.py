@@ -1,10 +1,9 @@
-"""The layers of each stage where the fastest split does not fit into memory: the fastest one that does. Pure.
+"""The fastest split of the layers over stages that fits into memory. Pure.
 
-A stage that is short in time may be large in memory: a wide embedding, or the first stages, which keep the most
-microbatches in flight. What a worker needs depends on its neighbours' stages, too, as it holds copies of them and may
-come to run them. So the search is for the largest share of memory that a stage may have, counted with its own copies:
-with each share the split whose longest stage is the shortest is found exactly, and the exact account of all workers
-says whether that one fits.
+A fast stage may be large in memory: a wide embedding, or the first stages, which keep the most microbatches in flight.
+A worker's need also depends on its neighbours' stages, as it holds copies of them and may have to run them. So the
+search is for the largest share of memory that a stage may have, counted with its own copies: for each share the split
+with the shortest longest stage is found exactly, and the exact account of all workers decides whether it fits.
 """
 
 from bisect import bisect_right
@@ -26,10 +25,11 @@ PRECISION: Final = 1e-6  # of the longest stage
 
 
 def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges | None:
-    """The layers of each stage, so that all workers fit into that many bytes a device; None if no such split is found.
+    """Return the layers of each stage so that all workers fit into `memory` bytes per device; None if no split is
+    found.
 
-    By costs alone if that fits, as the manifest says if it says it, and always by costs if workers have several
-    devices. Raises ValueError if there are fewer layers than stages.
+    It is the split by costs if that fits, the manifest's if it has one, and always the one by costs if workers have
+    several devices. Raises ValueError if there are fewer layers than stages.
     """
     spec = in_force(spec)
     usual = layer_ranges(figures.costs, spec.topology, devices=spec.worker.devices)
@@ -54,8 +54,8 @@ def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges |
 
 @dataclass(frozen=True, slots=True)
 class _Loads:
-    """costs, fixed, flying: of the layers before each one, summed: seconds, bytes that a stage has once, with its
-    copies, and bytes of a microbatch in flight. counts: of these microbatches, of each stage.
+    """The stages' loads. costs, fixed, flying: sums over the layers before each one. They are seconds, bytes that a
+    stage has once, with its copies, and bytes per microbatch in flight. counts: of these microbatches, for each stage.
     """
 
     costs: Sequence[float]
@@ -81,14 +81,14 @@ class _Loads:
         return cls(costs=summed[0], fixed=summed[1], flying=summed[2], counts=counts)
 
     def load(self, stage: int, first: int, end: int) -> float:
-        """Bytes of a stage with these layers."""
+        """Return the bytes of a stage with these layers."""
         return self.fixed[end] - self.fixed[first] + self.counts[stage] * (self.flying[end] - self.flying[first])
 
     def largest(self, split: Ranges) -> float:
         return max(self.load(stage, *layers) for stage, layers in enumerate(split))
 
     def least(self) -> float:
-        """The largest load that some stage has to have."""
+        """Return the largest load that some stage must have."""
         low, high = 0.0, self.fixed[-1] + max(self.counts) * self.flying[-1]
         while high - low > PRECISION * high:
             middle = (low + high) / 2
@@ -96,7 +96,7 @@ class _Loads:
         return high
 
     def fastest(self, share: float) -> Ranges | None:
-        """The split whose longest stage is the shortest, of those in which no stage has a larger load."""
+        """Return the split with the shortest longest stage among those in which no stage exceeds the load."""
         best = self._filled(self.costs[-1], share)
         low, high = 0.0, self.costs[-1]
         while best is not None and high - low > PRECISION * high:
@@ -106,7 +106,7 @@ class _Loads:
         return best
 
     def _filled(self, seconds: float, share: float) -> Ranges | None:
-        """Each stage with as many layers as both limits allow, so that the fewest are left for the next ones."""
+        """Return a split in which each stage has as many layers as both limits allow; None if layers remain."""
         layers, depth, bounds = len(self.costs) - 1, len(self.counts), [0]
         for stage, count in enumerate(self.counts):
             first, most = bounds[-1], layers - (depth - 1 - stage)

@@ -1,7 +1,7 @@
-"""Which grids a number of workers could run, and what a step takes on each: the coordinator's choice among them.
+"""Grid rates: the grids that a number of workers could run, and the step time of each, for the coordinator's choice.
 
-What is compared are whole steps by the model of a step that simulations use (`step_times`), of grids whose workers have
-the memory for them (`worker_memory`). Pure, but for what is remembered.
+Compares whole steps by the step model that simulations use (`step_times`), for grids that fit into the workers' memory
+(`worker_memory`). Pure, with caches.
 """
 
 import math
@@ -41,17 +41,19 @@ _SIZES: Final = attrgetter("parameters", "optimizer", "gradients", "activations"
 
 @dataclass(frozen=True, slots=True)
 class GridRate:
-    """A grid and how fast it is."""
+    """A grid and its speed."""
 
     grid: Grid
-    seconds: float  # of a step on that grid, undisturbed
+    seconds: float  # of an undisturbed step on that grid
 
 
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
-    """The grids of each number of stages that the job may have: the most pipelines that the workers fill, and all
-    numbers below by which the longest share of a step grows. Others in between compute for as long, and reduce for
-    about as long. Each comes with all schedules that the job may run by; one stage has nobody to wait for, and runs by
-    the first one. With fewer workers than the job begins with there is none. only: grids of so many stages.
+    """Yield the grids of each number of stages that the job may have, with every schedule that it may use.
+
+    For each number of stages: the most pipelines that the workers fill, and each smaller number that lengthens the
+    longest share of a step; numbers in between compute as long, and reduce about as long. One stage never waits, so it
+    uses the first schedule only. There are none if the workers are fewer than the job needs to begin. only: grids with
+    that many stages.
     """
     topology, training = spec.topology, spec.training
     if workers < fewest_workers(spec):
@@ -72,9 +74,7 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
 
 
 def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
-    """Whether the job may have that grid, if there are the workers for it. An edit may have changed that of the one it
-    runs.
-    """
+    """Whether the job may have that grid, given the workers. The running grid may fail this after an edit."""
     return (
         fewest_stages(spec) <= grid.stages <= most_stages(spec)
         and spec.topology.pipelines <= grid.pipelines <= most_pipelines(spec)
@@ -84,32 +84,30 @@ def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
 
 
 def may_do_without(spec: JobSpec) -> bool:
-    """May a job whose grid is chosen train without replicas of stages, if nothing else fits? What is lost with a worker
-    then is in its checkpoints.
-    """
+    """Whether a job with a chosen grid may train without replicas if nothing else fits, because it has checkpoints."""
     return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
 
 
 class GridRates:
-    """The rates at which a job with these figures trains on grids: which ones have room, and which are the fastest.
+    """The rates at which a job trains on grids: which grids fit, and which are the fastest.
 
-    It remembers all that it has computed, so the coordinator keeps one (`choosing.rates_of`) as long as the figures and
-    the specification stay; simulations and strategies have their own. memory: bytes of a worker's device; None: not
-    known, so that all grids fit. work: seconds of a microbatch of all layers.
+    It caches everything, so the coordinator keeps one (`choosing.rates_of`) while figures and spec stay; simulations
+    and strategies have their own. memory: bytes of a worker's device; None: unknown, so that all grids fit. work:
+    seconds of a microbatch over all layers.
     """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
         self.figures, self.spec, self.memory = figures, spec, memory
         self.work = sum(figures.costs)
-        self._judged: tuple[ModelFigures, bool] = figures, True  # the figures that were compared last
+        self._judged: tuple[ModelFigures, bool] = figures, True  # the figures compared last
         self._model = StepModel(figures, spec)
         layers = [layer.forward + layer.backward for layer in figures.layers]
         self._whole, self._longest = sum(layers), max(layers)  # seconds of a microbatch
         self._seconds: dict[Grid, float] = {}
         self._splits: dict[object, Ranges | None] = {}  # by what needs the same memory
         self._ranges: dict[int, Ranges] = {}
-        self._ranked: tuple[object, dict[tuple[int, int], tuple[GridRate, ...]]] = None, {}  # by what was known
-        self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # likewise
+        self._ranked: tuple[object, dict[tuple[int, int], tuple[GridRate, ...]]] = None, {}  # by the known seconds
+        self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # for the newest plan and layout
         self._fastest: dict[tuple[int, int], GridRate | None] = {}  # by stages, and pipelines that workers fill
         self._least_of: dict[tuple[int, int], float | None] = {}  # likewise
         self._bounds: dict[Grid, float] = {}
@@ -117,100 +115,96 @@ class GridRates:
         self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
 
     def are_of(self, figures: ModelFigures) -> bool:
-        """Do layers take about the same in those figures, have they the same sizes, and are links as fast? Sizes become
-        known later than what layers take if the coordinator was restarted. It is asked after every event.
+        """Whether those figures have about the same layer times, equal sizes and links. Called after every event. Sizes
+        become known later than layer times after a restart of the coordinator.
         """
         if self._judged[0] is not figures:
             self._judged = figures, _are_alike(self.figures, figures)
         return self._judged[1]
 
     def without_copies(self) -> "GridRates":
-        """The rates of this job if it kept no replicas of stages."""
+        """Return the rates of this job without replicas of stages."""
         if self._bare is None:
             redundancy = replace(self.spec.redundancy, mode=RedundancyMode.NONE)
             self._bare = GridRates(self.figures, replace(self.spec, redundancy=redundancy), self.memory)
         return self._bare
 
     def siblings_suffice(self, grid: Grid) -> bool:
-        """Are there as many copies as are asked for without replicas, as the owners of a stage hold each other's?"""
+        """Whether a stage's owners in other pipelines are enough copies without replicas."""
         return 0 < self.spec.redundancy.kept < grid.pipelines
 
     def lacks_room(self, grid: Grid) -> bool:
-        """Does the job run that grid without replicas of stages, since its workers have no room for them?"""
+        """Whether the job runs that grid without replicas of stages, because they do not fit."""
         without = may_do_without(self.spec) or self.siblings_suffice(grid)
         return without and self._split_with_copies(grid) is None
 
     def as_run(self, grid: Grid) -> "GridRates":
-        """The rates by which the job runs that grid: without replicas if these have no room."""
+        """Return the rates by which the job runs that grid: without replicas if they do not fit."""
         return self.without_copies() if self.lacks_room(grid) else self
 
     def best(self, workers: int) -> GridRate | None:
-        """The fastest grid that so many workers can run; None if there is none.
-
-        With replicas of stages; if no grid has room for these and the job may do without, without them.
+        """Return the fastest grid that these workers can run; None if there is none. With replicas of stages, unless no
+        grid has room for them and the job may do without.
         """
-        found = self.ranked(workers, 1, {}, 1.0)
-        return found[0] if found else None
+        ranking = self.ranked(workers, 1, {}, 1.0)
+        return ranking[0] if ranking else None
 
     def ranked(self, workers: int, most: int, known: Mapping[Grid, float], scale: float) -> tuple[GridRate, ...]:
-        """The fastest grid of each number of stages that so many workers can run, as with `best`, the fastest first.
-
-        most: of how many numbers of stages. known: seconds of some grids; those of others are the model's, scaled.
+        """Return the fastest grid of each number of stages that these workers can run, as with `best`, fastest first.
+        most: the number of results. known: seconds of some grids; those of others are the model's, times `scale`.
         """
-        told = scale, tuple(known.items())
-        if self._ranked[0] != told:
-            self._ranked = told, {}
+        key = scale, tuple(known.items())
+        if self._ranked[0] != key:
+            self._ranked = key, {}
         ranked = self._ranked[1]
         if (workers, most) not in ranked:
-            found = self._fastest_of_each(workers, most, known, scale)
-            if not found and may_do_without(self.spec):
-                found = self.without_copies()._fastest_of_each(workers, most, known, scale)
-            ranked[workers, most] = found
+            fastest = self._fastest_of_each(workers, most, known, scale)
+            if not fastest and may_do_without(self.spec):
+                fastest = self.without_copies()._fastest_of_each(workers, most, known, scale)
+            ranked[workers, most] = fastest
         return ranked[workers, most]
 
     def rate(self, grid: Grid, known: Mapping[Grid, float], scale: float) -> GridRate | None:
-        """What a step on that grid takes, by the same seconds; None if workers have no room for it."""
+        """Return the rate of that grid by the same seconds; None if it does not fit into memory."""
         rates = self.as_run(grid)
         if not rates.fits(grid):
             return None
         return GridRate(grid, known[grid] if grid in known else scale * rates.seconds(grid))
 
     def fastest(self, workers: int, stages: int) -> GridRate | None:
-        """The fastest grid of so many stages that has room; of equals the one with the fewest workers."""
+        """Return the fastest grid with that many stages that fits; of equals the one with the fewest workers."""
         filled = stages, workers // stages
         if filled not in self._fastest:
-            found = self._fastest_of_each(workers, 1, {}, 1.0, stages)
-            self._fastest[filled] = found[0] if found else None
+            ranking = self._fastest_of_each(workers, 1, {}, 1.0, stages)
+            self._fastest[filled] = ranking[0] if ranking else None
         return self._fastest[filled]
 
     def _fastest_of_each(
         self, workers: int, most: int, known: Mapping[Grid, float], scale: float, stages: int | None = None
     ) -> tuple[GridRate, ...]:
-        """The fastest grid of each number of stages. No step is executed of a grid of which it is clear that others are
-        faster.
-        """
-        found: dict[int, GridRate] = {}  # by stages
+        """Return the fastest grid of each number of stages. Skips clearly slower candidates."""
+        fastest: dict[int, GridRate] = {}  # by stages
         grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
         of_known, of_others = list[Grid](), list[Grid]()
         for grid in grids:
             (of_known if grid in known else of_others).append(grid)
         for grid in filter(self.fits, of_known):
-            rate, before = GridRate(grid, known[grid]), found.get(grid.stages)
-            found[grid.stages] = min([*([before] if before else []), rate], key=_rank)
+            rate, before = GridRate(grid, known[grid]), fastest.get(grid.stages)
+            fastest[grid.stages] = min([*([before] if before else []), rate], key=_rank)
         for least, grid in sorted((self._least(grid), grid) for grid in of_others):
-            limit = sorted(one.seconds for one in found.values())[most - 1] if len(found) >= most else math.inf
+            limit = sorted(one.seconds for one in fastest.values())[most - 1] if len(fastest) >= most else math.inf
             if scale * least > limit:
                 break
-            before = found.get(grid.stages)
+            before = fastest.get(grid.stages)
             limit = min(limit, before.seconds if before else math.inf)
             if not self.fits(grid) or scale * self.least(grid) > limit:
                 continue
             rate = GridRate(grid, scale * self.seconds(grid))
-            found[grid.stages] = min([*([before] if before else []), rate], key=_rank)
-        return tuple(sorted(found.values(), key=_rank)[:most])
+            fastest[grid.stages] = min([*([before] if before else []), rate], key=_rank)
+        return tuple(sorted(fastest.values(), key=_rank)[:most])
 
     def least_of(self, workers: int, stages: int) -> float | None:
-        """Seconds in which no step on a grid of so many stages can be done; None if there is none."""
+        """Return a lower bound of the seconds of a step on any grid with that many stages; None if there is none."""
         filled = stages, workers // stages
         if filled not in self._least_of:
             grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
@@ -218,15 +212,12 @@ class GridRates:
         return self._least_of[filled]
 
     def fits(self, grid: Grid) -> bool:
-        """Whether the grid fits, also while a worker runs a lost one's stage, if there are replicas for that, or other
-        pipelines' owners.
-        """
+        """Whether the grid fits, also while a worker runs a lost one's stage, if replicas or siblings allow that."""
         return self.split(grid) is not None
 
     def split(self, grid: Grid) -> Ranges | None:
-        """Return the layers of each stage: the fastest split that fits into memory; None if there is none.
-
-        With the replicas that are asked for, or else with as many copies in other pipelines.
+        """Return the layers of each stage, the fastest split that fits into memory; None if there is none. With the
+        requested replicas, or else with as many copies in other pipelines.
         """
         split = self._split_with_copies(grid)
         if split is None and self.siblings_suffice(grid):
@@ -242,8 +233,8 @@ class GridRates:
         return self._splits[alike]
 
     def _alike_in_memory(self, grid: Grid) -> object:
-        """A key that is equal for grids whose workers need the same memory: more microbatches than are in flight need
-        no more.
+        """Return a key that is equal for grids with the same memory needs: microbatches beyond the ones in flight need
+        none.
         """
         order = StageOrder(grid.schedule)
         devices = grid.stages * self.spec.worker.devices
@@ -257,7 +248,7 @@ class GridRates:
         return self._fits_with(grid, split, self._redundancy(grid).kept)
 
     def copies(self, grid: Grid, split: Ranges) -> int:
-        """How many of the replicas of each stage that are asked for workers have room for with that split."""
+        """Return how many of the requested replicas of each stage workers have room for with that split."""
         return next((n for n in range(self.spec.redundancy.kept, 0, -1) if self._fits_with(grid, split, n)), 0)
 
     def _fits_with(self, grid: Grid, split: Ranges, replicas: int) -> bool:
@@ -285,46 +276,46 @@ class GridRates:
         return replace(self.spec, topology=topology, redundancy=self._redundancy(grid))
 
     def seconds(self, grid: Grid) -> float:
-        """The seconds of a step on that grid, with a worker for each cell."""
+        """Return the seconds of a step on that grid, with a worker for each cell."""
         rates = self.as_run(grid)
         if grid not in rates._seconds:
             rates._seconds[grid] = rates._model.seconds_alike(rates._alike(grid))
         return rates._seconds[grid]
 
     def least(self, grid: Grid) -> float:
-        """Seconds in which no step on that grid can be done: close to `seconds`, and found much sooner."""
+        """Return a lower bound of `seconds`, close to it and computed much faster."""
         rates = self.as_run(grid)
         if grid not in rates._bounds:
             rates._bounds[grid] = rates._model.least_alike(rates._alike(grid))
         return rates._bounds[grid]
 
     def seconds_of(self, plan: Plan, layout: Layout) -> float:
-        """The seconds of a step under that plan, in which workers may run several stages."""
+        """Return the seconds of a step under that plan, in which workers may run several stages."""
         if self._of_plan[0] is not plan or self._of_plan[1] is not layout:
             self._of_plan = plan, layout, self._model.seconds(plan, layout)
         return self._of_plan[2]
 
     def pipeline_ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
-        """The seconds after which each stage of one pipeline is done; see `StepModel.pipeline_ends`."""
+        """Return when each stage of one pipeline is done; see `StepModel.pipeline_ends`."""
         return self._model.pipeline_ends(self.ranges(stages), microbatches, order)
 
     def completed(self, grid: Grid, ends: Sequence[float]) -> float:
-        """Seconds of a step on that grid whose stages are done then; see `StepModel`."""
+        """Return the seconds of a step whose stages are done at these times; see `StepModel`."""
         return self._model.completed(self._alike(grid), ends)
 
     def stages(self, stages: int) -> Stages:
-        """Sums over the layers of each, if there are so many."""
+        """Return the sums over the layers of each of that many stages."""
         return self._model.stages(self.ranges(stages))
 
     def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
-        """The layers of each of so many stages, by what they cost alone."""
+        """Return the layers of each of that many stages, split by costs alone."""
         if stages not in self._ranges:
             costs, devices = self.figures.costs, self.spec.worker.devices
             self._ranges[stages] = layer_ranges(costs, self.spec.topology, stages, devices)
         return self._ranges[stages]
 
     def _alike(self, grid: Grid) -> AlikePipelines:
-        """Every pipeline of a grid of workers that are all alike is as the others."""
+        """Return the grid's pipelines, which are alike because its workers are."""
         training, ranges = self.spec.training, self.split(grid) or self.ranges(grid.stages)
         sizes = share_sizes(training.microbatches, training.groups or training.microbatches, grid.pipelines)
         bounds = tuple(accumulate(sizes, initial=0))
@@ -342,9 +333,7 @@ class GridRates:
         return AlikePipelines(plan, plan.target, grid.pipelines, most_sums(training.groups, grid.pipelines))
 
     def _least(self, grid: Grid) -> float:
-        """Seconds in which no step on that grid can be done: what its longest stage computes if no split were better
-        than an even one.
-        """
+        """Return a lower bound of a step's seconds: the computing of the longest stage of an even split."""
         devices = grid.stages * self.spec.worker.devices
         return most_microbatches(self.spec.training, grid.pipelines) * max(self._whole / devices, self._longest)
 

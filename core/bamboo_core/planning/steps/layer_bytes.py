@@ -1,4 +1,4 @@
-"""What a layer takes of memory and of links, as a worker counts it."""
+"""The memory and traffic of a layer, as a worker counts them."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ class LayerBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The bytes of a layer, in memory and to its neighbour."""
 
     parameters: Bytes  # with buffers
-    optimizer: Bytes  # what it remembers
-    gradients: Bytes  # of what is trained
-    activations: Bytes  # what is kept of a microbatch from its forward to its backward
-    boundary: Bytes  # what it gives to the next layer, of a microbatch
+    optimizer: Bytes  # optimizer state
+    gradients: Bytes  # of trained parameters
+    activations: Bytes  # kept for a microbatch from its forward to its backward
+    boundary: Bytes  # a microbatch's output for the next layer

@@ -1,9 +1,9 @@
-"""Forwards and backwards of a step in virtual time: the schedule's own program on every cell, frame by frame. Pure.
+"""A step's forwards and backwards in virtual time: the schedule's program of every cell, frame by frame. Pure.
 
-A group of pipelines is executed at once if a worker runs cells of several of them; else each by itself. A worker does
-one thing at a time, the most urgent that is ready, as the engine does; frames travel on one link for each pair of
-workers, and share what a machine can send and receive. A worker may be lost on the way: then the one that takes its
-cells over runs their programs again, from what the others have in their logs.
+Pipelines that share workers are executed together, others each by itself. A worker does one thing at a time, the most
+urgent that is ready, as the engine does; frames travel on one link for each pair of workers, and share what a machine
+can send and receive. If a worker is lost, the worker that takes its cells over runs their programs again, from the
+others' logs.
 """
 
 import heapq
@@ -24,42 +24,42 @@ from bamboo_core.planning.schedule import (
 )
 
 Place = tuple[int, int]  # pipeline and stage
-Frame = tuple[bool, int]  # of a forward, or of a backward; and the microbatch
-Run = tuple[int, int, int]  # the microbatches from the first to before the second number, and the worker that runs them
+Frame = tuple[bool, int]  # whether it is a forward's; and the microbatch
+Run = tuple[int, int, int]  # the first microbatch, the one after the last, and the worker that runs them
 NO_FRAME: Final = -1
-WEIGHT_SHARE: Final = 0.5  # of a backward, what its weight gradients take: assumed, as profiles know only the whole
+WEIGHT_SHARE: Final = 0.5  # the part of a backward for weight gradients: assumed, as profiles have only whole backwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What decides the times; equal groups have equal times, so that they can be remembered."""
+    """The inputs that decide the times. Equal groups have equal times, so they can be cached."""
 
     # forward, backward: seconds of a microbatch, by stage
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    boundary: tuple[int, ...]  # bytes that a stage gives to the next one
+    boundary: tuple[int, ...]  # bytes of a stage's output for the next one
     # numbers of workers, [pipeline][stage], from 0 in the order of their first cells
     owners: tuple[tuple[int, ...], ...]
     microbatches: tuple[int, ...]  # by pipeline
     order: StageOrder
     network: Network
     busy: tuple[float, ...]  # seconds until each worker can begin
-    # of workers that have their connections together, as the devices of a node, the first one's number, by worker; ():
+    # by worker, the first worker's number on its machine, if workers share connections, as devices of a node do; ():
     # each has its own
     machines: tuple[int, ...] = ()
-    # of cells that several workers run, who runs which of their microbatches; the owner runs all of any other cell
+    # for cells that several workers run: the worker of each range of microbatches; the owner runs all of other cells
     runs: tuple[tuple[Place, tuple[Run, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoss:
-    """Workers that are lost at these seconds of the step. runs: who runs cells from `planned` on that change hands."""
+    """Workers that are lost at these seconds of the step. runs: the workers of cells that change hands at `planned`."""
 
     lost: tuple[tuple[int, float], ...]
     planned: float
     runs: tuple[tuple[Place, tuple[Run, ...]], ...]
-    # cells whose owner has, or gets, the sums of finished groups: the owner, the microbatches before which the groups
-    # end that it resumes behind, and the seconds after `planned` until it has them
+    # cells whose owner has or gets the sums of finished groups: the owner, the microbatches that end the groups that it
+    # skips, and the seconds after `planned` until it has the sums
     kept: tuple[tuple[Place, tuple[int, tuple[int, ...], float]], ...] = ()
 
 
@@ -67,7 +67,7 @@ class StepLoss:
 class GroupTimes:
     """The times of a group's step."""
 
-    # when each cell has done its forwards and backwards, seconds from the step's begin, [pipeline][stage]
+    # when each cell has done its forwards and backwards, seconds since the step's begin, [pipeline][stage]
     ends: tuple[tuple[float, ...], ...]
     work: tuple[float, ...]  # seconds that each worker computed
 
@@ -77,21 +77,21 @@ class GroupTimes:
 
 
 def execute(group: Group, *losses: StepLoss) -> GroupTimes:
-    """Runs the step's forwards and backwards to their end. losses: in the order of their plans."""
+    """Run the step's forwards and backwards to their end. losses: in the order of their plans."""
     return _undisturbed(group) if not losses and _is_alone(group) else _Execution(group, losses).run()
 
 
 def _is_alone(group: Group) -> bool:
-    """Is it one pipeline whose stages have a worker and a machine each, of which none does another one's work?"""
+    """Whether the group is one pipeline whose stages each have a worker and a machine of their own, and no shared
+    cells.
+    """
     workers = range(len(group.forward))
     apart = len(set(group.machines or workers)) == len(workers)
     return group.owners == (tuple(workers),) and apart and not group.runs
 
 
 def _undisturbed(group: Group) -> GroupTimes:
-    """The times that `_Execution` would find, event by event in the same order, with no more of each than such a
-    pipeline needs.
-    """
+    """Return the times that `_Execution` would find, with the same events in the same order, but less bookkeeping."""
     stages, network = len(group.forward), group.network
     programs = [_timed(group, stage) for stage in range(stages)]
     on_link = [size / network.link(size) for size in group.boundary]
@@ -100,7 +100,7 @@ def _undisturbed(group: Group) -> GroupTimes:
     sends, receives = [0.0] * stages, [0.0] * stages
     done, running, arrived = [0] * stages, [False] * stages, [set[int]() for _ in range(stages)]
     free, work, ends = list(group.busy), [0.0] * stages, [0.0] * stages
-    events = [(busy, stage, stage, NO_FRAME) for stage, busy in enumerate(group.busy)]  # when, the how manyth, where
+    events = [(busy, stage, stage, NO_FRAME) for stage, busy in enumerate(group.busy)]  # time, sequence number, place
     heapq.heapify(events)
     count = stages
     while events:
@@ -136,14 +136,14 @@ def _undisturbed(group: Group) -> GroupTimes:
 
 
 def _timed(group: Group, stage: int) -> list[tuple[float, int, int, int]]:
-    """The instructions of a stage, each as its seconds, the frame that it needs, the stage that it sends to, and the
-    frame sent.
+    """Return a stage's instructions as seconds, the frame that each needs, the stage that it sends to, and the frame
+    sent.
     """
     stages, forward, backward = len(group.forward), group.forward[stage], group.backward[stage]
-    found = []
+    instructions = []
     for instruction in group.order.program(stage, stages, range(group.microbatches[0])):
         needed, sent = awaited(instruction, stage, stages), given(instruction, (0, stage), stages)
-        found.append(
+        instructions.append(
             (
                 seconds_of(instruction, forward, backward),
                 NO_FRAME if needed is None else _number(needed),
@@ -151,7 +151,7 @@ def _timed(group: Group, stage: int) -> list[tuple[float, int, int, int]]:
                 NO_FRAME if sent is None else _number(sent[1]),
             )
         )
-    return found
+    return instructions
 
 
 def _number(frame: Frame) -> int:
@@ -160,7 +160,7 @@ def _number(frame: Frame) -> int:
 
 
 def seconds_of(instruction: Computed, forward: float, backward: float) -> float:
-    """The seconds of an instruction of a stage whose whole forward and backward take so long."""
+    """Return the seconds of an instruction. forward, backward: of the stage's whole forward and backward."""
     if isinstance(instruction, Forward):
         return forward
     if isinstance(instruction, BackwardWeight):
@@ -169,7 +169,7 @@ def seconds_of(instruction: Computed, forward: float, backward: float) -> float:
 
 
 def awaited(instruction: Computed, stage: int, stages: int) -> Frame | None:
-    """What has to have arrived before an instruction can run; the engine's `needs`, of forwards and backwards alone."""
+    """Return the frame that an instruction waits for; the engine's `needs`, of forwards and backwards alone."""
     if isinstance(instruction, BackwardWeight):
         return None
     first = isinstance(instruction, Forward)
@@ -177,7 +177,7 @@ def awaited(instruction: Computed, stage: int, stages: int) -> Frame | None:
 
 
 def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Frame] | None:
-    """What an instruction sends, and to which cell; None if nobody waits for what it computes."""
+    """Return the frame that an instruction sends, and to which cell; None if no cell waits for it."""
     if isinstance(instruction, BackwardWeight):
         return None
     (d, s), first = place, isinstance(instruction, Forward)
@@ -187,20 +187,20 @@ def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Fram
 
 @dataclass(slots=True)
 class _Cell:
-    """A cell as it is executed."""
+    """A cell in execution."""
 
     place: Place
     run: Run
-    program: list[Computed]  # what is left of it is behind `done`
-    goes_first: bool = False  # others run the rest of the cell
+    program: list[Computed]  # the rest begins at `done`
+    goes_first: bool = False  # other workers run the rest of the cell
     done: int = 0
-    arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of the frames that are here
-    begins: float = 0.0  # the second before which it is not run
-    ends: tuple[int, ...] = ()  # of its groups whose sums somebody would keep
-    left: int = 0  # the first microbatch that is summed; those before it are run for their frames alone
+    arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of arrived frames
+    begins: float = 0.0  # the second before which it does not run
+    ends: tuple[int, ...] = ()  # of its groups whose sums another worker would keep
+    left: int = 0  # the first microbatch whose gradients are summed; earlier ones run for their frames only
 
     def finished(self, ends: Collection[int]) -> int:
-        """Return before which microbatch the groups that end there are summed."""
+        """Return the microbatch up to which groups with these ends are summed."""
         left = (one.microbatch for one in self.program[self.done :] if one.microbatch >= self.left)
         summed = min(left, default=self.run[1])
         return max((end for end in ends if end <= summed), default=0)
@@ -211,7 +211,7 @@ class _Cell:
         return not any(one.microbatch >= self.left for one in self.program[self.done :])
 
     def makes(self, frame: Frame) -> bool:
-        """Is the frame what comes of an instruction that is left?"""
+        """Whether a remaining instruction produces the frame."""
         kind = Forward if frame[0] else Backward
         return any(isinstance(one, kind) and one.microbatch == frame[1] for one in self.program[self.done :])
 
@@ -238,10 +238,10 @@ class _Execution:
         self._workers = [_Worker(free=busy) for busy in group.busy]
         self._machines = group.machines or range(len(group.busy))
         self._cells: dict[Place, list[_Cell]] = {}
-        self._log: dict[Place, dict[Frame, int]] = {}  # what has been sent to each cell, and who has it in the log
+        self._log: dict[Place, dict[Frame, int]] = {}  # the frames sent to each cell, and who has each in its log
         self._links: dict[tuple[int, int], float] = {}  # between machines, until when each is taken
         self._ends: dict[Place, float] = {}
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []  # when, the how manyth, and what happens
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []  # time, sequence number, action
         self._count = 0
         runs = dict(group.runs)
         for d, row in enumerate(group.owners):
@@ -275,8 +275,8 @@ class _Execution:
     def _begun(
         self, place: Place, run: Run, *, taken_over: bool, left: int | None = None, again: Collection[int] = ()
     ) -> _Cell:
-        """left: the first microbatch that is left to run, of a cell that is shared; None: the run's first one. again:
-        those before it that are run for their frames.
+        """Return a cell in execution. left: the first remaining microbatch of a shared cell; None: the run's first.
+        again: earlier ones that run for their frames.
         """
         (first, end, worker), order = run, self._group.order
         is_shared = left is not None or end - first < self._group.microbatches[place[0]]
@@ -295,7 +295,7 @@ class _Execution:
     # work
 
     def _turn(self, number: int, now: float) -> None:
-        """The worker may have finished something, and begins what is the most urgent."""
+        """Let a worker finish its instruction if it is done, and begin the most urgent one."""
         worker = self._workers[number]
         if not worker.alive or now < worker.free:
             return
@@ -318,7 +318,7 @@ class _Execution:
         return frame is None or frame in cell.arrived
 
     def _urgency(self, cell: _Cell) -> tuple[bool, int]:
-        """Return the rank by which the engine chooses (`CellStep.urgency`), the least first."""
+        """Return the engine's rank of urgency (`CellStep.urgency`), the least first."""
         place, end = cell.done, len(cell.program)
         while place < end and isinstance(cell.program[place], BackwardWeight):
             place += 1
@@ -348,21 +348,21 @@ class _Execution:
 
     def _travel(self, now: float, sender: int, target: Place, frame: Frame) -> None:
         receiver = self._cell(target, frame[1]).run[2]
-        here, there = self._machines[sender], self._machines[receiver]
-        if here == there:
+        here, destination = self._machines[sender], self._machines[receiver]
+        if here == destination:
             self._push(now, partial(self._arrive, receiver, target, frame))
             return
         network, size = self._group.network, self._group.boundary[target[1] - frame[0]]
-        source, sink = self._workers[here], self._workers[there]
-        begin = max(now, self._links.get((here, there), 0.0), source.sends)
-        self._links[here, there] = sent = begin + size / network.link(size)
+        source, sink = self._workers[here], self._workers[destination]
+        begin = max(now, self._links.get((here, destination), 0.0), source.sends)
+        self._links[here, destination] = sent = begin + size / network.link(size)
         source.sends = begin + size / network.machine
         sink.receives = max(begin, sink.receives) + size / network.machine
         at = max(sent, sink.receives) + network.latency
         self._push(at, partial(self._arrive, receiver, target, frame))
 
     def _arrive(self, receiver: int, place: Place, frame: Frame, now: float) -> None:
-        """What comes to a worker that does not run the cell any more is lost; the log has it."""
+        """Deliver a frame. It is lost if the worker no longer runs the cell; the log has it."""
         cell = self._cell(place, frame[1])
         if cell.run[2] == receiver:
             cell.arrived.add(frame)
@@ -374,7 +374,7 @@ class _Execution:
         self._workers[number].alive = False
 
     def _take_over(self, loss: StepLoss, now: float) -> None:
-        """Every sender sends again what a new runner may lack, and runs again what is in no log."""
+        """Apply a loss: senders repeat frames that new runners may lack, and rerun what is in no log."""
         kept = dict(loss.kept)
         for place, runs in loss.runs:
             before = {cell.run: cell for cell in self._cells[place]}
@@ -392,8 +392,8 @@ class _Execution:
             self._cells[place] = [cells[run] for run in runs]
             self._begin(now, [cells[run] for run in runs if run not in before])
         rows = {d for (d, _), _ in loss.runs}
-        while found := next(self._lacking(rows), None):
-            cell, again = found
+        while lacking := next(self._lacking(rows), None):
+            cell, again = lacking
             self._workers[cell.run[2]].cells.remove(cell)
             left = max(cell.finished(cell.ends), cell.left)
             again |= {one.microbatch for one in cell.program[cell.done :] if one.microbatch < cell.left}
@@ -409,8 +409,8 @@ class _Execution:
             self._push(max(now, cell.begins), partial(self._turn, cell.run[2]))
 
     def _lacking(self, rows: Collection[int]) -> Iterator[tuple[_Cell, set[int]]]:
-        """Yield cells of these pipelines that have to run microbatches again: the frames that a cell beside waits for
-        are in no log, and nobody is about to make them.
+        """Yield cells of these pipelines that have to rerun microbatches, because no log and no running cell has their
+        frames.
         """
         for cell in [one for place, cells in self._cells.items() if place[0] in rows for one in cells]:
             (d, s), logged = cell.place, self._log.get(cell.place, {})
@@ -423,13 +423,13 @@ class _Execution:
                 if not (frame in logged and self._workers[logged[frame]].alive)
             ]
             for first, other in ((True, (d, s - 1)), (False, (d, s + 1))):
-                for beside in self._cells.get(other, ()):
-                    mine = {m for f, m in gone if f == first and beside.run[0] <= m < beside.run[1]}
-                    if again := {m for m in mine if not beside.makes((first, m))}:
-                        yield beside, again
+                for sender in self._cells.get(other, ()):
+                    mine = {m for f, m in gone if f == first and sender.run[0] <= m < sender.run[1]}
+                    if again := {m for m in mine if not sender.makes((first, m))}:
+                        yield sender, again
 
     def _resend(self, now: float, cell: _Cell) -> None:
-        """The frames of the neighbours' logs."""
+        """Send the frames of the neighbours' logs again."""
         needed = {instruction.microbatch for instruction in cell.program}
         logged = [(frame, sender) for frame, sender in self._log.get(cell.place, {}).items() if frame[1] in needed]
         for frame, sender in sorted(logged, key=lambda sent: (sent[0][1], not sent[0][0])):

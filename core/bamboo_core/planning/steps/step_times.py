@@ -1,7 +1,7 @@
-"""What a step takes under a plan: the schedule of its pipelines, the reduction over them, replicas, the commit. Pure.
+"""Step times under a plan: the schedule of its pipelines, the reduction over them, replicas, the commit. Pure.
 
-Times are remembered by what decides them (which cells share a worker, not which worker that is), so that thousands of
-steps cost as much as the first one.
+Times are cached by what decides them (which cells share a worker, not which worker that is), so thousands of steps cost
+as much as the first one.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ from bamboo_core.planning.splits.devices import cell_of, devices_of
 from bamboo_core.planning.steps.devices import devices_of_workers, machine, on_devices
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, Run, StepLoss, execute
 
-ALMOST: Final = 1 - 1e-9  # of what takes at least so long, as sums of floats differ with their order
+ALMOST: Final = 1 - 1e-9  # lowers bounds, as sums of floats depend on their order
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class PlannedGroup:
 
     group: Group
     rows: list[int]  # their numbers in the plan
-    numbers: dict[WorkerId, int]  # those of workers in the group
+    numbers: dict[WorkerId, int]  # of workers in the group
 
     def cells(self) -> dict[Cell, Place]:
-        """The place in the group of each cell of the plan."""
+        """Return the place in the group of each cell of the plan."""
         stages = range(len(self.group.forward))
         return {Cell(row, s): (d, s) for d, row in enumerate(self.rows) for s in stages}
 
@@ -53,20 +53,18 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class AlikePipelines:
-    """The pipelines of one grid, each with workers of its own, alike but for their microbatches."""
+    """The pipelines of one grid, each with workers of its own, equal except for their microbatches."""
 
-    # plan, layout: with one of them for each number of microbatches
+    # plan, layout: with one pipeline for each number of microbatches
     plan: Plan
     layout: Layout
-    pipelines: int  # how many there are
-    sums: int  # how many that one sends for each number of a gradient, at most
+    pipelines: int  # the number of pipelines
+    sums: int  # the most that one pipeline sends for each number of a gradient
 
 
 class StepModel:
-    """The times of a job's steps by these figures, which are for its microbatches.
-
-    Inside, each device of a worker is a worker of its own, and what one gives to another on the same machine takes no
-    time.
+    """The times of a job's steps by these figures, which are for its microbatches. Internally each device of a worker
+    is a worker of its own, and transfers on one machine take no time.
     """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec) -> None:
@@ -82,7 +80,7 @@ class StepModel:
         return self._stages[ranges]
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
-        """The seconds from the begin of one step to that of the next, again and again, with nobody lost."""
+        """Return the seconds from the begin of one step to that of the next, with nothing lost."""
         key = (_shape(plan, layout), layout, plan.stages, plan.device_layers)
         if key not in self._steps:
             self._steps[key] = self._calm(on_devices(plan), layout)
@@ -91,10 +89,10 @@ class StepModel:
     def disturbed(
         self, plan: Plan, changes: Sequence[tuple[float, Plan]], layout: Layout, lost: Mapping[WorkerId, float]
     ) -> tuple[float, float]:
-        """A step that begins under a plan, in which others move cells of lost workers, and maybe of others.
+        """Return the seconds of a step in which plans change, and the part that new owners take after the last change
+        to repeat lost work.
 
         changes: when all have each of these plans, in order. lost: at which second of the step owners are lost.
-        (seconds of the step, of these what the new owners take after the last change to repeat lost work)
         """
         gone = {one: lost[worker] for one, worker in devices_of_workers(lost, devices_of(plan))}
         plans, last = [on_devices(plan), *(on_devices(later) for _, later in changes)], changes[-1][0]
@@ -122,7 +120,7 @@ class StepModel:
         lost: Mapping[WorkerId, float],
         planned: float,
     ) -> StepLoss | None:
-        """What of a group other workers take over with a plan; None if nothing."""
+        """Return what other workers of a group take over with a plan; None if nothing."""
         moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
         if not moved:
             return None
@@ -139,8 +137,8 @@ class StepModel:
         )
 
     def _kept(self, before: Plan, plan: Plan, layout: Layout, cell: Cell) -> tuple[tuple[int, ...], float] | None:
-        """Return the microbatches before which those groups end that a new owner can resume behind (all but the last),
-        numbered from 0 in the pipeline, and the most seconds until it has their sums. None if nobody has them.
+        """Return the microbatches that end the groups that a new owner skips (all but the last), numbered from 0 in
+        the pipeline, and the most seconds until it has their sums. None if no worker has them.
         """
         owner, portions, own = plan.at(cell).owner, plan.at(cell).portions, layout.split[cell.pipeline]
         if before.at(cell).owner == owner:
@@ -154,22 +152,20 @@ class StepModel:
         return ends, 0.0 if giver == owner else self._sync(size, 1)
 
     def _added_up(self, plan: Plan, ends: Mapping[Place, float]) -> dict[Place, float]:
-        """Return when each cell's owner has the sums of all portions, from when these are done."""
-        found = dict(ends)
+        """Return when each cell's owner has the sums of all portions. ends: when these are done."""
+        totals = dict(ends)
         for d, s in ends:
             assignment = plan.at(Cell(d, s))
             if any(worker != assignment.owner for worker in assignment.runners):
-                found[d, s] += self._sync(self.stages(plan.stages).gradients[s], 1)
-        return found
+                totals[d, s] += self._sync(self.stages(plan.stages).gradients[s], 1)
+        return totals
 
-    # parts of steps of pipelines that are no plan's
+    # parts of steps of pipelines without a plan
 
     def pipeline_ends(
         self, ranges: tuple[tuple[int, int], ...], microbatches: int, order: StageOrder
     ) -> tuple[float, ...]:
-        """The seconds after which each stage of one pipeline has done its forwards and backwards, with a worker for
-        every stage.
-        """
+        """Return when each stage of one pipeline has done its forwards and backwards, with a worker for every stage."""
         stages, workers = self.stages(ranges), tuple(range(len(ranges)))
         group = Group(
             forward=stages.forward,
@@ -185,24 +181,22 @@ class StepModel:
         return self._times(group).ends[0]
 
     def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
-        """A step whose stages have done their forwards and backwards then, however they did: with what the sums of
-        gradients, the updates and the commit add to it.
+        """Return the seconds of a step whose stages are done at these times, with the sums of gradients, updates and
+        commit.
         """
         plan, layout = on_devices(alike.plan), alike.layout
         cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}
         return max(self._committed(plan, layout, cells, alike), self._least(plan, layout, {}))
 
-    # grids of pipelines that are alike
+    # grids of equal pipelines
 
     def seconds_alike(self, alike: AlikePipelines) -> float:
-        """The seconds of a step, as by `seconds`, of all these pipelines; it costs as much as of one, however many
-        there are.
-        """
+        """Return the seconds of a step of all these pipelines, like `seconds`, at the cost of one."""
         return self._calm(on_devices(alike.plan), alike.layout, alike)
 
     def least_alike(self, alike: AlikePipelines) -> float:
-        """Seconds in which no step of these pipelines can be done, whatever its schedule: what a stage has to wait for
-        at the begin, all that it computes, and what others do after that.
+        """Return a lower bound of a step's seconds with any schedule: a stage's initial wait, all its computing, and
+        what others do afterwards.
         """
         plan = on_devices(alike.plan)
         if len(plan.stages) == 1:
@@ -236,8 +230,8 @@ class StepModel:
         return self._groups[group]
 
     def _groups_of(self, plan: Plan, layout: Layout, later: Sequence[Plan] = ()) -> list[PlannedGroup]:
-        """Pipelines that share workers, also under the plans after it."""
-        stages, found = self.stages(plan.stages), []
+        """Return the groups of pipelines that share workers, also under the later plans."""
+        stages, groups = self.stages(plan.stages), []
         for rows in _connected(plan, layout, later):
             names: dict[WorkerId, int] = {}
             plans = [plan, *later]
@@ -265,23 +259,23 @@ class StepModel:
                     if plan.at(c).portions
                 ),
             )
-            found.append(PlannedGroup(group, rows, names))
-        return found
+            groups.append(PlannedGroup(group, rows, names))
+        return groups
 
     def _committed(
         self, plan: Plan, layout: Layout, ends: Mapping[Place, float], alike: AlikePipelines | None = None
     ) -> float:
-        """The second at which all have heard of the commit, given when the cells have done their forwards and
-        backwards. alike: the pipelines of which these are some.
+        """Return the second at which all workers have received the commit. ends: when the cells have done their
+        forwards and backwards. alike: the pipelines that these represent.
         """
         sums = alike.sums if alike else _sums(layout)
         stages, network = self.stages(plan.stages), self.figures.network
         sent: Counter[str] = Counter()
-        taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are
-        synced: defaultdict[str, float] = defaultdict(float)  # those to its replicas, if it runs several stages
+        taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are taken
+        synced: defaultdict[str, float] = defaultdict(float)  # the same for its replicas, if it runs several stages
         devices = self._spec.worker.devices
         run = {(machine(plan.at(part).owner), cell_of(part, devices)) for part in starmap(Cell, ends)}
-        runs = Counter(one for one, _ in run)  # how many cells each machine
+        runs = Counter(one for one, _ in run)  # the number of cells of each machine
         ready = 0.0
         for done, s in sorted((max(ends[d, s] for d in range(layout.pipelines)), s) for s in range(len(plan.stages))):
             cells = [Cell(d, s) for d in range(layout.pipelines)]
@@ -299,7 +293,7 @@ class StepModel:
                 done = over + 2 * network.latency
             for cell in cells:
                 owner, strict = machine(plan.at(cell).owner), plan.at(cell).replicas
-                if strict and runs[owner] > 1:  # what is lost with it must not be repeated, so replicas come first
+                if strict and runs[owner] > 1:  # a loss must not repeat it, so replicas come first
                     synced[owner] = max(done, synced[owner]) + self._sync(stages.gradients[s], 1) - network.latency
                     ready = max(ready, synced[owner] + network.latency)
                 ready = max(ready, done)
@@ -309,7 +303,7 @@ class StepModel:
         return ready + self.figures.commit + (0.0 if alone else 2 * network.latency)
 
     def _link(self, size: float) -> float:
-        """Bytes a second of a frame of that size, between two workers."""
+        """Return the bytes per second of a frame of that size between two workers."""
         return self.figures.network.link(size)
 
     def _sync(self, size: float, receivers: int) -> float:
@@ -317,8 +311,8 @@ class StepModel:
         return network.latency + size / min(self._link(size), network.machine / receivers)
 
     def _least(self, plan: Plan, layout: Layout, work: Mapping[WorkerId, float]) -> float:
-        """What a step takes at least, whatever its schedule: a replica has to follow within one step, a machine to
-        send and receive all that it does, and to apply the updates of all that it holds.
+        """Return a lower bound of a step's seconds with any schedule. A replica has to follow within one step, and a
+        machine has to send, receive and update everything that it holds.
         """
         stages, network = self.stages(plan.stages), self.figures.network
         out: Counter[str] = Counter()
@@ -368,7 +362,9 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
 
 
 def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int]) -> tuple[Run, ...]:
-    """Return who runs which microbatches of a cell; both are numbered from 0, these in the cell's pipeline."""
+    """Return the workers of a cell's microbatches; both are numbered from 0, microbatches within the cell's
+    pipeline.
+    """
     assignment, own = plan.at(cell), layout.split[cell.pipeline]
     if not assignment.portions:
         return ((0, len(own), numbers[assignment.owner]),)
@@ -377,13 +373,13 @@ def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int
 
 
 def _sums(layout: Layout) -> int:
-    """How many sums a pipeline sends for each number of a gradient, at most."""
+    """Return the most sums that a pipeline sends for each number of a gradient."""
     groups = len(layout.bounds) - 1
     return max(len(nodes_of(share, groups)) for share in layout.shares)
 
 
 def _connected(plan: Plan, layout: Layout, later: Sequence[Plan]) -> list[list[int]]:
-    """The pipelines of the layout, together if a worker runs cells of both."""
+    """Return the pipelines of the layout, together if they share a worker."""
     rows = range(layout.pipelines)
     owners = {d: {w for a in plan.pipelines[d] for w in a.runners} for d in rows}
     for one in later:
@@ -400,13 +396,13 @@ def _connected(plan: Plan, layout: Layout, later: Sequence[Plan]) -> list[list[i
 
 
 def _machines(names: Mapping[WorkerId, int]) -> tuple[int, ...]:
-    """The number of the first device on its machine, by number of a device."""
+    """Return the number of the first device on its machine, by number of a device."""
     first: dict[str, int] = {}
     return tuple(first.setdefault(machine(device), number) for device, number in names.items())
 
 
 def _shape(plan: Plan, layout: Layout) -> object:
-    """The holders of all cells, and who shares them, with numbers in place of names."""
+    """Return a key of the holders and runners of all cells, with numbers instead of names."""
     names: dict[WorkerId, int] = {}
 
     def number(worker: WorkerId) -> int:

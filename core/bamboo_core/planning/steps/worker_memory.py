@@ -1,6 +1,6 @@
-"""How much memory workers need, from sizes of layers. Pure.
+"""The memory that workers need, from the sizes of layers. Pure.
 
-What a device holds is counted once, by `device_peak`: for `bamboo plan` and the choice of grids from a profile, for
+`device_peak` is the only count of a device's memory: for `bamboo plan` and the choice of grids from a profile, for
 `bamboo validate --load` from the task (`bamboo_trainer.memory.estimate`).
 """
 
@@ -20,11 +20,11 @@ from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """The bytes of a stage on a device. casts: of its parameters to the precision of products, but for checkpointed
-    layers, which have theirs only while they are run. gradients: one sum.
+    """The bytes of a stage on a device.
 
-    largest: of the sum, the part of the layer that has most. in_flight: what its microbatches in flight keep, in calm
-    and where its worker has taken it over.
+    casts: of its parameters to the precision of products, except for checkpointed layers, which have theirs only while
+    they run. gradients: one sum. largest: the largest layer's part of the sum. in_flight: kept for microbatches in
+    flight, normally and after a takeover.
     """
 
     parameters: int
@@ -38,10 +38,8 @@ class StageBytes:
 def stage_bytes(
     spec: JobSpec, place: tuple[int, int], layers: Sequence[Layer] | Sequence[LayerBytes], *, inputs: int, casts: int
 ) -> StageBytes:
-    """place: the stage, and how many there are. inputs: of a microbatch, of the first layer.
-
-    What a stage gives to the next one it holds until the backward only if its last layer keeps it: it may, if it keeps
-    anything.
+    """Return the bytes of a stage. place: the stage, and the number of stages. inputs: of the first layer, per
+    microbatch. A stage holds its output until the backward only if its last layer keeps activations: then it may.
     """
     microbatches = most_microbatches(spec.training, spec.topology.pipelines)
     outputs = sum(layer.boundary for layer in layers[:-1]) + (layers[-1].boundary if layers[-1].activations else 0)
@@ -76,14 +74,13 @@ class DeviceBytes:
 
 
 def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes]) -> DeviceBytes:
-    """Return what a device holds at the moment at which it needs most.
+    """Return a device's bytes at the moment of its largest need.
 
-    While it computes, each cell that it runs has one sum: others of finished groups wait in host memory if there is no
-    room. In 16 bits a layer that is run has casts, and gradients that are cast back, beside that. Meanwhile a replica
-    may be updated, for which its final gradient is brought, and the optimizer's state if that is in host memory. In an
-    update of its own the casts are gone, and the cells of a stage have one final gradient; if that is clipped or
-    unscaled, of one stage a copy, too. A device that runs several cells has the optimizer's state of one stage, while
-    it updates that.
+    While it computes, each of its cells has one sum: sums of further finished groups wait in host memory if there is no
+    room. In 16 bits a running layer also has casts, and gradients that are cast back. Meanwhile a replica may be
+    updated, which needs its final gradient, and the optimizer's state if that is in host memory. In the device's own
+    update the casts are gone, and the cells of a stage have one final gradient; clipping or unscaling adds a copy for
+    one stage. A device that runs several cells has the optimizer's state of one stage while it updates that.
     """
     cells, states, kept = ([stage(s) for s in some] for some in (roles.owned, roles.states, roles.kept))
     on_host, several = spec.redundancy.placement is ReplicaPlacement.HOST, len(cells) > 1
@@ -113,9 +110,8 @@ def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes])
 
 
 def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, split: Ranges | None = None) -> int:
-    """The bytes of the device that needs most: in calm, or while its worker runs the stages of lost workers, too.
-
-    split: the layers of each stage, if it is not by their costs. Raises ValueError if the layers cannot be split so.
+    """Return the bytes of the device that needs most: normally, or while its worker also runs lost workers' stages.
+    split: the layers of each stage, if not by their costs. Raises ValueError if the layers cannot be split so.
     """
     spec, devices = in_force(spec), spec.worker.devices
     stages = split or layer_ranges(figures.costs, spec.topology, devices=devices)
@@ -127,7 +123,7 @@ def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, spli
 def spare_bytes(
     figures: ModelFigures, spec: JobSpec, stages: tuple[tuple[int, int], ...], kept: tuple[int, ...]
 ) -> int:
-    """The bytes of the device that needs most of a worker that runs nothing and keeps replicas of these stages."""
+    """Return the bytes of an idle worker's neediest device, if the worker keeps replicas of these stages."""
     devices = spec.worker.devices
     ranges = device_layers(spec, stages, figures.costs) or stages
     roles = Roles(stage=None, owned=(), kept=kept)
@@ -135,7 +131,7 @@ def spare_bytes(
 
 
 def most_bytes(figures: ModelFigures, spec: JobSpec, split: Ranges | None = None) -> int:
-    """The bytes of the device that needs most at any time: also while a worker runs what another one has lost."""
+    """Return the bytes of the device that needs most at any time, including takeovers."""
     return max(device_bytes(figures, spec, taken_over=over, split=split) for over in (False, True))
 
 
@@ -144,7 +140,9 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
     has_casts = training.precision is not Precision.FP32 and training.parameter_precision is ParameterPrecision.FP32
 
     def stage(s: int) -> StageBytes:
-        """A layer that keeps nothing has no casts that stay: it is checkpointed, or no product."""
+        """Return a stage's bytes. A layer that keeps nothing has no lasting casts: it is checkpointed, or no
+        product.
+        """
         layers = figures.layers[slice(*ranges[s])]
         casts = sum(layer.parameters // 2 for layer in layers if layer.activations) if has_casts else 0
         inputs = figures.layers[ranges[s][0] - 1].boundary if s else 0
@@ -154,7 +152,9 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
-    """A sentence if a worker may not have enough; "" if it has, as with every grid that the coordinator chooses."""
+    """Return a sentence if a worker's memory may not suffice; "" if it does, as with every grid that the coordinator
+    chooses.
+    """
     if spec.elastic:
         return ""
     asked, memory = spec.redundancy, profile.machine.memory
