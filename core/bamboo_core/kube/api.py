@@ -1,8 +1,8 @@
-"""The way to a Kubernetes API server, for the command line and the operator: the official client, on plain objects.
+"""The Kubernetes client of the command line and the operator: the official client, on plain objects.
 
 Its typed calls refuse fields that are newer than they are, so every call here is its generic one, with a time limit.
-Whatever goes wrong is a RemoteError in one sentence: an ApiError if the server refuses, a ClusterUnreachable if it does
-not answer, a ConfigError if the kubeconfig is wrong. Importing this module takes a while.
+Every failure is a RemoteError in one sentence: an ApiError if the server refuses, a ClusterUnreachable if it does not
+answer, a ConfigError if the kubeconfig is wrong. Importing this module takes a while.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ Ended = Callable[[str, str, str, float], None]  # verb, path, code ("error" with
 
 JSON, YAML = "application/json", "application/yaml"
 MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod that may ask the API server
-LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts to which no proxy leads
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod that may call the API server
+LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts reached without a proxy
 LOGIN_SECONDS = 300.0  # for a plugin, which may send the user to a browser
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 3600.0  # of a worker whose log is followed
@@ -48,12 +48,12 @@ MANAGER = "bamboo"  # the field manager of what users apply
 APPLIED = {"fieldManager": "bamboo-operator", "force": "true"}
 
 
-# Who asks which server
+# Credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """An API server and credentials for it. namespace: the one that commands are about if none is named."""
+    """An API server and credentials for it. namespace: the default of commands."""
 
     context: str
     namespace: str
@@ -61,9 +61,8 @@ class Access:
 
 
 async def log_in(path: str | None = None, context: str | None = None) -> Access:
-    """Return the access that path, else KUBECONFIG, else ~/.kube/config, else the pod's ServiceAccount gives.
-
-    A credential plugin is run. Raises ConfigError.
+    """Return access from `path`, else KUBECONFIG, else ~/.kube/config, else the pod's ServiceAccount. Runs a credential
+    plugin if needed. Raises ConfigError.
     """
     files = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
@@ -79,7 +78,7 @@ async def log_in(path: str | None = None, context: str | None = None) -> Access:
 
 
 def in_cluster() -> Access | None:
-    """Return the access of the pod that this process runs in; None outside of pods."""
+    """Return access from the pod that this process runs in; None outside of pods."""
     configuration = new_configuration()
     try:
         load_incluster_config(configuration)
@@ -97,7 +96,7 @@ async def _from_kubeconfig(files: str, context: str | None) -> Access:
         chosen, name = loader.current_context["context"], loader.current_context["name"]
         entry = merged["users"].get_with_name(chosen.get("user"), safe=True)
         user = (entry.value["user"] if entry else None) or {}
-    except Exception as error:  # whatever the library meets in a file that is not as it expects
+    except Exception as error:  # the library raises anything for an unexpected file
         flag = f"--context {context}: " if context else ""
         raise ConfigError(f"{flag}{files}: not a usable kubeconfig: {said_by(error)}") from None
     where = f"{files}: context {name}"
@@ -112,12 +111,12 @@ async def _from_kubeconfig(files: str, context: str | None) -> Access:
         except Exception as error:  # as above
             raise ConfigError(f"{where} cannot be used: {said_by(error)}") from None
     keys = configuration.api_key
-    if not keys and not configuration.cert_file:  # the library would ask anonymously
+    if not keys and not configuration.cert_file:  # the library would send anonymous requests
         plugin = (user.get("exec") or {}).get("command")
         source = f"the plugin {plugin}" if plugin else "its user"
         raise ConfigError(f"{where}: {source} gave no credentials{''.join(f'; {text}' for text in said)}")
     if "BearerToken" in keys:
-        keys["BearerToken"] = keys["BearerToken"].strip()  # a file's line end is no part of a token
+        keys["BearerToken"] = keys["BearerToken"].strip()  # a file's line end is not part of the token
     if hasattr(loader, "exec_plugin_expiry"):
         configuration.refresh_api_key_hook = _renewing(loader)
     configuration.proxy = configuration.proxy or _environment_proxy(configuration.host)
@@ -126,7 +125,7 @@ async def _from_kubeconfig(files: str, context: str | None) -> Access:
 
 
 def new_configuration() -> Configuration:
-    """Return a configuration of the official client as all calls here need it, of no server yet."""
+    """Return a configuration of the official client for the calls here, without a server."""
     made = Configuration()
     made.disable_strict_ssl_verification = True  # Python 3.13 refuses the authorities of older EKS clusters
     made.client_session_kwargs = {"trust_env": False}  # else each call takes three times the CPU time
@@ -135,7 +134,7 @@ def new_configuration() -> Configuration:
 
 @contextlib.contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Give what the library's reader of kubeconfigs would log, such as why a plugin failed."""
+    """Yield the log messages of the library's kubeconfig reader, such as why a plugin failed."""
     said: list[str] = []
     logger = logging.getLogger("kubernetes.aio.config.kube_config")
 
@@ -152,7 +151,7 @@ def _logged() -> Iterator[list[str]]:
 
 
 def _renewing(loader: KubeConfigLoader) -> Callable[[Configuration], Any]:
-    """Return what runs the plugin again, once for all callers, before its token expires."""
+    """Return a hook that runs the plugin again, once for all callers, before its token expires."""
     lock = asyncio.Lock()
 
     async def renew(configuration: Configuration) -> None:
@@ -164,7 +163,7 @@ def _renewing(loader: KubeConfigLoader) -> Callable[[Configuration], Any]:
 
 
 def _environment_proxy(url: str) -> str | None:
-    """Return what HTTPS_PROXY, HTTP_PROXY and NO_PROXY say about that server."""
+    """Return the server's proxy by HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return None if host in LOCAL or proxy_bypass(host) else getproxies().get(parts.scheme)
@@ -174,11 +173,10 @@ def _environment_proxy(url: str) -> str | None:
 
 
 class Connection:
-    """The connections to one API server, for many tasks at once. All methods raise RemoteError.
+    """The connections to one API server, shared by many tasks. All methods raise RemoteError.
 
-    agent: the program that asks. seconds: the time limit of a call. tries: how often it is made in all while the server
-    is busy; so it also answers for a new CRD. connections: the most that are open at once. ended: called after every
-    try.
+    agent: the calling program. seconds: the time limit of a call. tries: of a call while the server is busy or does not
+    serve a new CRD yet. connections: the most open at once. ended: called after every try.
     """
 
     def __init__(
@@ -192,7 +190,7 @@ class Connection:
         ended: Ended | None = None,
     ) -> None:
         self.access = access
-        self._configuration = copy.copy(access.configuration)  # which shares the token that is renewed
+        self._configuration = copy.copy(access.configuration)  # shares the token that is renewed
         self._configuration.connection_pool_maxsize = connections
         try:
             self._client = ApiClient(self._configuration)
@@ -235,7 +233,7 @@ class Connection:
         raise AssertionError("unreachable")
 
     async def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
-        """Give the lines of a log as they come."""
+        """Yield the lines of a log as they come."""
         limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         with self._in_a_sentence():
             async with await self._ask("GET", path, limits, query=query) as answer:
@@ -253,7 +251,7 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def socket(self, path: str, query: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A WebSocket through the API server, of the protocol v4.channel.k8s.io."""
+        """Open a WebSocket through the API server, with the protocol v4.channel.k8s.io."""
         with self._in_a_sentence():
             async with WsApiClient(self._configuration) as client:
                 request = await client.param_serialize(
@@ -290,7 +288,7 @@ class Connection:
 
     @contextlib.contextmanager
     def _in_a_sentence(self) -> Iterator[None]:
-        """Raise what keeps the API server from answering as one sentence for the user."""
+        """Turn every failure to reach the API server into one sentence for the user."""
         where = f"the cluster at {self._configuration.host} (context {self.access.context})"
         try:
             yield
@@ -306,7 +304,9 @@ class Connection:
             raise ClusterUnreachable(f"{where} cannot be reached: {why}") from None
 
     def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
-        """Kubernetes' own sentence names verb, resource and user, and every field that is wrong."""
+        """Return the error of a response. Kubernetes' own message names verb, resource and user, and every wrong
+        field.
+        """
         found = _object(data, answer.status)
         status, message = answer.status, str(found.get("message") or "")
         if status == 401:
@@ -317,7 +317,7 @@ class Connection:
 
 
 def _object(data: bytes, status: int) -> Object:
-    """Proxies, and an API server with too much to do, refuse in plain text."""
+    """Parse a response. Proxies and a busy API server refuse in plain text, which gives {}."""
     try:
         found = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -331,7 +331,7 @@ def _object(data: bytes, status: int) -> Object:
 
 
 def jobs_path(namespace: str | None) -> str:
-    """Return the path of the BambooJobs in that namespace; in all of them if it is None."""
+    """Return the path of the BambooJobs in that namespace; None: in all."""
     return f"/apis/{GROUP}/{VERSION}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{PLURAL}"
 
 
@@ -368,9 +368,8 @@ def lease_path(namespace: str, name: str) -> str:
 
 
 def _only(uid: str, grace_seconds: int | None = None, propagation: str | None = None) -> Object:
-    """Return DeleteOptions for that very object, and not for another one that has its name by now.
-
-    grace_seconds: the pod's own if None. propagation: to what it owns, such as Background; the kind's own if None.
+    """Return DeleteOptions for the object with that UID only, not for a successor of the same name. grace_seconds: the
+    pod's own if None. propagation: to owned objects, such as Background; the kind's own if None.
     """
     body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
     if grace_seconds is not None:
@@ -380,11 +379,11 @@ def _only(uid: str, grace_seconds: int | None = None, propagation: str | None = 
     return body
 
 
-# What is asked
+# Calls by kind
 
 
 class KubeApi:
-    """What Bamboo asks of an API server. Every method may raise a RemoteError, whose text is meant for the user."""
+    """Bamboo's calls to an API server. Every method may raise a RemoteError, whose text is meant for the user."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self.call = connection, connection.call
@@ -411,14 +410,14 @@ class KubeApi:
             raise await self._explained(error, namespace, name) from None
 
     async def jobs(self, namespace: str | None) -> list[Object]:
-        """Return the BambooJobs of the namespace; of all namespaces if it is None."""
+        """Return the BambooJobs of the namespace; None: of all namespaces."""
         try:
             return await self.listed(jobs_path(namespace))
         except ApiError as error:
             raise await self._explained(error, namespace or "", "") from None
 
     async def apply_job(self, namespace: str, document: Object, *, force: bool, dry_run: bool = False) -> Object:
-        """Make the job, or merge the document into the one there is."""
+        """Create the job, or merge the document into the existing one."""
         name = document["metadata"]["name"]
         query = {"fieldManager": MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
         try:
@@ -433,14 +432,14 @@ class KubeApi:
             raise await self._explained(error, namespace, name) from None
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
-        """Delete that very job, and in the background all that it owns."""
+        """Delete the job with that UID, and in the background everything it owns."""
         try:
             await self.call("DELETE", job_path(namespace, name), _only(uid, propagation="Background"))
         except ApiError as error:
             raise await self._explained(error, namespace, name) from None
 
     async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
-        """Merge into that very BambooJob's status; a field that is None is removed. Raises JobGone if it is gone."""
+        """Merge into the status of the BambooJob with that UID; None removes a field. Raises JobGone if it is gone."""
         body = {"metadata": {"uid": uid}, "status": dict(status)}
         try:
             await self.call("PATCH", f"{job_path(namespace, name)}/status", body, kind=MERGE)
@@ -460,7 +459,7 @@ class KubeApi:
         return True
 
     async def _explained(self, error: ApiError, namespace: str, name: str) -> RemoteError:
-        """The API server answers with the same 404 if the job, the namespace or the CRD is missing."""
+        """Return a clearer error: the API server answers 404 alike if the job, the namespace or the CRD is missing."""
         if error.status != 404:
             return error
         if str(error).startswith("namespaces "):
@@ -472,7 +471,7 @@ class KubeApi:
         return ApiError(404, "NotFound", f"there is no job {name} in namespace {namespace}")
 
     async def _has_group(self) -> bool:
-        """Return whether the CRD, the only one of its group, is there; True if the API server does not say."""
+        """Return whether the CRD, the only one of its group, is installed; True if the API server does not say."""
         try:
             await self.call("GET", f"/apis/{GROUP}/{VERSION}")
         except ApiError as error:
@@ -491,7 +490,9 @@ class KubeApi:
         return await self.call("POST", pods_path(pod["metadata"]["namespace"]), pod)
 
     async def try_pod(self, pod: Object) -> None:
-        """Raise what the API server has against the pod, fields included that it does not know and would leave out."""
+        """Create the pod as a dry run. Raises the API server's objections, also to unknown fields, which it would
+        drop.
+        """
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
         await self.call("POST", pods_path(pod["metadata"]["namespace"]), pod, strict)
 
@@ -501,22 +502,21 @@ class KubeApi:
         await self.call("PATCH", pod_path(namespace, name), body, kind=MERGE)
 
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
-        """Delete that very pod. Return False if it was gone already.
-
-        grace_seconds: the pod's own if None; at 0 its object is gone at once.
+        """Delete the pod with that UID. Return False if it was gone already. grace_seconds: the pod's own if None; at 0
+        its object is gone at once.
         """
         try:
             await self.call("DELETE", pod_path(namespace, name), _only(uid, grace_seconds))
         except ApiError as error:
             if error.status == 409 and await self.uid_of(pod_path(namespace, name)) == uid:
-                raise  # so may an admission webhook answer
+                raise  # an admission webhook may also answer 409
             if error.status not in (404, 409):
                 raise
             return False
         return True
 
     async def nodes(self, names: set[str]) -> dict[str, Object]:
-        """Return the nodes that are there, by name; none if the user may not look at nodes."""
+        """Return the existing nodes of these names, by name; none if the user may not read nodes."""
         answers = await asyncio.gather(*(self._node(name) for name in sorted(names)))
         return {node["metadata"]["name"]: node for node in answers if node}
 
@@ -534,7 +534,7 @@ class KubeApi:
                 yield line
 
     def port(self, namespace: str, pod: str, port: int) -> contextlib.AbstractAsyncContextManager[Any]:
-        """A WebSocket to a port of a pod."""
+        """Open a WebSocket to a port of a pod."""
         return self._connection.socket(f"{pod_path(namespace, pod)}/portforward", {"ports": str(port)})
 
     async def events(self, namespace: str, kind: str, name: str | None = None) -> list[Object]:
@@ -543,7 +543,7 @@ class KubeApi:
         return await self.listed(_events(namespace), {"fieldSelector": selected})
 
     async def pod_events(self, namespace: str, uid: str) -> list[Object]:
-        """Return the newest events about that very pod."""
+        """Return the newest events about the pod with that UID."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(POD_EVENTS)}
         found: list[Object] = (await self.call("GET", _events(namespace), query=query)).get("items") or []
         return found
@@ -552,7 +552,7 @@ class KubeApi:
         return await self.call("POST", _events(event["metadata"]["namespace"]), event)
 
     async def count_event(self, namespace: str, name: str, count: int, last: str) -> bool:
-        """Write how often it has happened, and when last. Return False if there is no such event any more."""
+        """Update an event's count and last time. Return False if the event is gone."""
         body = {"count": count, "lastTimestamp": last}
         try:
             await self.call("PATCH", f"{_events(namespace)}/{name}", body, kind=MERGE)
@@ -562,7 +562,7 @@ class KubeApi:
             raise
         return True
 
-    # what belongs to a job
+    # objects that belong to a job
 
     async def apply_network_policy(self, policy: Object) -> None:
         namespace = policy["metadata"]["namespace"]
@@ -579,15 +579,15 @@ class KubeApi:
         return await self.listed(_revisions(namespace), {"labelSelector": selector})
 
     async def create_revision(self, revision: Object) -> None:
-        """Send YAML, of which the API server makes JSON as it writes it: it refuses its own later patches if a byte of
-        the data changes.
+        """Create a ControllerRevision from YAML. The API server converts it to JSON in its own form; it would refuse
+        its own later patches if a byte of the data changed.
         """
         await self.call("POST", _revisions(revision["metadata"]["namespace"]), json.dumps(revision), kind=YAML)
 
     async def delete_revision(self, namespace: str, name: str) -> None:
         await self._delete(f"{_revisions(namespace)}/{name}")
 
-    # who somebody is, and what they may do
+    # authentication and authorization
 
     async def token(self, namespace: str, account: str, audience: str, seconds: int) -> Object:
         """Return the status of a TokenRequest."""
@@ -602,7 +602,7 @@ class KubeApi:
         return await self._reviewed(path, "authentication.k8s.io", "TokenReview", spec)
 
     async def review_access(self, user: Object, attributes: Mapping[str, str]) -> Object:
-        """Return the status of a SubjectAccessReview: whether that user, as a TokenReview names it, may do that."""
+        """Return the status of a SubjectAccessReview: whether the user of a TokenReview may do that."""
         spec = {
             "user": user.get("username") or "",
             "uid": user.get("uid") or "",
@@ -628,7 +628,7 @@ class KubeApi:
     # the Lease
 
     async def read_lease(self, namespace: str, name: str) -> Object | None:
-        """Return None if there is no such Lease."""
+        """Return the Lease; None if there is none."""
         return await self.find(lease_path(namespace, name))
 
     async def create_lease(self, lease: Object) -> Object:
@@ -636,13 +636,13 @@ class KubeApi:
         return await self.call("POST", path.rstrip("/"), lease)
 
     async def replace_lease(self, lease: Object) -> Object:
-        """Write the Lease. Raises ApiError with status 409 if it is no longer what was read."""
+        """Write the Lease. Raises ApiError with status 409 if it has changed since it was read."""
         return await self.call("PUT", lease_path(lease["metadata"]["namespace"], lease["metadata"]["name"]), lease)
 
-    # of any kind
+    # any kind
 
     async def minor_version(self) -> int:
-        """Return the 36 of Kubernetes 1.36."""
+        """Return the minor version of Kubernetes, 36 for 1.36."""
         found = str((await self.call("GET", "/version")).get("minor"))
         digits = re.match(r"\d{1,9}", found)  # some clouds write 36+
         if digits is None:
@@ -671,26 +671,25 @@ class KubeApi:
             raise
 
     async def uid_of(self, path: str) -> str | None:
-        """Return the UID of the object at that path; None if there is none.
-
-        It asks for a list of that object alone: to list is a right that the watches need, and to get is none.
+        """Return the UID of the object at that path; None if there is none. Lists that object alone: the watches need
+        permission to list anyway, but not to get.
         """
         collection, _, name = path.rpartition("/")
         try:
             found = await self.call("GET", collection, query={"fieldSelector": f"metadata.name={name}"})
         except ApiError as error:
-            if error.status == 404:  # there is no such kind
+            if error.status == 404:  # the kind does not exist
                 return None
             raise
         uids = (str((item.get("metadata") or {}).get("uid")) for item in found.get("items") or ())
         return next(uids, None)
 
     async def _apply(self, collection: str, thing: Object) -> None:
-        """Make the object, or change back what others have changed of the fields that it has."""
+        """Create the object, or restore its fields that others have changed."""
         await self.call("PATCH", f"{collection}/{thing['metadata']['name']}", thing, APPLIED, APPLY)
 
     async def _delete(self, path: str) -> None:
-        """Delete the object at that path, unless it is gone."""
+        """Delete the object at that path, if it exists."""
         try:
             await self.call("DELETE", path)
         except ApiError as error:
