@@ -200,6 +200,7 @@ class _Operator:
             key=options.key,
             url=options.url or own,
             settings=options.workers,
+            namespaces=tuple(options.namespaces),
             marks=options.marks,
         )
         jobs = self._jobs = JobController(shared)

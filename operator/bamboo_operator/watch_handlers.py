@@ -12,9 +12,18 @@ from bamboo_operator.jobs.shared import SharedResources
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
     handlers = kopf.OperatorRegistry()
 
+    @kopf.on.startup(registry=handlers)
+    async def startup(**_: Any) -> None:
+        jobs.begin()
+
+    def observed(kind: str, change: str | None) -> None:
+        shared.counts.watched[kind] += 1
+        if change is None:
+            jobs.resync.soon()
+
     @kopf.on.event(GROUP, VERSION, PLURAL, id="job", registry=handlers)
     async def job(event: Any, **_: Any) -> None:
-        shared.counts.watched["job"] += 1
+        observed("job", event["type"])
         jobs.job_event(event["type"], event["object"])
 
     # As indices, because then kopf lists all of them before it passes on the first job
@@ -30,16 +39,13 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
 
     @kopf.on.event("v1", "pods", id="pod-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
     async def pod_gone(event: Any, **_: Any) -> None:
-        shared.counts.watched["pod"] += 1
-        metadata = event["object"]["metadata"]
-        jobs.pods.observed(event["type"], (metadata["namespace"], metadata["name"]))
+        observed("pod", event["type"])
         if event["type"] == "DELETED":
             shared.cluster.pod_event("DELETED", event["object"])
 
     @kopf.on.event("v1", "nodes", id="node-gone", registry=handlers)
     async def node_gone(event: Any, **_: Any) -> None:
-        shared.counts.watched["node"] += 1
-        jobs.nodes.observed(event["type"], event["object"]["metadata"]["name"])
+        observed("node", event["type"])
         if event["type"] == "DELETED":
             shared.cluster.node_event("DELETED", event["object"])
 

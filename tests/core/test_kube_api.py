@@ -450,6 +450,15 @@ async def test_whether_something_is_there_needs_no_other_right_than_its_watch() 
     }
 
 
+async def test_of_many_objects_only_the_metadata_is_read() -> None:
+    first = {"items": [{"metadata": {"uid": "u1"}}], "metadata": {"continue": "there"}}
+    server = Scripted(GET=[first, uid("u2")])
+    assert await KubeApi(server).metadata("/api/v1/pods", "ours") == [{"uid": "u1"}, {"uid": "u2"}]
+    assert {(path, query["labelSelector"], kind) for _, path, _, query, kind in server.calls} == {
+        ("/api/v1/pods", "ours", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
+    }
+
+
 async def test_what_may_be_missing_is_none() -> None:
     assert await KubeApi(Scripted(GET=[MISSING])).read_lease("team", "x") is None
     with pytest.raises(ApiError):

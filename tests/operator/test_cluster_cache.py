@@ -105,5 +105,16 @@ def test_pods_of_jobs_of_one_name_are_told_apart() -> None:
     assert not cluster.belongs_to_another_job(KEY, META.uid, "u")
     cluster.forget_pod((KEY[0], NAME), "not this one")
     assert cluster.pods(KEY, META.uid)
-    cluster.forget_pod((KEY[0], NAME))
+    cluster.known_pods()["u"]()
     assert not cluster.pods(KEY, META.uid)
+
+
+def test_pods_on_a_node_that_was_never_listed_go_with_it() -> None:
+    cluster, heard = watched()
+    cluster.pod_event("ADDED", pod(node="n1"))
+    known = cluster.known_nodes()
+    assert known.keys() == {"n1"}
+    known["n1"]()
+    assert heard.said[1:] == [("without n1", NAME)]
+    cluster.node_event(None, node())
+    assert cluster.known_nodes().keys() == {"n"}

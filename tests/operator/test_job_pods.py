@@ -35,7 +35,6 @@ def test_pods_are_told_apart_by_whether_they_live_and_have_a_node(cluster: Clust
     pods = JobPods(JobIdentity(KEY, META.uid), cluster)
     assert len(pods.all()) == 4
     assert set(pods.living()) == {running, waiting, gated}
-    assert set(pods.placed()) == {running}
     assert set(pods.without_node(())) == {waiting, gated}
     assert set(pods.unscheduled(())) == {waiting}
 

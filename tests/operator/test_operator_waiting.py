@@ -82,25 +82,14 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
     assert (started.controller.adding, started.runner.state.membership.requested) == (0, 2)
 
 
-async def test_a_pod_whose_end_no_watch_has_told_of_is_asked_for(begin: Callable[..., Job]) -> None:
-    """After an interruption a listing that is empty tells nothing."""
-    place = Place()
-    started = begin(place)
-    await started.reconciles()
-    del place.pods["tiny-w0"]
-    await started.reconciles(50)
-    assert sorted(place.pods) == ["tiny-w1"]
-    await started.reconciles(15)
-    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-
-
 async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[..., Job]) -> None:
     """What was still to be told of it before its end comes too late."""
     place = Place()
     started = begin(place)
     await started.reconciles()
     late = place.pods.pop("tiny-w0")
-    await started.reconciles(65)
+    place.cluster.known_pods()[late["metadata"]["uid"]]()
+    await started.reconciles()
     place.cluster.pod_event("MODIFIED", late)
     await started.reconciles()
     assert sorted(started.controller.pods.all()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]

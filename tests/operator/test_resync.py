@@ -1,98 +1,65 @@
-"""What is asked for again after a watch was interrupted."""
+"""What is listed again after a watch was interrupted, and from time to time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-
-import pytest
+from collections.abc import Collection
+from functools import partial
 
 from bamboo_core.kube.errors import ApiError
-from bamboo_operator.cluster import resync
-from bamboo_operator.cluster.resync import Resync
+from bamboo_operator.cluster.resync import EVERY_SECONDS, SETTLE_SECONDS, Resync
 from opsim_loop import VirtualLoop
-from watched_api_kit import Server, body, managed, uids, until
-
-
-def test_a_deletion_that_was_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resync, "SETTLE_SECONDS", 0.05)
-    server = Server()
-
-    async def check() -> None:
-        async with managed(server) as jobs:
-            jobs.job_event("ADDED", body("old", suspend=True))
-            other = body("other", suspend=True)
-            other["metadata"]["name"] = "other"
-            jobs.job_event(None, other)  # a listing in which the first one is not
-            await until(lambda: uids(jobs) == ["other"])
-            assert [line for line in server.asked if line.startswith("GET")] == [
-                "GET /apis/bamboo.dev/v1alpha1/namespaces/default/bamboojobs"
-            ]
-
-    asyncio.run(check())
 
 
 class Things:
-    """there: what there is; known: what is thought to be; both uids by name."""
+    """there: the UIDs of what exists; known: what the operator knows; meanwhile: comes while the list is read."""
 
-    def __init__(self, there: dict[str, str], known: dict[str, str], failures: int = 0) -> None:
-        self.there, self.known, self.failures = there, known, failures
-        self.asked: list[str] = []
-        self.resync = Resync(lambda: self.known, self._uid_of, lambda name: self.known.pop(name))
+    def __init__(self, there: set[str], known: set[str], failures: int = 0, meanwhile: Collection[str] = ()) -> None:
+        self.there, self.known, self.failures, self.meanwhile = there, known, failures, meanwhile
+        self.listed = list[int]()  # when
 
-    async def _uid_of(self, name: str) -> str | None:
-        self.asked.append(name)
+    def forgettable(self) -> dict[str, partial[None]]:
+        return {uid: partial(self.known.discard, uid) for uid in self.known}
+
+    async def list(self) -> set[str]:
+        self.listed.append(round(asyncio.get_running_loop().time()))
+        there = set(self.there)
+        await asyncio.sleep(0.1)
         if self.failures:
             self.failures -= 1
             raise ApiError(503, "ServiceUnavailable", "busy")
-        return self.there.get(name)
+        self.known.update(self.meanwhile)
+        return there
 
 
-def listed(things: Things, script: Callable[[Things], Awaitable[None]]) -> Things:
-    """The things after what the script lets be observed, and a minute later, by a clock of its own."""
+def resynced(*things: Things, seconds: float, soon: bool = False) -> None:
+    """Lets a resync run for that long."""
 
     async def play() -> None:
-        await script(things)
-        await asyncio.sleep(60.0)
-        await things.resync.stop()
+        resync = Resync([(one.forgettable, one.list) for one in things])
+        if soon:
+            resync.soon()
+        task = asyncio.create_task(resync.run())
+        await asyncio.sleep(seconds)
+        task.cancel()
 
     loop = VirtualLoop(0.0)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(play())
-    return things
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resync, "SETTLE_SECONDS", 0.05)
+def test_what_is_not_listed_is_gone_unless_it_has_come_since() -> None:
+    things = Things({"a", "unheard"}, {"a", "b"}, meanwhile=["c"])
+    resynced(things, Things(set(), set()), seconds=SETTLE_SECONDS + 1, soon=True)
+    assert (things.known, things.listed) == ({"a", "c"}, [SETTLE_SECONDS])
 
 
-@pytest.mark.usefixtures("quick")
-def test_only_what_was_not_listed_is_asked_for() -> None:
-    async def script(things: Things) -> None:
-        for name in ("a", "b"):
-            things.resync.observed(None, name)
-
-    things = listed(Things({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "2", "c": "3", "d": "4"}), script)
-    assert (things.asked, sorted(things.known)) == (["c", "d"], ["a", "b", "c"])
+def test_a_watch_that_says_nothing_is_not_trusted_for_long() -> None:
+    things = Things(set(), {"a"})
+    resynced(things, seconds=2 * (EVERY_SECONDS + SETTLE_SECONDS) + 1)
+    assert (things.known, things.listed) == (set(), [EVERY_SECONDS + SETTLE_SECONDS]), "once: then none is known"
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_watch_without_interruption_asks_for_nothing() -> None:
-    async def script(things: Things) -> None:
-        things.resync.observed(None, "a")
-        await asyncio.sleep(0.2)
-        for kind in ("MODIFIED", "MODIFIED", "DELETED"):
-            things.resync.observed(kind, "a")
-        things.resync.observed("ADDED", "b")
-        await asyncio.sleep(0.2)
-
-    assert listed(Things({}, {"a": "1"}), script).asked == []
-
-
-@pytest.mark.usefixtures("quick")
-def test_an_api_server_that_is_busy_is_asked_again() -> None:
-    async def script(things: Things) -> None:
-        things.resync.observed(None, "a")
-        await until(lambda: "b" not in things.known)
-
-    things = listed(Things({"a": "1"}, {"a": "1", "b": "2"}, failures=2), script)
-    assert (things.asked, things.known) == (["b", "b", "b"], {"a": "1"})
+def test_an_api_server_that_is_busy_is_asked_again_and_other_kinds_do_not_wait_for_it() -> None:
+    busy, other = Things({"a"}, {"a", "b"}, failures=2), Things(set(), {"x"})
+    resynced(busy, other, seconds=4 * SETTLE_SECONDS, soon=True)
+    assert (busy.known, len(busy.listed)) == ({"a"}, 3)
+    assert (other.known, len(other.listed)) == (set(), 1)

@@ -144,10 +144,10 @@ class Server:
         if method == "POST":
             assert body
             return self._create(kind, body, dry_run="dryRun" in query)
-        if method == "GET" and "fieldSelector" in query:
-            wanted = query["fieldSelector"].removeprefix("metadata.name=")
-            found = self._watches[kind].objects.get((namespace or "", wanted))
-            return {"items": [] if found is None else [found]}
+        if method == "GET" and name is None:
+            wanted = query.get("fieldSelector", "").removeprefix("metadata.name=")
+            there = self._watches[kind].objects.items()
+            return {"items": [one for (of, n), one in there if namespace in (None, of) and wanted in ("", n)]}
         thing = self._watches[kind].objects.get((namespace or "", name))
         if thing is None:
             raise refusal(404, "NotFound", name)

@@ -264,6 +264,7 @@ class OperatorSimulation:
             settings=settings,
         )
         self.controller, self.workers.gateway = JobController(self.shared), gateway
+        self.controller.begin()
         for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
             watch.listening = True
             for thing in list(watch.objects.values()):
@@ -281,7 +282,12 @@ class OperatorSimulation:
 
     def _show_job(self, kind: str | None, job: Object) -> None:
         if self.controller:
+            self._observed(kind)
             self.controller.job_event(kind, job)
+
+    def _observed(self, kind: str | None) -> None:
+        if kind is None and self.controller:
+            self.controller.resync.soon()
 
     def _show_pod(self, kind: str | None, pod: Object) -> None:
         """Shows a pod's change as the handlers of bamboo_operator.watch_handlers do."""
@@ -290,7 +296,7 @@ class OperatorSimulation:
         if kind != "DELETED":
             self._cluster.pod_event(None, pod)
             self.controller.pod_changed(pod)
-        self.controller.pods.observed(kind, (pod["metadata"]["namespace"], pod["metadata"]["name"]))
+        self._observed(kind)
         if kind == "DELETED":
             self._cluster.pod_event("DELETED", pod)
 
@@ -299,7 +305,7 @@ class OperatorSimulation:
             return
         if kind != "DELETED":
             self._cluster.node_event(None, node)
-        self.controller.nodes.observed(kind, node["metadata"]["name"])
+        self._observed(kind)
         if kind == "DELETED":
             self._cluster.node_event("DELETED", node)
 

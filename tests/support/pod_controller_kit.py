@@ -12,7 +12,6 @@ from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
 from bamboo_core.coordinator.events import SpecChanged
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.kube.api import node_path
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.planning.plan import Plan
@@ -43,7 +42,6 @@ class Place:
         self.cluster, self.room, self.made = ClusterCache(), 100, 0
         self.api = FakeApi()
         self.deleted: list[str] = []
-        self.asked: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
         self.shown = True  # does the watch tell of pods that are made, and that are to go?
         self.refusal: ApiError | None = None  # of every pod
@@ -150,9 +148,6 @@ class Place:
 
     async def uid_of(self, place: str) -> str | None:
         name = place.rpartition("/")[2]
-        if place == node_path(name):
-            return f"uid-of-{name}"
-        self.asked.append(name)
         pod = self.pods.get(name)
         return pod["metadata"]["uid"] if pod else None
 

@@ -41,7 +41,9 @@ LOGIN_SECONDS = 300.0  # for a plugin, which may send the user to a browser
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 3600.0  # of a worker whose log is followed
 BUSY_SECONDS, MOST_BUSY_SECONDS = 0.5, 5.0  # the pause after a refusal that names none, and the longest
+METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE = 500  # objects in one answer to a list
+SMALL_PAGE = 100  # the same where reading an answer must hold up nothing else
 POD_EVENTS = 100  # events that are read of one pod; the kubelet counts repetitions, and begins at most 25 in a row
 LARGEST_LINE = 1 << 20  # bytes of a line of a log; a longer one is cut into several
 MANAGER = "bamboo"  # the field manager of what users apply
@@ -211,7 +213,9 @@ class Connection:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Return what the server answers, if that is an object, else {}. kind: the body's media type."""
+        """Return what the server answers, if that is an object, else {}. kind: the media type of the body; of a GET,
+        which has none, of the answer.
+        """
         for left in reversed(range(self._tries)):
             begun, code = time.monotonic(), "error"
             try:
@@ -278,7 +282,7 @@ class Connection:
             verb,
             quote(path),
             query_params=list((query or {}).items()),
-            header_params={"Accept": JSON, "Content-Type": kind},
+            header_params={"Accept": kind if verb == "GET" else JSON, "Content-Type": kind},
             body=body,
             auth_settings=["BearerToken"],
         )
@@ -339,16 +343,20 @@ def job_path(namespace: str, name: str) -> str:
     return f"{jobs_path(namespace)}/{name}"
 
 
-def pods_path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/pods"
+def pods_path(namespace: str | None) -> str:
+    """Return the path of the pods in that namespace; in all of them if it is None."""
+    return "/api/v1" + (f"/namespaces/{namespace}" if namespace else "") + "/pods"
 
 
 def pod_path(namespace: str, name: str) -> str:
     return f"{pods_path(namespace)}/{name}"
 
 
+NODES_PATH = "/api/v1/nodes"
+
+
 def node_path(name: str) -> str:
-    return f"/api/v1/nodes/{name}"
+    return f"{NODES_PATH}/{name}"
 
 
 def _events(namespace: str) -> str:
@@ -649,12 +657,17 @@ class KubeApi:
             raise RemoteError(f"the API server says its minor version is {found!r}")
         return int(digits[0])
 
-    async def listed(self, path: str, query: Mapping[str, str] | None = None) -> list[Object]:
+    async def metadata(self, path: str, labels: str = "") -> list[Object]:
+        """Return the metadata of all objects with these labels in a list, as they are now."""
+        query = {"labelSelector": labels, "limit": str(SMALL_PAGE)}
+        return [item["metadata"] for item in await self.listed(path, query, METADATA)]
+
+    async def listed(self, path: str, query: Mapping[str, str] | None = None, kind: str = JSON) -> list[Object]:
         """Return all objects of a list, which comes in pages."""
         items: list[Object] = []
-        asked = {**(query or {}), "limit": str(PAGE)}
+        asked = {"limit": str(PAGE), **(query or {})}
         while True:
-            found = await self.call("GET", path, query=asked)
+            found = await self.call("GET", path, query=asked, kind=kind)
             items += found.get("items") or ()
             following = (found.get("metadata") or {}).get("continue")
             if not following:

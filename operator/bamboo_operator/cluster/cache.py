@@ -2,9 +2,11 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from bamboo_core.kube.api import Object
+from bamboo_operator.cluster.resync import Known
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
 
 REMEMBERED = 1000  # far more than can be deleted while one answer is on its way
@@ -65,17 +67,20 @@ class ClusterCache:
             (job[0], name): pod["metadata"]["uid"] for job, pods in self._pods.items() for name, pod in pods.items()
         }
 
-    def node_uids(self) -> dict[str, str]:
-        return {name: node["metadata"]["uid"] for name, node in self.nodes.items()}
+    def known_pods(self) -> Known:
+        return {uid: partial(self.forget_pod, key, uid) for key, uid in self.pod_uids().items()}
 
-    def forget_pod(self, key: tuple[str, str], uid: str | None = None) -> None:
-        """Forgets a pod that is known to be deleted, though no watch has reported it yet. uid: only if the pod is that
-        one.
-        """
+    def known_nodes(self) -> Known:
+        """By name those that only their pods know: deleted, maybe, before this operator began."""
+        known = {node["metadata"]["uid"]: partial(self.forget_node, name) for name, node in self.nodes.items()}
+        return known | {name: partial(self.node_missing, name) for name in self._placed.keys() - self.nodes.keys()}
+
+    def forget_pod(self, key: tuple[str, str], uid: str) -> None:
+        """Forget that very pod, which is known to be deleted, though no watch has reported it yet."""
         namespace, name = key
         named = (pods[name] for job, pods in self._pods.items() if job[0] == namespace and name in pods)
         pod = next(named, None)
-        if pod is not None and uid in (None, pod["metadata"]["uid"]):
+        if pod is not None and uid == pod["metadata"]["uid"]:
             self.pod_event("DELETED", pod)
 
     def forget_node(self, name: str) -> None:

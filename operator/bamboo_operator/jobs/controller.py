@@ -7,12 +7,14 @@ here needs one: pods go with their job by owner reference.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from bamboo_core.kube.api import job_path, node_path, pod_path
+from bamboo_core.kube.api import NODES_PATH, job_path, jobs_path, pods_path
 from bamboo_core.kube.errors import JobGone
-from bamboo_operator.cluster.resync import Resync
+from bamboo_core.names import LABEL_JOB_NAME
+from bamboo_operator.cluster.resync import Known, Resync
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
@@ -35,11 +37,21 @@ class JobController:
         self._restarts: dict[JobKey, asyncio.TimerHandle] = {}
         self._deletions: dict[str, asyncio.Task[None]] = {}  # by a job's uid: writes its status, as it is being deleted
         self._stopped = False
-        cluster, uid_of = shared.cluster, shared.api.uid_of
-        self.jobs = Resync(self._uids, lambda key: uid_of(job_path(*key)), self._job_deleted)
-        self.pods = Resync(cluster.pod_uids, lambda key: uid_of(pod_path(*key)), cluster.forget_pod)
-        self.deleted_jobs = DeletedJobs(cluster, shared.gateway, shared.reviews, lambda key: uid_of(job_path(*key)))
-        self.nodes = Resync(cluster.node_uids, lambda name: uid_of(node_path(name)), cluster.forget_node)
+        uid_of = shared.api.uid_of
+        self.deleted_jobs = DeletedJobs(
+            shared.cluster, shared.gateway, shared.reviews, lambda key: uid_of(job_path(*key))
+        )
+        kinds = (
+            (self._known_jobs, self._jobs),
+            (shared.cluster.known_pods, self._pods),
+            (shared.cluster.known_nodes, self._nodes),
+        )
+        self.resync = Resync(kinds)
+        self._resyncing: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin to look for deletions that no watch has reported."""
+        self._resyncing = asyncio.create_task(self.resync.run(), name="resync")
 
     def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
         """Events of a job and of one that had its name before may come in any order."""
@@ -47,7 +59,6 @@ class JobController:
             return
         metadata = body["metadata"]
         key, gone = (metadata["namespace"], metadata["name"]), kind == "DELETED" or metadata.get("deletionTimestamp")
-        self.jobs.observed(kind, key)
         known = self._reconcilers.get(key)
         other = known is not None and known[0].uid != metadata["uid"]
         if known and other and (gone or not _is_later(kind, metadata, known[0].body["metadata"])):
@@ -100,11 +111,23 @@ class JobController:
             uid = owner_uid(pod)
             self.deleted_jobs.pod_changed(pod, followed=any(job.uid == uid for job, _ in self._reconcilers.values()))
 
-    def _uids(self) -> dict[JobKey, str]:
-        return {key: job.uid for key, (job, _) in self._reconcilers.items()}
+    def _known_jobs(self) -> Known:
+        return {job.uid: partial(self.job_event, "DELETED", job.body) for job, _ in self._reconcilers.values()}
 
-    def _job_deleted(self, key: JobKey) -> None:
-        self.job_event("DELETED", self._reconcilers[key][0].body)
+    async def _jobs(self) -> set[str]:
+        return await self._uids(jobs_path)
+
+    async def _pods(self) -> set[str]:
+        return await self._uids(pods_path, LABEL_JOB_NAME)
+
+    async def _nodes(self) -> set[str]:
+        """Names, too: of a node that was never listed only its pods know."""
+        found = await self._shared.api.metadata(NODES_PATH)
+        return {str(node[key]) for node in found for key in ("uid", "name")}
+
+    async def _uids(self, path: Callable[[str | None], str], labels: str = "") -> set[str]:
+        places = [path(namespace) for namespace in self._shared.namespaces or (None,)]
+        return {str(one["uid"]) for place in places for one in await self._shared.api.metadata(place, labels)}
 
     def _ended(self, key: JobKey, task: "asyncio.Task[None]") -> None:
         """A reconciler that ends by an error is a bug; another one is begun a little later."""
@@ -145,12 +168,12 @@ class JobController:
         self._reconcilers.clear()
         for timer in self._restarts.values():
             timer.cancel()
+        if self._resyncing:
+            tasks.append(self._resyncing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.deleted_jobs.stop()
-        for resync in (self.jobs, self.pods, self.nodes):
-            await resync.stop()
 
 
 def _is_later(kind: str | None, job: Mapping[str, Any], known: Mapping[str, Any]) -> bool:

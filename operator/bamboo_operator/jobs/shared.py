@@ -21,6 +21,8 @@ STATUSES_AT_ONCE = 4
 class SharedResources:
     """url: ws://HOST:PORT, or wss:, under which workers reach the operator. key: jobs' secrets are made from it.
 
+    namespaces: in which jobs are followed; in all if there are none.
+
     turns: for reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
     """
 
@@ -31,6 +33,7 @@ class SharedResources:
     key: bytes
     url: str
     settings: WorkerPodSettings
+    namespaces: tuple[str, ...] = ()
     marks: tuple[NodeMark, ...] = ()
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)

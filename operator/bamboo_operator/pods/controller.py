@@ -35,7 +35,6 @@ from bamboo_operator.pods.queueing import (
     waiting_for_quota,
     with_priority_class,
 )
-from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
 from bamboo_operator.pods.requests import PodRequests
 from bamboo_operator.pods.rolling_change import RollingChange, Sight
 from bamboo_operator.pods.rollout import RolloutRecord
@@ -97,9 +96,7 @@ class PodController:
         self._backoff = StartBackoff()
         self._failed_starts = {name for name, pod in self.pods.all().items() if failed_start(pod)}
         self._stopping: dict[WorkerId, float] = {}  # workers that were told to stop and have not ended: since when
-        self._rechecks = PodRechecks(job.key[0], cluster, api)
         self._startup_events = StartupEvents(job.key[0], api)
-        self._nodes = NodeLookup(cluster, api) if resumed else None
         self._joined_before: set[WorkerId] = set()
         self._repair_at = -math.inf if settings.network_policy else math.inf  # the network policy; time.monotonic()
         self._budget: DisruptionBudgetWriter | None = None
@@ -118,14 +115,12 @@ class PodController:
         self._observe()
         failed: Exception | None = None
         for part in (
-            self._look_for_nodes,
             self._apply_network_policy,
             self._update_disruption_budget,
             self._let_quota_go,
             self._create_pods,
             self._delete_ended_pods,
             self._replace_unjoined,
-            self._recheck_pods,
             self._read_startup_events,
             self._move_to_fallback,
             self._roll,
@@ -276,11 +271,6 @@ class PodController:
         if count := min(self.adding, self._requests.wanted.surplus):
             self._requests.handle(RequestsWithdrawn(count))
 
-    async def _look_for_nodes(self) -> None:
-        """Reads the nodes of the pods of a job that was taken over."""
-        if self._nodes is not None:
-            await self._nodes.read(pod["spec"]["nodeName"] for pod in self.pods.placed().values())
-
     # creating
 
     async def _apply_network_policy(self) -> None:
@@ -381,11 +371,6 @@ class PodController:
                 message = f"{name} has run for {seconds:.0f} s and has not joined; it is replaced"
                 self._record(Emit("WorkerSilent", message, True))
                 await self._deletions.delete(pod)
-
-    async def _recheck_pods(self) -> None:
-        """Whether the pods exist for whose workers the coordinator waits."""
-        waited_for = {pod["metadata"]["uid"]: name for name, pod in self._not_joined().items()}
-        await self._rechecks.read(waited_for, time.monotonic())
 
     async def _read_startup_events(self) -> None:
         """Reads the events of pods that do not start though their status has nothing to say against it."""

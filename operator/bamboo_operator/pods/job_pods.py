@@ -29,10 +29,6 @@ class JobPods:
             self._seen, self._living = pods, {n: p for n, p in pods.items() if lives(p)}
         return self._living
 
-    def placed(self) -> PodsByName:
-        """Living ones that have a node, as far as a watch has told."""
-        return {n: p for n, p in self.living().items() if p["spec"].get("nodeName")}
-
     def without_node(self, known: Collection[WorkerId]) -> PodsByName:
         """Living ones that wait for a node. known: workers that have joined or are gone, whose pods wait for none,
         though a watch that is interrupted has not told so.

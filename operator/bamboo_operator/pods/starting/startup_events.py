@@ -4,7 +4,7 @@ A Secret that an environment variable is made of, and that is missing, is in the
 there the container is `ContainerCreating` until it starts, and all that the kubelet says, it says in events.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.objects import parsed_time
-from bamboo_operator.pods.recheck import RecheckSchedule
 from bamboo_operator.pods.starting.startup_problems import StartupProblem, is_unexplained
 
 Json = Mapping[str, Any]
@@ -63,6 +62,25 @@ def event_problem(events: Iterable[Json]) -> StartupProblem | None:
     reason = _CAUSES[max(causes, key=lambda event: (event.at, event.reason)).reason]
     messages = sorted({event.message for event in causes if _CAUSES[event.reason] == reason})
     return StartupProblem(reason, f"{reason}: {'; '.join(messages)}"[:LONGEST_MESSAGE])
+
+
+class RecheckSchedule:
+    """Each object is read again after first seconds of waiting, and then less and less often, up to every last ones."""
+
+    def __init__(self, first: float, last: float) -> None:
+        self._first, self._last = first, last
+        self._next: dict[str, tuple[float, float]] = {}  # when, and how long after the last time
+
+    def due(self, waited_for: Collection[str], now: float) -> list[str]:
+        """Which of those are to be read now. What is not waited for any more is forgotten."""
+        new = (now + self._first, self._first)
+        self._next = {key: self._next.get(key, new) for key in waited_for}
+        return [key for key, (at, _) in self._next.items() if at <= now]
+
+    def answered(self, key: str, now: float) -> None:
+        """Notes that the object was read, and has not changed."""
+        pause = min(2 * self._next[key][1], self._last)
+        self._next[key] = (now + pause, pause)
 
 
 class StartupEvents:
