@@ -106,6 +106,7 @@ class _Operator:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._job_kind = JobKind(self._api, options.namespaces)
         self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
+        self._cluster = ClusterCache()
         self._jobs: JobController | None = None
         self._works = False
         self._closing = asyncio.Lock()
@@ -193,7 +194,7 @@ class _Operator:
         bound = await self._gateway.start(*options.listen, tls, bounds)
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
         shared = SharedResources(
-            cluster=ClusterCache(),
+            cluster=self._cluster,
             gateway=self._gateway,
             api=self._api,
             reviews=TokenReviewer(self._reviewer),
@@ -238,6 +239,7 @@ class _Operator:
             await kopf.operator(
                 registry=handlers,
                 settings=self._settings,
+                indexers=self._cluster.indexers,
                 standalone=True,
                 clusterwide=not self._options.namespaces,
                 namespaces=self._options.namespaces,

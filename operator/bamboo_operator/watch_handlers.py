@@ -4,69 +4,101 @@ from typing import Any
 
 import kopf
 
-from bamboo_core.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_core.names import GROUP, KIND, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_operator.cluster.cache import NODES, PODS, PODS_ON
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 
+JOBS, OURS = (GROUP, VERSION, PLURAL), {LABEL_JOB_NAME: kopf.PRESENT}
+
 
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
-    handlers = kopf.OperatorRegistry()
+    """Return the handlers. The indices are complete before the first of the others is called."""
+    handlers, cluster = kopf.OperatorRegistry(), shared.cluster
 
     @kopf.on.startup(registry=handlers)
     async def startup(**_: Any) -> None:
-        jobs.begin()
+        jobs.start()
+
+    @kopf.on.cleanup(registry=handlers)
+    async def cleanup(**_: Any) -> None:
+        await jobs.stop()
+
+    @kopf.index("v1", "pods", id=PODS, registry=handlers, labels=OURS)
+    async def pods(body: kopf.Body, **_: Any) -> Any:
+        return cluster.by_job(body)
+
+    @kopf.index("v1", "pods", id=PODS_ON, registry=handlers, labels=OURS)
+    async def pods_on(body: kopf.Body, **_: Any) -> Any:
+        return cluster.by_node(body)
+
+    @kopf.index("v1", "nodes", id=NODES, registry=handlers)
+    async def nodes(body: kopf.Body, **_: Any) -> Any:
+        return cluster.by_name(body)
+
+    @kopf.on.create(*JOBS, registry=handlers)
+    async def job(body: kopf.Body, **_: Any) -> None:
+        jobs.begin(dict(body))
+
+    @kopf.on.update(*JOBS, field="spec", registry=handlers)
+    async def job_edited(body: kopf.Body, **_: Any) -> None:
+        jobs.edited(dict(body))
+
+    @kopf.on.event(*JOBS, registry=handlers)
+    async def job_gone(type: str | None, body: kopf.Body, **_: Any) -> None:
+        observed("job", type)
+        if type == "DELETED" or body.metadata.get("deletionTimestamp"):
+            jobs.end(dict(body), gone=type == "DELETED")
+
+    @kopf.on.event("v1", "pods", registry=handlers, labels=OURS)
+    async def pod(type: str | None, body: kopf.Body, **_: Any) -> None:
+        observed("pod", type)
+        if type == "DELETED":
+            cluster.pod_deleted(body)
+        else:
+            cluster.pod_changed(body)
+            jobs.pod_changed(body)
+
+    @kopf.on.event("v1", "nodes", registry=handlers)
+    async def node(type: str | None, name: str, memo: kopf.Memo, **_: Any) -> None:
+        observed("node", type)
+        if type == "DELETED":
+            cluster.node_deleted(name)
+        elif (now := cluster.node(name)) is not memo.get("told"):  # not for every heartbeat of the kubelet
+            memo.told = now
+            cluster.node_changed(name)
 
     def observed(kind: str, change: str | None) -> None:
         shared.counts.watched[kind] += 1
         if change is None:
             jobs.resync.soon()
 
-    @kopf.on.event(GROUP, VERSION, PLURAL, id="job", registry=handlers)
-    async def job(event: Any, **_: Any) -> None:
-        observed("job", event["type"])
-        jobs.job_event(event["type"], event["object"])
-
-    # As indices, because then kopf lists all of them before it passes on the first job
-
-    @kopf.index("v1", "pods", id="pod", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
-    async def pod(body: Any, **_: Any) -> None:
-        shared.cluster.pod_event(None, body)
-        jobs.pod_changed(body)
-
-    @kopf.index("v1", "nodes", id="node", registry=handlers)
-    async def node(body: Any, **_: Any) -> None:
-        shared.cluster.node_event(None, body)
-
-    @kopf.on.event("v1", "pods", id="pod-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
-    async def pod_gone(event: Any, **_: Any) -> None:
-        observed("pod", event["type"])
-        if event["type"] == "DELETED":
-            shared.cluster.pod_event("DELETED", event["object"])
-
-    @kopf.on.event("v1", "nodes", id="node-gone", registry=handlers)
-    async def node_gone(event: Any, **_: Any) -> None:
-        observed("node", event["type"])
-        if event["type"] == "DELETED":
-            shared.cluster.node_event("DELETED", event["object"])
-
     return handlers
 
 
-class NoDiffBase(kopf.DiffBaseStorage):
-    """No handler here asks what has changed: kopf need not copy every object at each of its events to know it."""
+class HandledGenerations(kopf.DiffBaseStorage):
+    """The generation in which each job's spec was handled last, in memory, so that kopf writes nothing into the job.
 
-    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
-        return {}
+    The API server counts a spec's edits. After a restart every job counts as created.
+    """
 
-    def fetch(self, *, body: Any) -> None:
-        return None
+    def __init__(self) -> None:
+        super().__init__()
+        self._handled: dict[str, Any] = {}  # by UID
 
-    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
-        raise AssertionError("nothing is ever stored")
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> Any:
+        """Return what kopf compares, at each event of any kind."""
+        return {"spec": body.metadata.get("generation")} if body.get("kind") == KIND else {}
+
+    def fetch(self, *, body: kopf.Body) -> Any:
+        return self._handled.get(body.metadata["uid"])
+
+    def store(self, *, body: kopf.Body, patch: Any, essence: Any) -> None:
+        self._handled[body.metadata["uid"]] = essence
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Everything finite; only workers' pods are streamed; kopf posts nothing, and keeps nothing."""
+    """Everything finite; only workers' pods are streamed; kopf posts nothing, and writes nothing into objects."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300
@@ -77,7 +109,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = (1, 1, 2, 2, 3, *[5] * 720)  # an hour; then the process ends
     chosen.posting.enabled = False
     chosen.scanning.disabled = False
-    chosen.persistence.diffbase_storage = NoDiffBase()
+    chosen.persistence.diffbase_storage = HandledGenerations()
     chosen.persistence.progress_storage = kopf.MultiProgressStorage(())  # no handler is tried again by kopf
     chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set
     return chosen

@@ -198,7 +198,7 @@ JOURNEYS = (
             at(
                 f"{OPERATOR}/watch_handlers.py watch_handlers.node",
                 COORDINATING,
-                lambda f: {"node": f["body"]["metadata"]["name"]} if f["body"]["spec"].get("taints") else None,
+                lambda f: {"node": f["name"]} if f["_"]["body"]["spec"].get("taints") else None,
             ),
             at(f"{OPERATOR}/signals/signals.py worker_signal", COORDINATING, _tainted),
             at(
@@ -241,9 +241,9 @@ JOURNEYS = (
         "From the watch of BambooJobs to the messages with a plan by another schedule.",
         (
             at(
-                f"{OPERATOR}/watch_handlers.py watch_handlers.job",
+                f"{OPERATOR}/watch_handlers.py watch_handlers.job_edited",
                 COORDINATING,
-                lambda f: {} if f["event"]["object"]["spec"]["topology"].get("schedule") == "ZBH1" else None,
+                lambda f: {} if f["body"]["spec"]["topology"].get("schedule") == "ZBH1" else None,
             ),
             at(f"{OPERATOR}/jobs/reconciler.py JobReconciler.edited", COORDINATING),
             at(f"{CORE}/job/edits.py apply_edit_to_manifest", COORDINATING),

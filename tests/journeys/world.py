@@ -30,6 +30,7 @@ from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.watch_handlers import watch_handlers
 from bamboo_trainer.worker.launch.process import main as run_worker
+from opsim_kopf import KopfEvents
 from opsim_nodes import Nodes
 from opsim_server import Object, Server, Watch, token_of
 from recorder import Recorder, Seen, Wanted
@@ -106,7 +107,6 @@ class World:
         self.device = "cpu"  # of workers that begin from now on, as BAMBOO_DEVICE has it
         self.seen: list[Seen] = []
         self._recorder = Recorder(OPERATOR, wanted)
-        self._handling: set[asyncio.Task[None]] = set()
         self._ending: list[threading.Thread] = []
 
     def run(self, course: Callable[["World"], Any]) -> list[Seen]:
@@ -135,12 +135,7 @@ class World:
             settings=WorkerPodSettings(coordinator_url="", image="trainer"),
         )
         self.controller = JobController(shared)
-        registry = watch_handlers(self.controller, shared)
-        self._handlers = {
-            handler.id: handler.fn
-            for handlers in (registry._indexing, registry._watching)  # noqa: SLF001  kopf's, which has no other way
-            for handler in handlers.get_all_handlers()
-        }
+        self._events = KopfEvents(watch_handlers(self.controller, shared), shared.cluster)
         for watch in self.watches.values():
             watch.listening = True
         with self._recorder:
@@ -151,28 +146,7 @@ class World:
                 await gateway.stop()
 
     def _show(self, kind: str, change: str | None, thing: Object) -> None:
-        """Calls the operator's handlers as kopf does: those of an index, then those of the event."""
-        task = self.loop.create_task(self._handle(kind, change, thing))
-        self._handling.add(task)
-        task.add_done_callback(self._handled)
-
-    def _handled(self, task: "asyncio.Task[None]") -> None:
-        self._handling.discard(task)
-        task.result()
-
-    async def _handle(self, kind: str, change: str | None, thing: Object) -> None:
-        event = {"type": change, "object": thing}
-        match kind:
-            case "bamboojobs":
-                await self._handlers["job"](event=event)
-            case "pods":
-                if change != "DELETED":
-                    await self._handlers["pod"](body=thing)
-                await self._handlers["pod-gone"](event=event)
-            case "nodes":
-                if change != "DELETED":
-                    await self._handlers["node"](body=thing)
-                await self._handlers["node-gone"](event=event)
+        self._events.show(kind, change, thing)
 
     def _changed(self, what: str, thing: Object) -> None:
         match what:

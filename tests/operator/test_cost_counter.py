@@ -15,6 +15,7 @@ from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import JobMeta, worker_pod
 from bamboo_operator.pods.job_pods import JobPods
 from operator_kit import NOW, SETTINGS, at, job, pod
+from opsim_kopf import pod_event
 
 
 def placed(seconds: float, **more: Any) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
         made = worker_pod(spec, JobMeta(uid="u"), number, spec.node_pools[0], SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
         made["spec"]["nodeName"] = f"n{number}"
-        cluster.pod_event(None, made | {"status": {"phase": "Running"}})
+        pod_event(cluster, None, made | {"status": {"phase": "Running"}})
     counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
     totals = []
     for spot in ("1", "3", "5", "100"):
@@ -105,7 +106,7 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
     for number, pool in enumerate(spec.node_pools):
         made = worker_pod(spec, JobMeta(uid="u"), number, pool, SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
-        cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
+        pod_event(cluster, None, made | {"status": {"phase": "Pending"}})
     counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
     assert counter.prices(None) == PricesTold({})
     for spot in ("1", "2.5"):
@@ -123,7 +124,7 @@ def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeyp
     pods = [worker_pod(spec, JobMeta(uid="u"), number, spec.node_pools[0], SETTINGS) for number in range(2)]
     for number, made in enumerate(pods):
         made["metadata"] |= {"uid": f"p{number}"}
-        cluster.pod_event(None, made | {"status": {"phase": "Pending"}})
+        pod_event(cluster, None, made | {"status": {"phase": "Pending"}})
     counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
     joined = {pods[0]["metadata"]["name"]}
     counter.count(spec.node_pools, joined=joined)
@@ -131,7 +132,7 @@ def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeyp
         clock.now += 3600.0
         if told:
             pods[0]["spec"]["nodeName"] = "n"
-            cluster.pod_event("MODIFIED", pods[0] | {"status": {"phase": "Running"}})
+            pod_event(cluster, "MODIFIED", pods[0] | {"status": {"phase": "Running"}})
         counter.count(spec.node_pools, joined=joined)
     assert counter.cost == 6
     assert counter.paid == {"spot": 1}

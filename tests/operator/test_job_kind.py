@@ -23,7 +23,8 @@ SEEN = {"resourceVersion": "1"}
 
 
 def kind(plural: str, name: str, *, namespaced: bool) -> dict[str, object]:
-    return {"kind": name, "name": plural, "singularName": "", "namespaced": namespaced, "verbs": ["list", "watch"]}
+    verbs = ["list", "watch", "patch"]
+    return {"kind": name, "name": plural, "singularName": "", "namespaced": namespaced, "verbs": verbs}
 
 
 KINDS = {

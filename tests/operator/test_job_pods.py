@@ -9,6 +9,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 from bamboo_operator.pods.job_pods import JobPods, age
 from operator_kit import META, pool, render
+from opsim_kopf import pod_event
 
 KEY = ("default", "tiny")
 
@@ -18,7 +19,7 @@ def add(cluster: ClusterCache, number: int, *, node: str = "", phase: str = "Pen
     made = render(number=number, where=where)
     made["metadata"] |= {"uid": f"uid-{number}", "namespace": KEY[0]}
     made["spec"] |= {"nodeName": node, **spec}
-    cluster.pod_event("ADDED", {**made, "status": {"phase": phase}})
+    pod_event(cluster, "ADDED", {**made, "status": {"phase": phase}})
     return str(made["metadata"]["name"])
 
 

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.kube import access
-from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, uids, until
+from watched_api_kit import EARLY, KEY, LATE, Server, body, job_event, managed, uids, until
 
 
 @pytest.mark.parametrize("made", [EARLY, LATE])
@@ -16,13 +16,13 @@ def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
 
     async def check() -> None:
         async with managed(Server()) as jobs:
-            jobs.job_event("ADDED", body("old"))
-            jobs.job_event("ADDED", body("new", made))
+            job_event(jobs, "ADDED", body("old"))
+            job_event(jobs, "ADDED", body("new", made))
             assert uids(jobs) == ["new"]
             for kind in ("MODIFIED", "DELETED", "MODIFIED"):
-                jobs.job_event(kind, body("old"))
+                job_event(jobs, kind, body("old"))
                 assert uids(jobs) == ["new"]
-            jobs.job_event("DELETED", body("new", made))
+            job_event(jobs, "DELETED", body("new", made))
             await asyncio.sleep(0)
             assert uids(jobs) == []
 
@@ -32,8 +32,8 @@ def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
 def test_what_a_listing_shows_replaces_what_was_there() -> None:
     async def check() -> None:
         async with managed(Server()) as jobs:
-            jobs.job_event("ADDED", body("old"))
-            jobs.job_event(None, body("new"))
+            job_event(jobs, "ADDED", body("old"))
+            job_event(jobs, None, body("new"))
             assert uids(jobs) == ["new"]
 
     asyncio.run(check())
@@ -45,7 +45,7 @@ def test_a_job_goes_with_its_namespace() -> None:
 
     async def check() -> None:
         async with managed(server) as jobs:
-            jobs.job_event("ADDED", body("lonely"))
+            job_event(jobs, "ADDED", body("lonely"))
             await until(lambda: not jobs.running() and jobs.known(KEY) is None)
 
     asyncio.run(check())
@@ -55,12 +55,12 @@ async def test_of_a_job_that_a_finalizer_keeps_nothing_runs_by_its_status() -> N
     """Its workers are told to stop at once."""
     server = Server()
     async with managed(server) as jobs:
-        jobs.job_event("ADDED", body("u1"))
+        job_event(jobs, "ADDED", body("u1"))
         await until(lambda: "Running" in server.conditions)
         deleted = body("u1")
         deleted["metadata"] |= {"deletionTimestamp": LATE, "finalizers": ["example.com/kept"]}
         for _ in range(2):
-            jobs.job_event("MODIFIED", deleted)
+            job_event(jobs, "MODIFIED", deleted)
         assert uids(jobs) == []
         for kind in ("Running", "WorkersReady", "Degraded", "Protected"):
             await until(lambda kind=kind: server.conditions[kind] == ("False", "JobDeleted"))
@@ -82,14 +82,14 @@ async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs
         deleted["metadata"] |= {"deletionTimestamp": LATE, "finalizers": ["example.com/kept"]}
         deleted["status"] = {"observedGeneration": 1, "state": "Running", "conditions": RAN}
         for kind in (None, "MODIFIED"):
-            jobs.job_event(kind, deleted)
+            job_event(jobs, kind, deleted)
         await until(lambda: server.conditions.get("Running") == ("False", "JobDeleted"))
         assert uids(jobs) == []
         assert server.conditions["Protected"] == ("False", "JobDeleted")
         assert server.conditions["Accepted"] == ("True", "Accepted")
         assert server.asked.count(STATUS_WRITE) == 1
         deleted["status"] = {key: value for key, value in server.status.items() if value is not None}
-        jobs.job_event("MODIFIED", deleted)
+        job_event(jobs, "MODIFIED", deleted)
         await until(lambda: not any(task.get_name().startswith("deletion") for task in asyncio.all_tasks()))
         assert server.asked.count(STATUS_WRITE) == 1
 
@@ -121,11 +121,11 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
     server = Checking()
     async with managed(server) as jobs:
         first = body("u1")
-        jobs.job_event("ADDED", first)
+        job_event(jobs, "ADDED", first)
         await until(lambda: server.checks == 1)
         second = body("u1", training={**first["spec"]["training"], "steps": 7})
         second["metadata"]["generation"] = 2
-        jobs.job_event("MODIFIED", second)
+        job_event(jobs, "MODIFIED", second)
         server.go.set()
         await begins_with(jobs, steps=7)
 
@@ -149,11 +149,11 @@ async def test_a_suspension_is_handled_while_the_api_server_does_not_answer(monk
     monkeypatch.setattr(access, "TIMEOUT_SECONDS", 600.0)
     server = Silent()
     async with managed(server) as jobs:
-        jobs.job_event("ADDED", body("u1"))
+        job_event(jobs, "ADDED", body("u1"))
         await until(lambda: server.writes == 1)
         second = body("u1", suspend=True)
         second["metadata"]["generation"] = 2
-        jobs.job_event("MODIFIED", second)
+        job_event(jobs, "MODIFIED", second)
         (job,) = jobs.running()
         runner = job.runner
         assert runner is not None

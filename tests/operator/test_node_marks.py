@@ -15,6 +15,7 @@ from bamboo_operator.__main__ import command
 from bamboo_operator.signals.node_marks import NodeMark, read_marks
 from bamboo_operator.signals.signals import SignalKind, node_signal, worker_signal
 from operator_kit import NOW, node, pod
+from opsim_kopf import node_event
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -88,13 +89,13 @@ async def test_the_jobs_on_that_node_hear_of_it_and_of_its_end(tmp_path: Path, b
         place.run(worker, age=1.0)
     worker = sorted(place.pods)[0]
     there: dict[str, Any] = {"metadata": {"name": f"node-of-{worker}", "uid": "n"}, "spec": {}, "status": {}}
-    place.cluster.node_event("ADDED", there)
+    node_event(place.cluster, "ADDED", there)
     assert "RackRepair" not in job.told()
-    place.cluster.node_event("MODIFIED", {**there, "metadata": {**there["metadata"], "labels": {KEY: "planned"}}})
+    node_event(place.cluster, "MODIFIED", {**there, "metadata": {**there["metadata"], "labels": {KEY: "planned"}}})
     await job.ticks(0.0)
     assert {"RackRepair", "NoticeReceived"} <= set(job.told())
     assert job.runner.state.workers[worker].notice_until is not None
-    place.cluster.node_event("MODIFIED", there)
+    node_event(place.cluster, "MODIFIED", there)
     await job.ticks(0.0)
     assert "NoticeWithdrawn" in job.told()
 

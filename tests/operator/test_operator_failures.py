@@ -10,6 +10,7 @@ from bamboo_core.control.protocol import PeerDown
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.writer import StatusWriter
+from opsim_kopf import pod_event
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -20,7 +21,7 @@ def ended(place: Place, name: str, code: int) -> None:
     terminated = {"exitCode": code, "finishedAt": datetime.now(UTC).isoformat(), "message": "it was so\n"}
     state = {"name": TRAINER_CONTAINER, "state": {"terminated": terminated}}
     place.pods[name]["status"] = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [state]}
-    place.cluster.pod_event("MODIFIED", place.pods[name])
+    pod_event(place.cluster, "MODIFIED", place.pods[name])
 
 
 async def missed(job: Job, name: str) -> None:

@@ -12,6 +12,7 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import Cell
 from bamboo_operator.status.plan_record import counted_workers_in, lost_workers_in
 from operator_kit import job
+from opsim_kopf import pod_event
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -90,7 +91,7 @@ async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[...,
     late = place.pods.pop("tiny-w0")
     place.cluster.known_pods()[late["metadata"]["uid"]]()
     await started.reconciles()
-    place.cluster.pod_event("MODIFIED", late)
+    pod_event(place.cluster, "MODIFIED", late)
     await started.reconciles()
     assert sorted(started.controller.pods.all()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 

@@ -12,6 +12,7 @@ from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods import removal
 from bamboo_operator.pods.removal import EXIT_SECONDS, PodRemoval, exit_seconds
 from operator_kit import META, render
+from opsim_kopf import pod_event
 
 KEY = ("default", "tiny")
 
@@ -41,7 +42,7 @@ def made(api: Any) -> tuple[PodRemoval, ClusterCache, list[str]]:
     for number, phase in enumerate(("Running", "Succeeded")):
         pod = render(number=number)
         pod["metadata"] |= {"uid": f"u{number}", "namespace": KEY[0]}
-        cluster.pod_event("ADDED", {**pod, "status": {"phase": phase}})
+        pod_event(cluster, "ADDED", {**pod, "status": {"phase": phase}})
         names.append(pod["metadata"]["name"])
     return PodRemoval(JobIdentity(KEY, META.uid), cluster, api, ApiAttempts(KEY)), cluster, names
 
@@ -88,7 +89,7 @@ async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypa
         looks.append(1)
         if len(looks) == 3:  # its loggers are done, and it ends
             pod = cluster.pods(KEY, META.uid)[names[0]]
-            cluster.pod_event("MODIFIED", {**pod, "status": {"phase": "Succeeded"}})
+            pod_event(cluster, "MODIFIED", {**pod, "status": {"phase": "Succeeded"}})
 
     await pods.wait_for_exit(meanwhile, lambda: ())
     assert looks == [1], "a worker that waits for nothing has had its time"
@@ -99,7 +100,7 @@ async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypa
 async def test_nobody_waits_for_a_worker_that_no_node_runs() -> None:
     """It would keep its seat from other jobs."""
     pods, cluster, names = made(Deletions())
-    cluster.pod_event("MODIFIED", {**cluster.pods(KEY, META.uid)[names[0]], "status": {"phase": "Pending"}})
+    pod_event(cluster, "MODIFIED", {**cluster.pods(KEY, META.uid)[names[0]], "status": {"phase": "Pending"}})
     looks = list[int]()
     await pods.wait_for_exit(lambda: looks.append(1), lambda: names)
     assert looks == [1]

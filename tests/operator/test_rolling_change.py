@@ -15,6 +15,7 @@ from bamboo_core.planning.plan import Cell
 from bamboo_operator.pods.rollout import RolloutState
 from operator_kit import META, SETTINGS
 from operator_kit import job as spec_of
+from opsim_kopf import pod_event
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -67,7 +68,7 @@ def end(running: Job, name: str, code: int) -> None:
     pod = running.place.pods[name]
     state = {"name": TRAINER_CONTAINER, "state": {"terminated": {"exitCode": code}}}
     pod["status"] = {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": [state]}
-    running.place.cluster.pod_event("MODIFIED", pod)
+    pod_event(running.place.cluster, "MODIFIED", pod)
 
 
 def arrive(running: Job, platform: Platform | None = None) -> None:

@@ -1,17 +1,19 @@
-"""What kopf keeps of what it watches."""
+"""What kopf makes of events, with our handlers and settings."""
 
 import asyncio
 from typing import Any, cast
 
 import kopf
 from kopf._core.actions.lifecycles import all_at_once
-from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.reactor.inventory import ResourceMemories
 from kopf._core.reactor.processing import process_resource_event
 
+from bamboo_core.names import LABEL_JOB_NAME
 from bamboo_operator.jobs.controller import JobController
+from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
-from watched_api_kit import Server, sharing
+from opsim_kopf import RESOURCES
+from watched_api_kit import KEY, LATE, Server, body, sharing
 
 
 class Uncopied(dict[str, Any]):
@@ -21,26 +23,106 @@ class Uncopied(dict[str, Any]):
         raise AssertionError("it was copied")
 
 
-async def test_kopf_copies_nothing_of_what_it_watches() -> None:
-    """To find out what has changed, which no handler asks, it would copy every object at each of its events."""
-    taints = [{"key": "going", "effect": "NoSchedule"}]
-    metadata = {"name": "node-1", "uid": "u", "managedFields": Uncopied()}
-    node = {"type": "MODIFIED", "object": {"metadata": metadata, "spec": Uncopied(taints=taints)}}
-    async with sharing(Server()) as shared:
-        jobs = JobController(shared)
-        handlers, indexers = watch_handlers(jobs, shared), OperatorIndexers()
-        indexers.ensure(handlers._indexing.get_all_handlers())
+class Recorded(JobController):
+    """Notes what the handlers call it for."""
+
+    def __init__(self, shared: SharedResources) -> None:
+        super().__init__(shared)
+        self.said: list[tuple[str, Any]] = []
+
+    def begin(self, body: Any) -> None:
+        self.said.append(("begin", body["metadata"]["generation"]))
+
+    def edited(self, body: Any) -> None:
+        self.said.append(("edited", body["metadata"]["generation"]))
+
+    def end(self, body: Any, *, gone: bool) -> None:
+        self.said.append(("end", gone))
+
+
+class Kopf:
+    """kopf's processing of events; nothing is asked of an API server, for there is none."""
+
+    def __init__(self, jobs: JobController, shared: SharedResources) -> None:
+        self._handlers, self._indexers = watch_handlers(jobs, shared), shared.cluster.indexers
+        self._indexers.ensure(self._handlers._indexing.get_all_handlers())
+        self._settings, self._memories = kopf_settings(), ResourceMemories()
+
+    async def event(self, kind: str, change: str | None, thing: Any) -> None:
         await process_resource_event(
             lifecycle=all_at_once,
-            indexers=indexers,
-            registry=handlers,
-            settings=kopf_settings(),
-            memories=ResourceMemories(),
+            indexers=self._indexers,
+            registry=self._handlers,
+            settings=self._settings,
+            memories=self._memories,
             memobase=kopf.Memo(),
-            resource=kopf.Resource("", "v1", "nodes"),
+            resource=RESOURCES[kind],
             event_queue=asyncio.Queue(),
-            raw_event=cast(Any, node),
+            raw_event=cast(Any, {"type": change, "object": thing}),
         )
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.said: list[tuple[str, ...]] = []
+
+    def pod_changed(self, name: str) -> None:
+        self.said.append(("changed", name))
+
+    def pod_deleted(self, pod: dict[str, Any]) -> None:
+        self.said.append(("deleted", pod["metadata"]["name"]))
+
+    def node_deleted(self, pod: str, node: str) -> None:
+        self.said.append((f"without {node}", pod))
+
+
+def node(heartbeat: str = "1", **taint: str) -> dict[str, Any]:
+    metadata = {"name": "n1", "uid": "n", "managedFields": Uncopied()}
+    conditions = [{"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}]
+    taints = [taint] if taint else []
+    return {"kind": "Node", "metadata": metadata, "spec": Uncopied(taints=taints), "status": {"conditions": conditions}}
+
+
+def pod(phase: str) -> dict[str, Any]:
+    labels = {LABEL_JOB_NAME: KEY[1]}
+    metadata = {"name": "w0", "namespace": KEY[0], "uid": "p", "labels": labels, "ownerReferences": []}
+    return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": "n1"}, "status": {"phase": phase}}
+
+
+async def test_of_a_job_its_edits_are_handled_and_its_deletion() -> None:
+    """And nothing is written into it."""
+    async with sharing(Server()) as shared:
+        jobs = Recorded(shared)
+        kopfs = Kopf(jobs, shared)
+        job = body("u1")
+        written = {**job, "status": {"state": "Running"}}
+        edited = {**written, "metadata": {**job["metadata"], "generation": 2}}
+        deleted = {**edited, "metadata": {**edited["metadata"], "generation": 3, "deletionTimestamp": LATE}}
+        for change, thing in ((None, job), ("MODIFIED", written), ("MODIFIED", edited), (None, edited)):
+            await kopfs.event("bamboojobs", change, thing)
+        for change in ("MODIFIED", "DELETED"):
+            await kopfs.event("bamboojobs", change, deleted)
+        await kopfs.event("bamboojobs", "ADDED", body("u2"))
         await jobs.stop()
-    assert shared.cluster.nodes["node-1"]["spec"]["taints"] == taints
-    assert shared.counts.watched == {"node": 1}
+    assert jobs.said == [("begin", 1), ("edited", 2), ("end", False), ("end", True), ("begin", 1)]
+    assert shared.counts.watched == {"job": 7}
+
+
+async def test_pods_and_nodes_are_in_the_indices_when_jobs_hear_of_them() -> None:
+    """kopf copies none of them, and a heartbeat of the kubelet is no news."""
+    async with sharing(Server()) as shared:
+        jobs, cluster, heard = Recorded(shared), shared.cluster, Heard()
+        kopfs = Kopf(jobs, shared)
+        cluster.add_listener(KEY, heard)
+        await kopfs.event("pods", None, pod("Pending"))
+        for heartbeat, taint in (("1", {}), ("2", {}), ("3", {"key": "going"})):
+            await kopfs.event("nodes", "MODIFIED", node(heartbeat, **taint))
+        assert heard.said == [("changed", "w0")] * 3
+        (kept,) = (cluster.node("n1"),)
+        assert kept is not None
+        assert kept["spec"]["taints"] == [{"key": "going"}]
+        await kopfs.event("nodes", "DELETED", node())
+        await kopfs.event("pods", "DELETED", pod("Running"))
+        assert heard.said[3:] == [("without n1", "w0"), ("deleted", "w0")]
+        assert (cluster.known_pods(), cluster.known_nodes()) == ({}, {})
+        await jobs.stop()

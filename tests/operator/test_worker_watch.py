@@ -12,6 +12,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.signals.worker_watch import WorkerWatch
 from operator_kit import META, at, node, render
+from opsim_kopf import node_event, pod_event
 
 KEY, NAME = ("default", "tiny"), "tiny-w0"
 ITN = "AwsSpotInterruption"
@@ -34,13 +35,13 @@ class Cluster:
         made["spec"] |= {"nodeName": "n1"}
         ended = [{"name": "trainer", "state": {"terminated": TERMINATED}}] if phase == "Failed" else []
         made["status"] = {"phase": phase, "containerStatuses": ended}
-        self.cache.pod_event("MODIFIED", made)
+        pod_event(self.cache, "MODIFIED", made)
         return made
 
     def node(self, *marks: str, **labels: str) -> None:
         marked = node(taints={TAINTS[mark]: "e" for mark in marks}, labels=labels)
         marked["metadata"]["uid"] = "n"
-        self.cache.node_event("MODIFIED", marked)
+        node_event(self.cache, "MODIFIED", marked)
 
     def heard(self) -> Event | None:
         return self.watch.pod_changed(NAME)

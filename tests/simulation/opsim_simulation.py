@@ -26,7 +26,9 @@ from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.signals import lives
+from bamboo_operator.watch_handlers import watch_handlers
 from opsim_budgets import disruptions_allowed
+from opsim_kopf import KopfEvents
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
 from opsim_queue import SimQueue
@@ -64,7 +66,7 @@ class OperatorSimulation:
         self.loop = VirtualLoop(scenario.grid)
         rng = self.rng = random.Random(f"world {scenario.seed}")
         self.pods, self.nodes, self.jobs = (
-            Watch(self.loop, rng, show) for show in (self._show_pod, self._show_node, self._show_job)
+            Watch(self.loop, rng, partial(self._show, kind)) for kind in ("pods", "nodes", "bamboojobs")
         )
         watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs}
         self.server = Server(self.loop, rng, watches, self._changed, self._called)
@@ -179,7 +181,10 @@ class OperatorSimulation:
             "requested": (state.membership.requested, 0),
             "grid": (len(status.grid) in self._allowed_pipelines(state.spec), True),
             "unprotected": (len(status.unprotected), 0),
-            "known": (set(self._cluster.pod_uids()), set(self.pods.objects)),
+            "known": (
+                set(self._cluster.known_pods()),
+                {pod["metadata"]["uid"] for pod in self.pods.objects.values()},
+            ),
             "spec": (state.spec.elastic.max_workers, self.job["spec"]["elastic"]["maxWorkers"]),
         }
         if self.queue is not None:
@@ -264,11 +269,12 @@ class OperatorSimulation:
             settings=settings,
         )
         self.controller, self.workers.gateway = JobController(self.shared), gateway
-        self.controller.begin()
-        for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
+        self.controller.start()
+        self._events = KopfEvents(watch_handlers(self.controller, self.shared), self._cluster)
+        for kind, watch in (("nodes", self.nodes), ("pods", self.pods)):
             watch.listening = True
             for thing in list(watch.objects.values()):
-                show(None, thing)
+                self._show(kind, None, thing)
         self.jobs.list()
 
     async def stop_operator(self) -> None:
@@ -280,34 +286,9 @@ class OperatorSimulation:
         if ended:
             await ended.stop()
 
-    def _show_job(self, kind: str | None, job: Object) -> None:
+    def _show(self, what: str, kind: str | None, thing: Object) -> None:
         if self.controller:
-            self._observed(kind)
-            self.controller.job_event(kind, job)
-
-    def _observed(self, kind: str | None) -> None:
-        if kind is None and self.controller:
-            self.controller.resync.soon()
-
-    def _show_pod(self, kind: str | None, pod: Object) -> None:
-        """Shows a pod's change as the handlers of bamboo_operator.watch_handlers do."""
-        if self.controller is None:
-            return
-        if kind != "DELETED":
-            self._cluster.pod_event(None, pod)
-            self.controller.pod_changed(pod)
-        self._observed(kind)
-        if kind == "DELETED":
-            self._cluster.pod_event("DELETED", pod)
-
-    def _show_node(self, kind: str | None, node: Object) -> None:
-        if self.controller is None:
-            return
-        if kind != "DELETED":
-            self._cluster.node_event(None, node)
-        self._observed(kind)
-        if kind == "DELETED":
-            self._cluster.node_event("DELETED", node)
+            self._events.show(what, kind, thing)
 
     # the cluster
 

@@ -31,6 +31,7 @@ from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
 from operator_kit import META, SETTINGS
 from opsim_budgets import disruptions_allowed, is_about
+from opsim_kopf import pod_event
 
 BEGINNING = 10_000.0  # the time at which a test begins, in seconds
 
@@ -96,17 +97,17 @@ class Place:
             pod["status"] = {"phase": "Pending", "conditions": [condition]}
         pod = self.api.put("pods", pod)
         if self.shown:
-            self.cluster.pod_event("ADDED", pod)
+            pod_event(self.cluster, "ADDED", pod)
         return pod
 
     def take(self, name: str) -> None:
         """Somebody else deletes that pod."""
-        self.cluster.pod_event("DELETED", self.pods.pop(name))
+        pod_event(self.cluster, "DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:
         """The condition stays until the scheduler has judged the pod."""
         del self.pods[name]["spec"]["schedulingGates"]
-        self.cluster.pod_event("MODIFIED", self.pods[name])
+        pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
         if name not in self.pods:
@@ -123,7 +124,7 @@ class Place:
         """The pod is to go within that time."""
         end = datetime.now(UTC) + timedelta(seconds=seconds)
         self.pods[name]["metadata"] |= {"deletionTimestamp": end.isoformat(), "deletionGracePeriodSeconds": 30}
-        self.cluster.pod_event("MODIFIED", self.pods[name])
+        pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def run(self, name: str, age: float) -> None:
         """Lets a worker's container have run for so many seconds."""
@@ -131,20 +132,20 @@ class Place:
         state = {"name": TRAINER_CONTAINER, "state": {"running": {"startedAt": began}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
         self.pods[name]["status"] = {"phase": "Running", "containerStatuses": [state]}
-        self.cluster.pod_event("MODIFIED", self.pods[name])
+        pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def find_no_node(self, name: str) -> None:
         """The scheduler finds none for it."""
         condition = {"type": "PodScheduled", "status": "False", "reason": UNSCHEDULABLE, "message": "0/3 nodes"}
         self.pods[name]["status"] = {"phase": "Pending", "conditions": [condition]}
-        self.cluster.pod_event("MODIFIED", self.pods[name])
+        pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def stall(self, name: str, reason: str) -> None:
         """It has a node, on which its container cannot start."""
         state = {"name": TRAINER_CONTAINER, "state": {"waiting": {"reason": reason}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
         self.pods[name]["status"] = {"phase": "Pending", "containerStatuses": [state]}
-        self.cluster.pod_event("MODIFIED", self.pods[name])
+        pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     async def uid_of(self, place: str) -> str | None:
         name = place.rpartition("/")[2]

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -17,7 +18,9 @@ from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.watch_handlers import watch_handlers
 from manifest_kit import bamboojob, training
+from opsim_kopf import KopfEvents
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_server import Object, Server, Watch
 
@@ -95,8 +98,7 @@ class ManyJobs:
         self.told: dict[str, float] = {}
         self.writes = 0
         self._jobs_made: list[Object] = []
-        self._pods = Watch(loop, rng, self._show_pod)
-        self._jobs = Watch(loop, rng, lambda kind, job: self._controller.job_event(kind, job))
+        self._pods, self._jobs = (Watch(loop, rng, partial(self._show, kind)) for kind in ("pods", "bamboojobs"))
         watches = {"pods": self._pods, "nodes": Watch(loop, rng, lambda *_: None), "bamboojobs": self._jobs}
         self._server = Server(loop, rng, watches, self._changed)
         self._server.slowness = slowness
@@ -104,6 +106,7 @@ class ManyJobs:
         shared = shared_for(self._cluster, KubeApi(self._server))
         self.burst = shared.burst
         self._controller = JobController(shared)
+        self._events = KopfEvents(watch_handlers(self._controller, shared), self._cluster)
 
     async def run(self, jobs: int, seconds: float) -> None:
         self._pods.listening = self._jobs.listening = True
@@ -122,8 +125,8 @@ class ManyJobs:
         (uid,) = [job["metadata"]["uid"] for job in self._jobs_made if job["metadata"]["name"] == name]
         self._server.create("pods", late_pod(name, uid))
 
-    def _show_pod(self, kind: str | None, pod: Object) -> None:
-        self._cluster.pod_event(kind, pod)
+    def _show(self, what: str, kind: str | None, thing: Object) -> None:
+        self._events.show(what, kind, thing)
 
     def _changed(self, what: str, thing: Object) -> None:
         name = thing["metadata"]["name"]

@@ -89,6 +89,16 @@ async def managed(server: Server) -> AsyncIterator[JobController]:
             await jobs.stop()
 
 
+def job_event(jobs: JobController, kind: str | None, job: dict[str, Any]) -> None:
+    """An event of a job that is new, edited, being deleted or gone."""
+    if kind == "DELETED" or "deletionTimestamp" in job["metadata"]:
+        jobs.end(job, gone=kind == "DELETED")
+    elif kind == "MODIFIED":
+        jobs.edited(job)
+    else:
+        jobs.begin(job)
+
+
 def body(uid: str, made: str = EARLY, **spec: Any) -> dict[str, Any]:
     document = minimal()
     metadata = {**document["metadata"], "namespace": KEY[0], "name": KEY[1], "uid": uid, "generation": 1}

@@ -1,14 +1,20 @@
-"""Informer caches of pods and nodes, reduced to what is needed; and which jobs are told of changes."""
+"""kopf's indices of pods and nodes, as the jobs read them; and which jobs are told of changes."""
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
+
+import kopf
+from kopf._cogs.structs.ids import HandlerId
+from kopf._core.engines.indexing import Index, OperatorIndexer, OperatorIndexers  # for operators that embed kopf
 
 from bamboo_core.kube.api import Object
 from bamboo_operator.cluster.resync import Known
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
 
+PODS, PODS_ON, NODES = map(HandlerId, ("pods", "pods_on", "nodes"))  # pods by job, their names by node, nodes by name
 REMEMBERED = 1000  # far more than can be deleted while one answer is on its way
 
 
@@ -23,15 +29,127 @@ class PodListener(Protocol):
 
 
 class ClusterCache:
-    """Fed by watches. A node's event reaches only the jobs that have pods there."""
+    """The indices, which kopf fills. A change of a node is told to the jobs that have pods on it.
+
+    kopf does not see what the API server answers to calls, nor what is deleted while a watch is interrupted: such pods
+    and nodes are brought into the indices here.
+    """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Object] = {}
-        self._pods: dict[JobKey, dict[str, Object]] = defaultdict(dict)
-        self._owned: dict[JobKey, dict[str, dict[str, Object]]] = {}  # the same by the owner's uid, as asked for
-        self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
+        self.indexers = OperatorIndexers()
+        self.indexers.update((kind, OperatorIndexer()) for kind in (PODS, PODS_ON, NODES))
+        self._owned: dict[JobKey, dict[str, dict[str, Object]]] = {}  # pods by owner's uid and name, as asked for
         self._listeners: dict[JobKey, PodListener] = {}
-        self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods and nodes
+        self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods
+
+    # what is indexed
+
+    def by_job(self, pod: Mapping[str, Any]) -> dict[JobKey, Object]:
+        return {job: _trimmed_pod(pod)} if (job := self._job_of(pod)) else {}
+
+    def by_node(self, pod: Mapping[str, Any]) -> dict[str, tuple[JobKey, str]]:
+        node, job = (pod.get("spec") or {}).get("nodeName"), self._job_of(pod)
+        return {node: (job, pod["metadata"]["name"])} if node and job else {}
+
+    def by_name(self, node: Mapping[str, Any]) -> dict[str, Object]:
+        return {node["metadata"]["name"]: _trimmed_node(node)}
+
+    def _job_of(self, pod: Mapping[str, Any]) -> JobKey | None:
+        """None also for a pod that was found to be deleted before the watch reported it."""
+        return None if pod["metadata"]["uid"] in self._deleted else job_of(pod)
+
+    def _index(self, kind: HandlerId) -> Index[Any, Any]:
+        return self.indexers[kind].index  # another one once kopf begins
+
+    # what is read
+
+    def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
+        """The pods of that very job, not of one that had the name before, by name. The same object until one has
+        changed.
+        """
+        if (pods := self._index(PODS).get(job)) is None:
+            return {}
+        owned = self._owned.setdefault(job, {})
+        if uid not in owned:
+            owned[uid] = {pod["metadata"]["name"]: pod for pod in pods if owner_uid(pod) == uid}
+        return owned[uid]
+
+    def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
+        """Is that a pod of a job that had the name before, or has it now?"""
+        pods = self._index(PODS).get(job, ())
+        return any(pod["metadata"]["uid"] == pod_uid and owner_uid(pod) != uid for pod in pods)
+
+    def node(self, name: str) -> Object | None:
+        """The newest node of that name."""
+        return next(reversed([*self._index(NODES).get(name, ())]), None)
+
+    def node_of(self, pod: Object) -> Object | None:
+        return self.node((pod.get("spec") or {}).get("nodeName") or "")
+
+    # what has changed, by the watches
+
+    def pod_changed(self, pod: Mapping[str, Any]) -> None:
+        """The pod is in the indices as it is now."""
+        if (job := self._job_of(pod)) is not None:
+            self._owned.pop(job, None)
+            if listener := self.listener_of(job):
+                listener.pod_changed(pod["metadata"]["name"])
+
+    def pod_deleted(self, pod: Mapping[str, Any]) -> None:
+        """The pod is gone from the indices."""
+        job = self._job_of(pod)
+        self._deleted.append(pod["metadata"]["uid"])
+        if job is not None:
+            self._owned.pop(job, None)
+            replaced = pod["metadata"]["name"] in self.pods(job, owner_uid(pod) or "")
+            if not replaced and (listener := self.listener_of(job)):
+                listener.pod_deleted(_trimmed_pod(pod))
+
+    def node_changed(self, name: str) -> None:
+        """The node is in the index as it is now."""
+        for listener, pod in self._listening(name):
+            listener.pod_changed(pod)
+
+    def node_deleted(self, name: str) -> None:
+        """A node of that name is gone from the index, or is in none."""
+        if self.node(name) is None:
+            for listener, pod in self._listening(name):
+                listener.node_deleted(pod, name)
+
+    # what is known otherwise
+
+    def known_pods(self) -> Known:
+        return {pod["metadata"]["uid"]: partial(self.forget_pod, pod) for pod in self._values(PODS)}
+
+    def known_nodes(self) -> Known:
+        """By name those that only their pods know: deleted, maybe, before this operator began."""
+        known = {node["metadata"]["uid"]: partial(self._forget_node, node) for node in self._values(NODES)}
+        unlisted = self._index(PODS_ON).keys() - self._index(NODES).keys()
+        return known | {name: partial(self.node_deleted, name) for name in unlisted}
+
+    def _values(self, kind: HandlerId) -> Iterator[Object]:
+        return chain.from_iterable(self._index(kind).values())
+
+    def forget_pod(self, pod: Object) -> None:
+        """Forget a pod that is known to be deleted, though no watch has reported it yet."""
+        self._discard(pod)
+        self.pod_deleted(pod)
+
+    def _forget_node(self, node: Object) -> None:
+        self._discard(node)
+        self.node_deleted(node["metadata"]["name"])
+
+    def _discard(self, thing: Any) -> None:
+        self.indexers.discard(kopf.Body(thing))
+
+    def pod_created(self, pod: Any) -> None:
+        """The API server's answer to its creation; the watch may have reported more before that, even its deletion."""
+        job, uid = self._job_of(pod), pod["metadata"]["uid"]
+        if job and all(known["metadata"]["uid"] != uid for known in self._index(PODS).get(job, ())):
+            self.indexers[PODS].replace(self.indexers.make_key(kopf.Body(pod)), self.by_job(pod))
+            self.pod_changed(pod)
+
+    # who is told
 
     def add_listener(self, job: JobKey, listener: PodListener) -> None:
         self._listeners[job] = listener
@@ -45,117 +163,8 @@ class ClusterCache:
         if self.listener_of(job) is listener:
             del self._listeners[job]
 
-    def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
-        """The pods of that very job, not of one that had the name before, by name. The same object until one has
-        changed.
-        """
-        if (pods := self._pods.get(job)) is None:
-            return {}
-        owned = self._owned.setdefault(job, {})
-        if uid not in owned:
-            owned[uid] = {name: pod for name, pod in pods.items() if owner_uid(pod) == uid}
-        return owned[uid]
-
-    def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
-        """Is that a pod of a job that had the name before, or has it now?"""
-        pods = self._pods.get(job, {}).values()
-        return any(pod["metadata"]["uid"] == pod_uid and owner_uid(pod) != uid for pod in pods)
-
-    def pod_uids(self) -> dict[tuple[str, str], str]:
-        """The uids of the pods of all jobs, by namespace and name."""
-        return {
-            (job[0], name): pod["metadata"]["uid"] for job, pods in self._pods.items() for name, pod in pods.items()
-        }
-
-    def known_pods(self) -> Known:
-        return {uid: partial(self.forget_pod, key, uid) for key, uid in self.pod_uids().items()}
-
-    def known_nodes(self) -> Known:
-        """By name those that only their pods know: deleted, maybe, before this operator began."""
-        known = {node["metadata"]["uid"]: partial(self.forget_node, name) for name, node in self.nodes.items()}
-        return known | {name: partial(self.node_missing, name) for name in self._placed.keys() - self.nodes.keys()}
-
-    def forget_pod(self, key: tuple[str, str], uid: str) -> None:
-        """Forget that very pod, which is known to be deleted, though no watch has reported it yet."""
-        namespace, name = key
-        named = (pods[name] for job, pods in self._pods.items() if job[0] == namespace and name in pods)
-        pod = next(named, None)
-        if pod is not None and uid == pod["metadata"]["uid"]:
-            self.pod_event("DELETED", pod)
-
-    def forget_node(self, name: str) -> None:
-        self.node_event("DELETED", self.nodes[name])
-
-    def node_missing(self, name: str) -> None:
-        """There is none of that name, or none any more."""
-        for listener, pod in self._listening(name):
-            listener.node_deleted(pod, name)
-
-    def node_of(self, pod: Object) -> Object | None:
-        return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
-
-    def pod_created(self, pod: Mapping[str, Any]) -> None:
-        """The API server's answer to its creation; the watch may have reported more before that, even its deletion."""
-        job, uid = job_of(pod), pod["metadata"]["uid"]
-        if job is None:
-            return
-        known = self._pods.get(job, {}).get(pod["metadata"]["name"])
-        if uid not in self._deleted:
-            if known is None or known["metadata"]["uid"] != uid:
-                self.pod_event("ADDED", pod)
-        elif listener := self.listener_of(job):
-            listener.pod_deleted(_trimmed_pod(pod))
-
-    def pod_event(self, kind: str | None, pod: Mapping[str, Any]) -> None:
-        """Takes in a change of a pod. kind: ADDED, MODIFIED, DELETED, or None for what was there before."""
-        job, name = job_of(pod), pod["metadata"]["name"]
-        if job is None:
-            return
-        before = self._pods.get(job, {}).get(name)
-        if kind == "DELETED":
-            self._deleted.append(pod["metadata"]["uid"])
-            if before is None or before["metadata"].get("uid") != pod["metadata"].get("uid"):
-                return  # a later pod of that name has come already
-        elif pod["metadata"]["uid"] in self._deleted:
-            return  # it was found to be deleted before the watch reported it
-        self._owned.pop(job, None)
-        if before is not None and (node := before["spec"].get("nodeName")):
-            self._placed[node].discard((job, name))
-            if not self._placed[node]:
-                del self._placed[node]
-        listener = self.listener_of(job)
-        if kind == "DELETED":
-            del self._pods[job][name]
-            if not self._pods[job]:
-                del self._pods[job]
-            if listener and before is not None:
-                listener.pod_deleted(before)
-            return
-        kept = self._pods[job][name] = _trimmed_pod(pod)
-        if node := kept["spec"].get("nodeName"):
-            self._placed[node].add((job, name))
-        if listener:
-            listener.pod_changed(name)
-
-    def node_event(self, kind: str | None, node: Mapping[str, Any]) -> None:
-        name = node["metadata"]["name"]
-        if kind == "DELETED":
-            self._deleted.append(node["metadata"].get("uid", ""))
-            known = self.nodes.get(name)
-            if known is not None and known["metadata"].get("uid") != node["metadata"].get("uid"):
-                return  # a new node has that name
-            self.nodes.pop(name, None)
-            self.node_missing(name)
-            return
-        before, after = self.nodes.get(name), _trimmed_node(node)
-        if before == after:
-            return
-        self.nodes[name] = after
-        for listener, pod in self._listening(name):
-            listener.pod_changed(pod)
-
     def _listening(self, node: str) -> Iterator[tuple[PodListener, str]]:
-        for job, pod in sorted(self._placed.get(node, ())):
+        for job, pod in sorted(self._index(PODS_ON).get(node, ())):
             if (listener := self.listener_of(job)) is not None:
                 yield listener, pod
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bamboo_core.control.protocol import Stop
 from bamboo_core.coordinator.events import SpecChanged, Status
-from bamboo_core.job.api_object import Metadata, read_leniently
+from bamboo_core.job.api_object import Metadata, read_leniently, written
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.spec import JobSpec, gives_back
 from bamboo_core.kube.errors import JobGone, RemoteError
@@ -136,6 +136,10 @@ class JobReconciler:
             self._edited.set()
             self._trigger.at_once()
             self._apply_edits()
+
+    def again(self) -> "JobReconciler":
+        """Return another reconciler of the job, which goes on from the status that this one has written last."""
+        return JobReconciler({**self.body, "status": written(self._status.written)}, self._shared)
 
     def deleted(self) -> None:
         """Stop the workers of a job that was deleted, which need not wait for the end of their grace period."""

@@ -41,4 +41,4 @@ class PodDeletions:
             self._asked[metadata["uid"]] = now
             self._ordered.add(metadata["uid"])
         else:
-            self._cluster.forget_pod((metadata["namespace"], metadata["name"]), metadata["uid"])
+            self._cluster.forget_pod(pod)

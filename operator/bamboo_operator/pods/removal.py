@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.api import KubeApi, Object
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
@@ -64,13 +64,13 @@ class PodRemoval:
     async def remove_all(self) -> None:
         await self._remove(list(self._cluster.pods(*self._job).values()))
 
-    async def _remove(self, pods: Iterable[Mapping[str, Any]]) -> None:
+    async def _remove(self, pods: Iterable[Object]) -> None:
         for pod in pods:
             name = pod["metadata"]["name"]
-            await self._attempts.until_done(f"delete pod {name}", partial(self._delete, pod["metadata"]))
+            await self._attempts.until_done(f"delete pod {name}", partial(self._delete, pod))
 
-    async def _delete(self, metadata: Mapping[str, Any]) -> None:
-        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        self.deleted.add(name)
-        if not await self._api.delete_pod(namespace, name, uid):
-            self._cluster.forget_pod((namespace, name), uid)
+    async def _delete(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        self.deleted.add(metadata["name"])
+        if not await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"]):
+            self._cluster.forget_pod(pod)

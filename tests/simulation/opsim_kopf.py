@@ -1,0 +1,94 @@
+"""Events for an operator's handlers and indices, as kopf passes them on: at once, without a watch."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+import kopf
+
+from bamboo_core.names import GROUP, PLURAL, VERSION
+from bamboo_operator.cluster.cache import NODES, PODS, PODS_ON, ClusterCache
+
+Object = dict[str, Any]
+RESOURCES = {
+    "pods": kopf.Resource("", "v1", "pods"),
+    "nodes": kopf.Resource("", "v1", "nodes"),
+    "bamboojobs": kopf.Resource(GROUP, VERSION, PLURAL),
+}
+
+
+def pod_event(cluster: ClusterCache, kind: str | None, pod: Object) -> None:
+    """A change of a pod, without handlers."""
+    if kind == "DELETED":
+        cluster.indexers.discard(kopf.Body(pod))
+        cluster.pod_deleted(pod)
+        return
+    key = cluster.indexers.make_key(kopf.Body(pod))
+    cluster.indexers[PODS].replace(key, cluster.by_job(pod))
+    cluster.indexers[PODS_ON].replace(key, cluster.by_node(pod))
+    cluster.pod_changed(pod)
+
+
+def node_event(cluster: ClusterCache, kind: str | None, node: Object) -> None:
+    """A change of a node, without handlers."""
+    if kind == "DELETED":
+        cluster.indexers.discard(kopf.Body(node))
+        cluster.node_deleted(node["metadata"]["name"])
+        return
+    before = cluster.node(node["metadata"]["name"])
+    cluster.indexers[NODES].replace(cluster.indexers.make_key(kopf.Body(node)), cluster.by_name(node))
+    if cluster.node(node["metadata"]["name"]) is not before:
+        cluster.node_changed(node["metadata"]["name"])
+
+
+class KopfEvents:
+    """The handlers of a registry, and the cluster's indices that they fill."""
+
+    def __init__(self, registry: Any, cluster: ClusterCache) -> None:
+        self._cluster = cluster
+        indices, watches, changes = registry._indexing, registry._watching, registry._changing  # noqa: SLF001
+        self._indices, self._watches, self._changes = (
+            [(one.selector, one.id, getattr(one, "reason", None), one.fn) for one in each.get_all_handlers()]
+            for each in (indices, watches, changes)
+        )
+        self._memos: dict[str, kopf.Memo] = {}
+        self._handled: dict[str, int] = {}  # generations, by UID
+
+    def show(self, kind: str, change: str | None, thing: Object) -> None:
+        """Index the object, and then call the handlers of its event, creation or edit."""
+        metadata, body = thing["metadata"], kopf.Body(thing)
+        uid = metadata["uid"]
+        facts = {
+            "body": body,
+            "name": metadata["name"],
+            "type": change,
+            "memo": self._memos.setdefault(uid, kopf.Memo()),
+        }
+        if change == "DELETED":
+            self._cluster.indexers.discard(body)
+            del self._memos[uid]
+        else:
+            key = self._cluster.indexers.make_key(body)
+            for name, fn in self._of(self._indices, kind):
+                self._cluster.indexers[name].replace(key, at_once(fn(**facts)))
+        for _, fn in self._of(self._watches, kind):
+            at_once(fn(**facts))
+        generation = metadata.get("generation", 0)
+        if change != "DELETED" and "deletionTimestamp" not in metadata and self._handled.get(uid) != generation:
+            reason = "update" if uid in self._handled else "create"
+            self._handled[uid] = generation
+            for _, fn in self._of(self._changes, kind, reason):
+                at_once(fn(**facts))
+
+    @staticmethod
+    def _of(handlers: list[Any], kind: str, reason: str | None = None) -> list[Any]:
+        found = [one for one in handlers if one[0].check(RESOURCES[kind]) and (reason is None or one[2] == reason)]
+        return [(name, fn) for _, name, _, fn in found]
+
+
+def at_once(handler: Coroutine[Any, Any, Any]) -> Any:
+    """What a handler returns that waits for nothing."""
+    try:
+        handler.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a handler waits")
