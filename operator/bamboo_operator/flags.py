@@ -18,13 +18,12 @@ from bamboo_core.names import (
     WORKERS_PORT,
 )
 from bamboo_operator.auth.serving_certificate import ServingCertificate
-from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
-from bamboo_operator.cluster.watch_health import KopfRepetitions
 from bamboo_operator.kube.access import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.process import OperatorOptions
 from bamboo_operator.signals.node_marks import NodeMark, read_marks
+from bamboo_operator.watch_handlers import KopfRepetitions
 
 LEAST_KEY = 16  # bytes
 LEASE = "bamboo-operator"
@@ -194,7 +193,6 @@ class LogFlags:
     def set_up(self) -> None:
         handler = logging.StreamHandler()
         handler.addFilter(SilentErrorsNamed())
-        handler.addFilter(WatchesOfWhatIsGone())
         handler.addFilter(KopfRepetitions())
         logging.basicConfig(
             handlers=[handler],

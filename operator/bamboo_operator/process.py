@@ -20,8 +20,6 @@ from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
-from bamboo_operator.cluster.watch_health import LOGIN, WatchHealth
 from bamboo_operator.http import job_pages
 from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.server import WebServer
@@ -30,24 +28,23 @@ from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.access import (
     API_CONNECTIONS,
     AUTHORITY_FILE,
-    KopfSession,
     connect,
-    kopf_session,
+    kopf_login,
     operator_access,
 )
 from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.kube.certificate_authority import ClusterAuthority
 from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
-from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
+from bamboo_operator.watch_handlers import NOT_FOUND, kopf_settings, watch_handlers
 
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 3.0
+LOGIN_SECONDS = 5.0  # until a login that has failed is tried again
 RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
 WATCHES = 14  # of a namespace: connections of its watches, also while one is begun anew
 
@@ -104,8 +101,8 @@ class _Operator:
         self._active: ActiveLabel | None = None
         if options.lease and options.label_active:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
-        self._job_kind = JobKind(self._api, options.namespaces)
-        self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
+        self._gateway = WorkerGateway()
+        self._authority = _authority()
         self._cluster = ClusterCache()
         self._jobs: JobController | None = None
         self._works = False
@@ -125,11 +122,9 @@ class _Operator:
     async def run(self) -> None:
         try:
             await self._web.start(*self._options.web_listen)
-            self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
             if self._active:
                 await self._active.give_up(first=True)
-            held = self._lease is None or await self._hold(self._lease)
-            if held and await done_before(self._stop, self._job_kind.until_served()):
+            if self._lease is None or await self._hold(self._lease):
                 await self._work(await self._open())
         finally:
             await self._close()
@@ -140,15 +135,18 @@ class _Operator:
     # what others ask of it
 
     def _problem(self) -> str | None:
-        return self._watch_health.problem() or (self._jobs.stuck() if self._jobs else None)
+        """Why this process is to be restarted: no client that runs takes up a new certificate authority."""
+        if self._authority and _authority() not in (None, self._authority):
+            return f"the cluster has a new certificate authority ({AUTHORITY_FILE})"
+        return self._jobs.stuck() if self._jobs else None
 
     def _not_ready(self) -> str | None:
         """Why workers cannot connect; None also for an operator that stands by: they connect to another one."""
         if self._active and self._lease and self._lease.stands_by:
             return None
-        if self._works:
-            return self._watch_health.unlisted()
-        return (self._lease.waiting if self._lease else None) or self._job_kind.waiting or "starting or ending"
+        if self._works and self._jobs:
+            return self._jobs.resync.waiting
+        return (self._lease.waiting if self._lease else None) or "starting or ending"
 
     def _known(self, job: JobKey) -> OperatedJob | None:
         return self._jobs.known(job) if self._jobs else None
@@ -174,13 +172,6 @@ class _Operator:
         finally:
             self._stop.set()
             await self._stop_jobs()
-
-    async def _end_with_authority(self, authority: ClusterAuthority) -> None:
-        await authority.changed()
-        logger.warning(
-            "the cluster has a new certificate authority (%s): this operator ends, to be restarted", AUTHORITY_FILE
-        )
-        self._stop.set()
 
     # what is done with it
 
@@ -216,12 +207,11 @@ class _Operator:
         handlers = watch_handlers(jobs, shared)
 
         @kopf.on.login(id="login", registry=handlers)
-        async def login(**_: object) -> KopfSession:
+        async def login(**_: object) -> kopf.ConnectionInfo:
             try:
-                return await kopf_session(self._access, self._watch_health.trace())
+                return await kopf_login(self._access)
             except RemoteError as error:  # of a file that is away for a moment
-                self._watch_health.failed(LOGIN, str(error))
-                raise kopf.TemporaryError(str(error), delay=POLL_SECONDS) from None
+                raise kopf.TemporaryError(str(error), delay=LOGIN_SECONDS) from None
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers
@@ -234,7 +224,6 @@ class _Operator:
         self._works = not self._stop.is_set()
         if self._works and self._active and self._lease:
             self._begin(self._active.take(self._lease.predecessors))
-        self._begin(self._end_without_crd())
         try:
             await kopf.operator(
                 registry=handlers,
@@ -245,19 +234,10 @@ class _Operator:
                 namespaces=self._options.namespaces,
                 stop_flag=self._stop,
             )
-        except Exception:
-            if await self._job_kind.served():
+        except Exception as error:
+            if getattr(error, "status", None) != NOT_FOUND:
                 raise
-            self._job_kind.gone()
-
-    async def _end_without_crd(self) -> None:
-        """Stops the operator if kopf has heard first that there is no CRD any more: then kopf ends its watch of jobs,
-        and goes on without.
-        """
-        while not self._watch_health.jobs_unwatched() or await self._job_kind.served():
-            await asyncio.sleep(POLL_SECONDS)
-        self._job_kind.gone()
-        self._stop.set()
+            logger.warning("there is no CRD of BambooJobs any more: this operator ends, to be restarted")
 
     # the end
 
@@ -289,6 +269,14 @@ class _Operator:
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._tasks.append(asyncio.create_task(work))
         return self._tasks[-1]
+
+
+def _authority() -> bytes | None:
+    """Return the certificate of the cluster's authority; None if it cannot be read, as outside of a cluster."""
+    try:
+        return AUTHORITY_FILE.read_bytes()
+    except OSError:
+        return None
 
 
 async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -1,5 +1,6 @@
 """What kopf watches, and where its events go."""
 
+import logging
 from typing import Any
 
 import kopf
@@ -9,6 +10,7 @@ from bamboo_operator.cluster.cache import NODES, PODS, PODS_ON
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 
+NOT_FOUND = 404
 JOBS, OURS = (GROUP, VERSION, PLURAL), {LABEL_JOB_NAME: kopf.PRESENT}
 
 
@@ -113,3 +115,14 @@ def kopf_settings() -> kopf.OperatorSettings:
     chosen.persistence.progress_storage = kopf.MultiProgressStorage(())  # no handler is tried again by kopf
     chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set
     return chosen
+
+
+class KopfRepetitions(logging.Filter):
+    """A filter of what kopf says of each try of a request, every few seconds, and of what is not served any more, with
+    a traceback. The operator says both in a sentence, once.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        tried = record.getMessage().startswith("Request attempt #")
+        return not (record.name.startswith("kopf") and (tried or getattr(error, "status", None) == NOT_FOUND))

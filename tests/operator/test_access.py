@@ -9,7 +9,7 @@ from aiohttp import web
 from kubernetes.aio.config import incluster_config
 
 from bamboo_core.kube import api
-from bamboo_operator.kube.access import connect, kopf_session, operator_access
+from bamboo_operator.kube.access import connect, kopf_login, operator_access
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from http_kit import serving
 from remote_kit import kubeconfig
@@ -48,12 +48,10 @@ async def test_outside_a_pod_both_connections_lead_to_the_kubeconfigs_server_as_
     async with serving(answer) as url:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", url, user)))
         access = await operator_access()
-        kopfs = await kopf_session(access, aiohttp.TraceConfig())
-        async with kopfs.aiohttp_session as session, session.get(kopfs.server):
+        kopfs = await kopf_login(access)
+        async with aiohttp.ClientSession(headers=kopfs.as_http_headers()) as session, session.get(kopfs.server):
             pass
-        async with kopfs.aiohttp_session as another:
-            assert not another.closed
-        assert kopfs == await kopf_session(access, aiohttp.TraceConfig()), "no use to log in once more"
+        assert kopfs == await kopf_login(access), "no use to log in once more"
         ours = connect(access, ApiCallCounts(), 1)
         await ours.call("GET", "/")
         await ours.close()

@@ -116,4 +116,6 @@ def test_pods_on_a_node_that_was_never_listed_go_with_it() -> None:
     known["n1"]()
     assert heard.said[1:] == [("without n1", NAME)]
     node_event(cluster, None, node())
-    assert cluster.known_nodes().keys() == {"n"}
+    assert cluster.known_nodes().keys() == {"n", "n1"}
+    cluster.known_nodes()["n1"]()
+    assert heard.said[2:] == [("changed", NAME)], "there is one of that name"

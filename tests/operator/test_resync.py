@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Collection
 from functools import partial
 
+import pytest
+
 from bamboo_core.kube.errors import ApiError
-from bamboo_operator.cluster.resync import EVERY_SECONDS, SETTLE_SECONDS, Resync
-from opsim_loop import VirtualLoop
+from bamboo_operator.cluster.resync import EVERY_SECONDS, LATE_SECONDS, SETTLE_SECONDS, Resync, Watched
+from opsim_loop import VirtualLoop, virtual_time
 
 
 class Things:
@@ -30,36 +32,52 @@ class Things:
         return there
 
 
-def resynced(*things: Things, seconds: float, soon: bool = False) -> None:
-    """Lets a resync run for that long."""
+def resynced(*things: Things, seconds: float, soon: float | None = None) -> tuple[str | None, str | None]:
+    """Lets a resync run for that long; what it waits for then, and what it finds wrong. soon: when it is asked for."""
 
-    async def play() -> None:
-        resync = Resync([(one.forgettable, one.list) for one in things])
-        if soon:
-            resync.soon()
+    async def play() -> tuple[str | None, str | None]:
+        resync = Resync([Watched("things", one.forgettable, one.list) for one in things])
         task = asyncio.create_task(resync.run())
+        if soon is not None:
+            asyncio.get_running_loop().call_later(soon, resync.soon)
         await asyncio.sleep(seconds)
         task.cancel()
+        return resync.waiting, resync.problem()
 
     loop = VirtualLoop(0.0)
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(play())
+    with virtual_time(loop), asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(play())
 
 
 def test_what_is_not_listed_is_gone_unless_it_has_come_since() -> None:
-    things = Things({"a", "unheard"}, {"a", "b"}, meanwhile=["c"])
-    resynced(things, Things(set(), set()), seconds=SETTLE_SECONDS + 1, soon=True)
-    assert (things.known, things.listed) == ({"a", "c"}, [SETTLE_SECONDS])
+    things = Things({"a"}, {"a", "b"}, meanwhile=["c"])
+    assert resynced(things, seconds=3) == (None, None)
+    assert things.known == {"a", "c"}
 
 
-def test_a_watch_that_says_nothing_is_not_trusted_for_long() -> None:
-    things = Things(set(), {"a"})
-    resynced(things, seconds=2 * (EVERY_SECONDS + SETTLE_SECONDS) + 1)
-    assert (things.known, things.listed) == (set(), [EVERY_SECONDS + SETTLE_SECONDS]), "once: then none is known"
+def test_after_a_listing_of_kopfs_and_from_time_to_time_it_lists_again() -> None:
+    things = Things({"a"}, {"a"})
+    resynced(things, seconds=2 * (EVERY_SECONDS + SETTLE_SECONDS), soon=20)
+    assert things.listed[1:] == [20 + SETTLE_SECONDS, 20 + EVERY_SECONDS + 2 * SETTLE_SECONDS]
 
 
-def test_an_api_server_that_is_busy_is_asked_again_and_other_kinds_do_not_wait_for_it() -> None:
-    busy, other = Things({"a"}, {"a", "b"}, failures=2), Things(set(), {"x"})
-    resynced(busy, other, seconds=4 * SETTLE_SECONDS, soon=True)
-    assert (busy.known, len(busy.listed)) == ({"a"}, 3)
-    assert (other.known, len(other.listed)) == (set(), 1)
+def test_an_api_server_that_is_busy_is_asked_again_and_other_kinds_do_not_wait_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    busy, other = Things({"a"}, {"a", "b"}, failures=3), Things(set(), {"x"})
+    waiting, _ = resynced(busy, other, seconds=1)
+    assert (other.known, waiting) == (set(), "cannot list things: busy (ServiceUnavailable, 503)")
+    assert resynced(busy, other, seconds=10) == (None, None)
+    assert busy.known == {"a"}
+    assert caplog.text.count("cannot list things") == 2, "once in each"
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_what_exists_has_to_be_shown_in_time(shown: bool) -> None:
+    things = Things({"a", "b"}, {"a"})
+    waiting, problem = resynced(things, seconds=10)
+    assert (waiting, problem) == ("waiting for the watches to show 1 objects", None)
+    if shown:
+        things.known.add("b")
+    waiting, problem = resynced(things, seconds=LATE_SECONDS + 10)
+    assert (waiting is None, problem is None) == (shown, shown)

@@ -456,16 +456,6 @@ class KubeApi:
                 raise JobGone(str(error)) from None
             raise
 
-    async def serves_jobs(self, namespace: str | None) -> bool:
-        """Return whether there is a CRD of BambooJobs. namespace: one in which they may be listed; None: in all."""
-        try:
-            await self.call("GET", jobs_path(namespace), query={"limit": "1"})
-        except ApiError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
-
     async def _explained(self, error: ApiError, namespace: str, name: str) -> RemoteError:
         """Return a clearer error: the API server answers 404 alike if the job, the namespace or the CRD is missing."""
         if error.status != 404:

@@ -122,10 +122,10 @@ class ClusterCache:
         return {pod["metadata"]["uid"]: partial(self.forget_pod, pod) for pod in self._values(PODS)}
 
     def known_nodes(self) -> Known:
-        """By name those that only their pods know: deleted, maybe, before this operator began."""
+        """By name, too: of nodes that were deleted before this operator began only their pods know."""
         known = {node["metadata"]["uid"]: partial(self._forget_node, node) for node in self._values(NODES)}
-        unlisted = self._index(PODS_ON).keys() - self._index(NODES).keys()
-        return known | {name: partial(self.node_deleted, name) for name in unlisted}
+        names = self._index(PODS_ON).keys() | self._index(NODES).keys()
+        return known | {name: partial(self.node_deleted, name) for name in names}
 
     def _values(self, kind: HandlerId) -> Iterator[Object]:
         return chain.from_iterable(self._index(kind).values())

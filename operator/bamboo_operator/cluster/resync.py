@@ -1,9 +1,14 @@
-"""Deletions that no watch has reported: after an interruption kopf lists again, which shows only what exists."""
+"""What kopf's watches have missed: after an interruption kopf lists again, which shows no deletion.
+
+Also whether the watches work at all: what exists has to be known soon.
+"""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from bamboo_core.kube.errors import RemoteError
 from bamboo_operator.kube.refusals import described
@@ -12,40 +17,76 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 60.0
 SETTLE_SECONDS = 5.0  # from a listing of kopf's to ours
+FIRST_SECONDS = 0.5  # the same until all watches have begun
+LATE_SECONDS = 120.0  # after which an object that kopf has not shown means that a watch is broken
 Known = Mapping[str, Callable[[], None]]  # by UID: what is called when that object is gone
-Kind = tuple[Callable[[], Known], Callable[[], Awaitable[Collection[str]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A kind of object that kopf watches. listed: the UIDs of those that exist. shown: does every one become known?"""
+
+    name: str
+    known: Callable[[], Known]
+    listed: Callable[[], Awaitable[Collection[str]]]
+    shown: bool = True
 
 
 class Resync:
     """A task that lists each kind of object again, and reports what is known and not listed as deleted.
 
-    kinds: what is known, and a list of the UIDs that exist. What is known is looked up before the list is asked for, so
-    whatever the list lacks is gone.
+    What is known is looked up before the list is asked for, so whatever the list lacks is gone. waiting: for what,
+    until kopf has shown once all that exists.
     """
 
-    def __init__(self, kinds: Sequence[Kind]) -> None:
+    def __init__(self, kinds: Collection[Watched]) -> None:
         self._kinds, self._asked = kinds, asyncio.Event()
+        self._unshown: dict[str, float] = {}  # UIDs, and since when (monotonic)
+        self._fails = False
+        self.waiting: str | None = "waiting for the watches"
+        self._asked.set()
 
     def soon(self) -> None:
         """List again without waiting: kopf has listed, so a watch was interrupted or has begun."""
         self._asked.set()
+
+    def problem(self) -> str | None:
+        """A sentence on objects that kopf does not show, if there are any."""
+        late = time.monotonic() - LATE_SECONDS
+        count = sum(since < late for since in self._unshown.values())
+        return f"the watches have not shown {count} objects for {LATE_SECONDS:g} s" if count else None
 
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), EVERY_SECONDS)
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(FIRST_SECONDS if self.waiting else SETTLE_SECONDS)
             self._asked.clear()
-            for known, listed in self._kinds:
-                if not (before := dict(known())):
-                    continue
-                try:
-                    there = await listed()
-                except RemoteError as error:
-                    logger.warning("cannot list what is watched: %s", described(error))
-                    self.soon()
-                    continue
-                for uid in before.keys() - there:
-                    if (gone := known().get(uid)) is not None:
-                        gone()
+            await self._resync()
+
+    async def _resync(self) -> None:
+        unshown, failure = set[str](), ""
+        for kind in self._kinds:
+            before = dict(kind.known())
+            try:
+                there = set(await kind.listed())
+            except RemoteError as error:
+                failure = f"cannot list {kind.name}: {described(error)}"
+                continue
+            for uid in before.keys() - there:
+                if (gone := kind.known().get(uid)) is not None:
+                    gone()
+            if kind.shown:
+                unshown |= there - kind.known().keys()
+        if failure and not self._fails:
+            logger.warning("%s", failure)
+        elif self._fails and not failure:
+            logger.info("what is watched can be listed again")
+        self._fails = bool(failure)
+        if failure or unshown:
+            self.soon()
+        if self.waiting:
+            self.waiting = failure or (f"waiting for the watches to show {len(unshown)} objects" if unshown else None)
+        now = time.monotonic()
+        self._unshown = {uid: self._unshown.get(uid, now) for uid in unshown}

@@ -14,7 +14,7 @@ from typing import Any
 from bamboo_core.kube.api import NODES_PATH, job_path, jobs_path, pods_path
 from bamboo_core.kube.errors import JobGone
 from bamboo_core.names import LABEL_JOB_NAME
-from bamboo_operator.cluster.resync import Known, Resync
+from bamboo_operator.cluster.resync import Known, Resync, Watched
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
@@ -41,8 +41,13 @@ class JobController:
         self.deleted_jobs = DeletedJobs(
             shared.cluster, shared.gateway, shared.reviews, lambda key: uid_of(job_path(*key))
         )
-        jobs = (self._known_jobs, self._jobs)
-        self.resync = Resync((jobs, (shared.cluster.known_pods, self._pods), (shared.cluster.known_nodes, self._nodes)))
+        self.resync = Resync(
+            (
+                Watched("BambooJobs", self._known_jobs, self._jobs, shown=False),  # not those that are being deleted
+                Watched("pods", shared.cluster.known_pods, self._pods),
+                Watched("nodes", shared.cluster.known_nodes, self._nodes),
+            )
+        )
         self._resyncing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -121,10 +126,10 @@ class JobController:
         return await self._uids(jobs_path)
 
     async def _pods(self) -> set[str]:
-        return await self._uids(pods_path, LABEL_JOB_NAME)
+        return await self._uids(pods_path, f"{LABEL_JOB_NAME},{LABEL_JOB_NAME}!=")
 
     async def _nodes(self) -> set[str]:
-        """Names, too: of a node that was never listed only its pods know."""
+        """UIDs and names."""
         found = await self._shared.api.metadata(NODES_PATH)
         return {str(node[key]) for node in found for key in ("uid", "name")}
 
@@ -143,7 +148,9 @@ class JobController:
         return found.known() if found else None
 
     def stuck(self) -> str | None:
-        """A sentence on a job that has not been reconciled for too long, if there is one."""
+        """A sentence on a watch that is broken, or a job that has not been reconciled for too long, if there is one."""
+        if problem := self.resync.problem():
+            return problem
         for job in self.running():
             late = time.monotonic() - job.last_progress
             if late > STUCK_SECONDS:

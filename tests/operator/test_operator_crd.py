@@ -7,13 +7,14 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from bamboo_core.names import GROUP, PLURAL, VERSION
-from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.process import OperatorOptions, run_operator
+from bamboo_operator.watch_handlers import KopfRepetitions
 from http_kit import serving
 from remote_kit import kubeconfig
 
@@ -38,22 +39,19 @@ KINDS = {
 
 
 class ApiServer:
-    """Lists are empty, and nothing is ever said on a watch, but that the CRD is gone. told: whether that is said."""
+    """Lists are empty, and nothing is said on a watch but what becomes of the CRD. told: whether that is said."""
 
     def __init__(self, *, served: bool, told: bool = True) -> None:
         self.served, self.told = served, told
         self.watched = asyncio.Event()  # jobs are
-        self.asked = asyncio.Event()  # for jobs
-        self._gone = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def delete_crd(self) -> None:
-        self.served = False
-        self._gone.set()
+    def change(self, *, served: bool) -> None:
+        self.served = served
+        self._changed.set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
-        if path == JOBS:
-            self.asked.set()
         if path.startswith(f"/apis/{GROUP}") and not self.served:
             missing = {"kind": "Status", "code": 404, "reason": "NotFound", "message": "none"}
             return web.json_response(missing, status=404)
@@ -76,12 +74,15 @@ class ApiServer:
         if request.path == JOBS:
             self.watched.set()
         if request.path == JOBS and not self.told:
-            await self._gone.wait()
+            await self._changed.wait()
             return stream
         if request.path == CRDS and self.told:
-            await self._gone.wait()
-            crd = {"metadata": {"name": f"{PLURAL}.{GROUP}", "uid": "u", **SEEN}, "spec": {"group": GROUP}}
-            await stream.write(json.dumps({"type": "DELETED", "object": crd}).encode() + b"\n")
+            await self._changed.wait()
+            names = {"plural": PLURAL, "kind": "BambooJob"}
+            spec = {"group": GROUP, "names": names, "scope": "Namespaced", "versions": [{"name": VERSION}]}
+            crd = {"metadata": {"name": f"{PLURAL}.{GROUP}", "uid": "u", **SEEN}, "spec": spec}
+            change = {"type": "ADDED" if self.served else "DELETED", "object": crd}
+            await stream.write(json.dumps(change).encode() + b"\n")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
         return stream
@@ -92,8 +93,7 @@ async def operator(
     server: ApiServer, folder: Path, monkeypatch: pytest.MonkeyPatch, port: int
 ) -> AsyncIterator[asyncio.Task[None]]:
     monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
-    monkeypatch.setattr("bamboo_operator.cluster.job_kind.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("bamboo_operator.process.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("bamboo_operator.cluster.resync.FIRST_SECONDS", 0.05)
     stop = asyncio.Event()
     options = OperatorOptions(
         listen=("127.0.0.1", 0),
@@ -116,38 +116,49 @@ async def operator(
             await asyncio.wait_for(asyncio.gather(running, return_exceptions=True), 60)
 
 
-@pytest.mark.parametrize("told", [True, False])
-async def test_it_ends_in_a_sentence_when_the_crd_is_deleted(
-    told: bool,
+async def ready(port: int) -> str:
+    async with aiohttp.ClientSession() as session:
+        with contextlib.suppress(aiohttp.ClientConnectionError):  # it has not begun
+            async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                return (await answer.text()).strip()
+    return ""
+
+
+async def test_it_ends_in_a_sentence_when_the_watch_of_jobs_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     unused_tcp_port_factory: Callable[[], int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whether kopf hears of that first, or its watch of jobs is refused."""
-    server = ApiServer(served=True, told=told)
-    caplog.handler.addFilter(WatchesOfWhatIsGone())
+    server = ApiServer(served=True, told=False)
+    caplog.handler.addFilter(KopfRepetitions())
     async with operator(server, tmp_path, monkeypatch, unused_tcp_port_factory()) as running:
         await asyncio.wait_for(server.watched.wait(), 60)
-        server.delete_crd()
+        server.change(served=False)
         await asyncio.wait_for(running, 60)
-    said = [r for r in caplog.records if "is gone, and all jobs with it" in r.getMessage()]
+    said = [r for r in caplog.records if "there is no CRD of BambooJobs any more" in r.getMessage()]
     assert len(said) == 1
     assert not [r for r in caplog.records if r.exc_info or r.levelno >= logging.ERROR], caplog.text
 
 
 async def test_it_waits_for_the_crd(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    unused_tcp_port_factory: Callable[[], int],
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
-    server = ApiServer(served=False)
-    async with operator(server, tmp_path, monkeypatch, unused_tcp_port_factory()) as running:
-        await asyncio.wait_for(server.asked.wait(), 60)
-        await asyncio.sleep(0.3)
-        assert not running.done()
-        assert not server.watched.is_set()
-        server.served = True
-        await asyncio.wait_for(server.watched.wait(), 60)
-    assert caplog.text.count("there is no CRD bamboojobs.bamboo.dev: waiting until it is installed") == 1
+    server, port = ApiServer(served=False), unused_tcp_port_factory()
+    async with asyncio.timeout(60), operator(server, tmp_path, monkeypatch, port) as running:
+        while "cannot list BambooJobs" not in (said := await ready(port)):
+            await asyncio.sleep(0.05)
+        assert (running.done(), server.watched.is_set()) == (False, False), said
+        server.change(served=True)
+        await server.watched.wait()
+        while await ready(port) != "ok":
+            await asyncio.sleep(0.05)
+
+
+def test_what_kopf_says_of_each_try_is_not_logged() -> None:
+    for name, message, kept in (
+        ("kopf._cogs.clients.api", "Request attempt #3/721 failed; will retry: GET /api/v1/nodes -> 503", False),
+        ("kopf._core.reactor", "Activity 'login' failed", True),
+        ("bamboo_operator", "Request attempt #3/721 failed", True),
+    ):
+        assert KopfRepetitions().filter(logging.makeLogRecord({"name": name, "msg": message})) is kept
