@@ -19,7 +19,7 @@ HELP = (
     f"  K kills it at once (SIGKILL), N gives it {NOTICE_SECONDS:.0f} s notice, as a cloud would",
     "q: asks whether to stop the job; then Q stops it, and what it trained is lost",
     "Ctrl-C: stops it without asking   ?: shows or hides this",
-    "green: training, cyan: standby, yellow: receiving state, magenta: leaving, red: lost",
+    "green: training, cyan: standby, yellow: syncing (receives a copy), magenta: leaving, red: lost",
     "unprotected: no other worker (none on another node, if they have several) holds that stage's state now",
     "slow: it takes longer than others would, and holds the job up by that",
 )
